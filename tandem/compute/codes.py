@@ -4,6 +4,7 @@
 matrix unless it is asked to decode one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Final
@@ -117,8 +118,14 @@ class CodedMatrix:
     @property
     def num_bytes(self) -> int:
         """In memory."""
-        found = (getattr(self, field.name) for field in fields(self))
-        return sum(value.nbytes for value in found if isinstance(value, torch.Tensor))
+        return sum(tensor.nbytes for _, tensor in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that it has, by the names of its fields."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, torch.Tensor):
+                yield field.name, value
 
     def decode(self, dtype: torch.dtype = torch.float32, *, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows `start:stop` of the numbers, inputs in their own order: computed in float32, rounded once to `dtype`."""

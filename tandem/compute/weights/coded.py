@@ -5,7 +5,7 @@ rule by which a configuration chooses weights for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -66,7 +66,7 @@ class CodedLayout:
             (matrix.kind, matrix.shape, matrix.group_size) == (self.kind, self.shape, self.group_size)
             and matrix.super_size == self.super_size
             and (matrix.scales.dtype, offsets) == (self.scales, self.offsets)
-            and [name for name, _ in _tensors(matrix)] == [name for name, _ in _tensors(sketch)]
+            and [name for name, _ in matrix.tensors()] == [name for name, _ in sketch.tensors()]
         )
 
 
@@ -144,13 +144,14 @@ Product = type[CodedWeight]
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """Implements `WeightFormat`."""
+    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too."""
 
     coding: Coding
     choice: Choice
     kernels: Kernels
     product: "Product" = CodedWeight
     rotations: Rotations = NO_ROTATIONS
+    has_tables: bool = False
 
     @property
     def name(self) -> str:
@@ -163,6 +164,9 @@ class CodedFormat:
 
     def refusal(self, weight: TensorSpec) -> str | None:
         return self.choice(weight)
+
+    def has_table(self, table: TensorSpec) -> bool:
+        return self.has_tables and self.choice(table) is None
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         """Some writers add a bias of zeros to every map."""
@@ -197,13 +201,13 @@ class PackedCoded:
         return None
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in _tensors(self._sketch(weight)))
+        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in self._sketch(weight).tensors())
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
     def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         coded = self.arranged(self.read(weight, parts))
         packed = torch.zeros(self.stored(weight)[0].shape, dtype=torch.uint8)
-        tensors = dict(_tensors(coded))
+        tensors = dict(coded.tensors())
         for name, view in _views(packed, self._sketch(weight)):
             view.copy_(tensors[name])
         packed[-_ALIGNMENT:].view(torch.float32)[0] = coded.factor
@@ -224,7 +228,7 @@ class PackedCoded:
         coded = self.coding.read(weight, parts)
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
         device = coded.codes.device
-        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
+        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
         """As the product reads it soonest."""
@@ -235,14 +239,6 @@ class PackedCoded:
     def _sketch(self, weight: TensorSpec) -> CodedMatrix:
         """Of what lies in the file."""
         return self.arranged(self.coding.layout(weight).sketch())
-
-
-def _tensors(matrix: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that it has, by the names of its fields."""
-    for field in fields(matrix):
-        value = getattr(matrix, field.name)
-        if isinstance(value, torch.Tensor):
-            yield field.name, value
 
 
 def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:
@@ -262,7 +258,7 @@ def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatr
 def _views(packed: torch.Tensor, sketch: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
     """Views of the bytes as the tensors of the sketch, by name."""
     start = 0
-    for name, tensor in _tensors(sketch):
+    for name, tensor in sketch.tensors():
         yield name, packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         start += _padded(tensor.nbytes)
 
