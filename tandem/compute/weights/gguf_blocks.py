@@ -30,7 +30,7 @@ Parts = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockRows:
     """`stored`: uint8 [rows, blocks, bytes of a block]."""
 
     stored: torch.Tensor
@@ -75,7 +75,7 @@ class BlockType:
 
     size: int
     num_bytes: int
-    read: Callable[[Blocks], Parts]
+    read: Callable[[BlockRows], Parts]
     group_size: int = _BLOCK
     table: tuple[float, ...] | None = None
     has_offsets: bool = False
@@ -86,62 +86,62 @@ class BlockType:
         return CodeKind.INT8 if self.table is None else CodeKind.TABLE4
 
 
-def _four_bits(start: int) -> Callable[[Blocks], Parts]:
-    def read(blocks: Blocks) -> Parts:
+def _four_bits(start: int) -> Callable[[BlockRows], Parts]:
+    def read(blocks: BlockRows) -> Parts:
         codes = blocks.bits(start, start + 16, 16, _NIBBLES, 15)
         return {"codes": codes, "scales": blocks.halves(0)} | ({"offsets": blocks.halves(2)} if start == 4 else {})
 
     return read
 
 
-def _q5_0(blocks: Blocks) -> Parts:
+def _q5_0(blocks: BlockRows) -> Parts:
     codes = blocks.bits(6, 22, 16, _NIBBLES, 15) | blocks.fifth_bits(2)
     return {"codes": codes.view(torch.int8) - 16, "scales": blocks.halves(0)}
 
 
-def _q5_1(blocks: Blocks) -> Parts:
+def _q5_1(blocks: BlockRows) -> Parts:
     codes = blocks.bits(8, 24, 16, _NIBBLES, 15) | blocks.fifth_bits(4)
     return {"codes": codes, "scales": blocks.halves(0), "offsets": blocks.halves(2)}
 
 
-def _q8_0(blocks: Blocks) -> Parts:
+def _q8_0(blocks: BlockRows) -> Parts:
     return {"codes": blocks.stored[..., 2:], "scales": blocks.halves(0)}
 
 
-def _mxfp4(blocks: Blocks) -> Parts:
+def _mxfp4(blocks: BlockRows) -> Parts:
     return {"codes": blocks.bits(1, 17, 16, _NIBBLES, 15), "scales": blocks.stored[..., 0]}
 
 
 def _with_minima(
-    codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, blocks: Blocks, at: int
+    codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, blocks: BlockRows, at: int
 ) -> dict[str, torch.Tensor]:
     """`at`: of the block's scale and its minimum, which is taken away."""
     supers = {"super_scales": blocks.halves(at), "super_offsets": -blocks.halves(at + 2)}
     return {"codes": codes, "scales": scales, "offsets": minima, **supers}
 
 
-def _q2_k(blocks: Blocks) -> Parts:
+def _q2_k(blocks: BlockRows) -> Parts:
     packed = blocks.stored[..., :16]
     return _with_minima(blocks.bits(16, 80, 32, _PAIRS, 3), packed & 15, packed >> 4, blocks, 80)
 
 
-def _q3_k(blocks: Blocks) -> Parts:
+def _q3_k(blocks: BlockRows) -> Parts:
     high = blocks.bits(0, 32, 32, _BITS, 1) << 2  # NOTE: 4 where the number is not negative
     codes = (blocks.bits(32, 96, 32, _PAIRS, 3) | high) + 4
     scales = blocks.bits(96, 104, 8, _NIBBLES, 15) | blocks.bits(104, 108, 4, _PAIRS, 3) << 4
     return {"codes": codes, "scales": scales.view(torch.int8) - 32, "super_scales": blocks.halves(108)}
 
 
-def _q4_k(blocks: Blocks) -> Parts:
+def _q4_k(blocks: BlockRows) -> Parts:
     return _with_minima(blocks.bits(16, 144, 32, _NIBBLES, 15), *blocks.six_bit_scales(4), blocks, 0)
 
 
-def _q5_k(blocks: Blocks) -> Parts:
+def _q5_k(blocks: BlockRows) -> Parts:
     codes = blocks.bits(48, 176, 32, _NIBBLES, 15) | blocks.bits(16, 48, 32, _BITS, 1) << 4
     return _with_minima(codes, *blocks.six_bit_scales(4), blocks, 0)
 
 
-def _q6_k(blocks: Blocks) -> Parts:
+def _q6_k(blocks: BlockRows) -> Parts:
     codes = blocks.bits(0, 128, 64, _NIBBLES, 15) | blocks.bits(128, 192, 32, _PAIRS, 3) << 4
     scales = blocks.stored[..., 192:208]
     return {"codes": codes.view(torch.int8) - 32, "scales": scales, "super_scales": blocks.halves(208)}
@@ -181,8 +181,13 @@ class GgufBlocks:
         return TYPES[self.type_name]
 
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        outputs, inputs = weight.shape
-        row_bytes = -(-inputs // self._type.size) * self._type.num_bytes
+        (outputs, inputs), size = weight.shape, self._type.size
+        if inputs % size:
+            raise CorruptCheckpointError(
+                f"{source_of(weight).tensor} has rows of {inputs} numbers, which are not made of {self.type_name}'s blocks "
+                f"of {size}; convert or download the model again"
+            )
+        row_bytes = inputs // size * self._type.num_bytes
         return (beside(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
@@ -206,7 +211,7 @@ class GgufBlocks:
             tensors["table"].copy_(torch.tensor(found.table))
         step = max(1, _PIECE_BYTES // rows.shape[1])
         for start in range(0, len(rows), step):
-            piece = Blocks(rows[start : start + step].unflatten(1, (-1, found.num_bytes)))
+            piece = BlockRows(rows[start : start + step].unflatten(1, (-1, found.num_bytes)))
             for name, values in found.read(piece).items():
                 values = values.flatten(1)
                 if name == "codes" and found.kind is CodeKind.TABLE4:
