@@ -70,7 +70,9 @@ def text_of(documents: Sequence[str]) -> str:
 
 def checkpoint(dtype: str) -> Path:
     """The model's directory with weights of `dtype`, fetched and converted first if need be. Raises CheckpointError."""
-    return converted(fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", decoded_to=dtype)
+    return converted(
+        fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", decoded_to=dtype
+    )
 
 
 def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: bool) -> torch.Tensor:

@@ -17,8 +17,18 @@ from tandem.core.errors import CorruptCheckpointError
 _SCALE_BITS, _OFFSET_BITS, _WIDE_SCALE_BITS, _SMALL_SCALE_BITS = 16, 32, 32, 8
 _DENSE_BITS = 16
 _GGUF_BITS = {
-    **{"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "Q8_0": 8.5, "IQ4_NL": 4.5, "MXFP4": 4.25},
-    **{"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625},
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 8.5,
+    "Q5_1": 9.0,
+    "Q8_0": 8.5,
+    "IQ4_NL": 4.5,
+    "MXFP4": 4.25,
+    "Q2_K": 5.125,
+    "Q3_K": 4.5625,
+    "Q4_K": 4.625,
+    "Q5_K": 8.625,
+    "Q6_K": 8.5625,
 }
 _CONFIG, _MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
 _MX_BLOCK, _NV_BLOCK, _BNB_BLOCK, _FP8_BLOCK = 32, 16, 64, 128

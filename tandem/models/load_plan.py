@@ -14,8 +14,8 @@ from tandem.compute.weights.formats import choose_format
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """`tensors`: all that are not weights of linear maps. `weights`: those; with them an embedding of codes, and not a head
-    that is the same.
+    """`tensors`: all that are not weights of linear maps. `weights`: these, and an embedding of codes, which is a
+    tied head too, so that the head is left out.
     """
 
     tensors: tuple[TensorSpec, ...]

@@ -28,8 +28,9 @@ _RANGES = (  # of activations and of the cache, which no product here reads
 
 @dataclass(frozen=True, slots=True)
 class CodedLayout:
-    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none. `super_size`: inputs; then scales and
-    offsets that are int8 are multiples of numbers that so many share."""
+    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none. `super_size`: inputs that
+    share the numbers of which int8 scales and offsets are multiples, 0 = there are none.
+    """
 
     kind: CodeKind
     shape: tuple[int, int]

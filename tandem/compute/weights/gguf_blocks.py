@@ -1,8 +1,8 @@
 """GGUF's blocks of numbers as codes with scales, without rounding.
 
-Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A block has 32 numbers and a scale in float16, or
-256 in groups of 16 or 32 whose scales are small integers times one of the block's. Numbers of 2 and 3 bits become codes of
-4, those of 5 and 6 bits become codes of 8.
+Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A block has 32 numbers and a scale in float16,
+or 256 in groups of 16 or 32 whose scales are small integers times one of the block's. Numbers of 2 and 3 bits become
+codes of 4, those of 5 and 6 bits become codes of 8.
 """
 
 from collections.abc import Callable, Mapping
@@ -184,8 +184,8 @@ class GgufBlocks:
         (outputs, inputs), size = weight.shape, self._type.size
         if inputs % size:
             raise CorruptCheckpointError(
-                f"{source_of(weight).tensor} has rows of {inputs} numbers, which are not made of {self.type_name}'s blocks "
-                f"of {size}; convert or download the model again"
+                f"{source_of(weight).tensor} has rows of {inputs} numbers, which are not made of "
+                f"{self.type_name}'s blocks of {size}; convert or download the model again"
             )
         row_bytes = inputs // size * self._type.num_bytes
         return (beside(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)

@@ -1,8 +1,8 @@
 """A GGUF file to a Hugging Face directory in the cache: made once for each content, whole or not at all.
 
-Weights stay the blocks that they are, under the names and in the order of rows that Hugging Face has; or they are decoded,
-a tensor at a time. The directory is a copy that can be deleted at any time; who makes
-one deletes those that nobody has used for long.
+Weights stay the blocks that they are, under Hugging Face's names and in its order of rows, or are decoded to floats, a
+tensor at a time. The directory is a copy that can be deleted at any time; who makes one deletes those that nobody has
+used for long.
 """
 
 import hashlib

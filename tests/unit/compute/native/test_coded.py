@@ -72,7 +72,10 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels: NativeKernels, 
 
 @KINDS
 def test_packed_codes_are_as_large_as_the_rows(kernels: NativeKernels, kind: CodeKind) -> None:
-    for matrix in (random_coded(kind, (48, 256), 32, offsets=torch.float16), random_coded(kind, (48, 512), 16, super_size=256)):
+    for matrix in (
+        random_coded(kind, (48, 256), 32, offsets=torch.float16),
+        random_coded(kind, (48, 512), 16, super_size=256),
+    ):
         packed = kernels.pack_coded(matrix)
         assert packed.num_bytes == matrix.num_bytes
         assert packed.order is Order.STRIPS

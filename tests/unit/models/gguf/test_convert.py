@@ -93,7 +93,7 @@ def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
     made = converted(
         write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": frequencies(scaling)}),
         tmp_path / "cache",
-        dtype="float32",
+        decoded_to="float32",
     )
     spec = spec_of(made)
     assert spec == spec_of(checkpoint)

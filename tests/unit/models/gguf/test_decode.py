@@ -44,7 +44,18 @@ def by_transformers(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float
     return found.reshape(len(rows), -1)
 
 
+def mxfp4(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """OCP Microscaling Formats 1.0: a power of two for 32 numbers of 4 bits, one half of them in each half of bytes."""
+    magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    found: list[float] = []
+    for block in rows.reshape(-1, 17):
+        codes = [int(byte) & 15 for byte in block[1:]] + [int(byte) >> 4 for byte in block[1:]]
+        found += [(-1) ** (code >> 3) * magnitudes[code & 7] * 2.0 ** (int(block[0]) - 127) for code in codes]
+    return np.array(found, np.float32).reshape(len(rows), -1)
+
+
 ORACLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.float32]]] = {
+    "MXFP4": mxfp4,
     "Q5_0": lambda rows: fives(rows, with_minimum=False),
     "Q5_1": lambda rows: fives(rows, with_minimum=True),
 }
