@@ -68,8 +68,8 @@ def text_of(documents: Sequence[str]) -> str:
     return "\n".join((_ROOT / name).read_text(encoding="utf-8") for name in documents)
 
 
-def checkpoint(dtype: str) -> Path:
-    """The model's directory with weights of `dtype`, fetched and converted first if need be. Raises CheckpointError."""
+def checkpoint(dtype: str | None) -> Path:
+    """The model's directory with weights of `dtype`, None = its codes, made first if need be. Raises CheckpointError."""
     return converted(
         fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", decoded_to=dtype
     )
