@@ -69,7 +69,7 @@ def text_of(documents: Sequence[str]) -> str:
 
 
 def checkpoint(dtype: str | None) -> Path:
-    """The model's directory with weights of `dtype`, None = its codes, made first if need be. Raises CheckpointError."""
+    """The model's directory with weights of `dtype`, or of its codes, made first if need be. Raises CheckpointError."""
     return converted(
         fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", decoded_to=dtype
     )

@@ -41,7 +41,7 @@ class BlockRows:
 
     def bits(self, start: int, stop: int, chunk: int, shifts: tuple[int, ...], mask: int) -> torch.Tensor:
         """Of these bytes, `chunk` after `chunk`, what is at each of the shifts. # uint8 [rows, blocks, numbers]"""
-        found = self.stored[..., start:stop].unflatten(-1, (-1, 1, chunk))
+        found = self.stored[..., start:stop].reshape(*self.stored.shape[:-1], -1, 1, chunk)
         return ((found >> self._shifts(shifts)[:, None]) & mask).flatten(-3)
 
     def fifth_bits(self, start: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ class BlockRows:
 
     def six_bit_scales(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales and minima of Q4_K and Q5_K, in 12 bytes. # uint8 [rows, blocks, 8]"""
-        first, second, both = self.stored[..., start : start + 12].unflatten(-1, (3, 4)).unbind(-2)
+        first, second, both = self.stored[..., start : start + 12].reshape(*self.stored.shape[:-1], 3, 4).unbind(-2)
         high = [(values >> 2) & 0x30 for values in (first, second)]
         scales = torch.cat((first & 0x3F, (both & 0x0F) | high[0]), dim=-1)
         return scales, torch.cat((second & 0x3F, (both >> 4) | high[1]), dim=-1)
@@ -211,7 +211,7 @@ class GgufBlocks:
             tensors["table"].copy_(torch.tensor(found.table))
         step = max(1, _PIECE_BYTES // rows.shape[1])
         for start in range(0, len(rows), step):
-            piece = BlockRows(rows[start : start + step].unflatten(1, (-1, found.num_bytes)))
+            piece = BlockRows(rows[start : start + step].reshape(-1, rows.shape[1] // found.num_bytes, found.num_bytes))
             for name, values in found.read(piece).items():
                 values = values.flatten(1)
                 if name == "codes" and found.kind is CodeKind.TABLE4:
@@ -220,7 +220,16 @@ class GgufBlocks:
                 into.copy_(values.view(into.dtype) if values.itemsize == 1 else values)
         self._check(weight, tensors)
         return CodedMatrix(
-            kind=layout.kind, shape=layout.shape, group_size=layout.group_size, super_size=layout.super_size, **tensors
+            kind=layout.kind,
+            shape=layout.shape,
+            codes=tensors["codes"],
+            scales=tensors["scales"],
+            group_size=layout.group_size,
+            table=tensors.get("table"),
+            offsets=tensors.get("offsets"),
+            super_scales=tensors.get("super_scales"),
+            super_offsets=tensors.get("super_offsets"),
+            super_size=layout.super_size,
         )
 
     def _check(self, weight: TensorSpec, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -66,7 +66,7 @@ def test_floats_stay_what_they_are_unless_a_dtype_is_asked_for(tmp_path: Path) -
 
 
 def test_codes_take_the_bytes_that_they_have_in_the_file(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
     file = write_gguf(save_tiny_llama(tmp_path / "tiny", **sizes), tmp_path / "a.gguf", type_name="Q4_1")
     made = converted(file, tmp_path / "cache")
     with GgufFile(file) as source:
