@@ -30,6 +30,9 @@ def test_every_gguf_architecture_is_converted_in_a_test() -> None:
     assert {save.__name__.removeprefix("save_tiny_") for save in SAVERS} >= gguf.ARCHITECTURES.keys()
 
 
+GGUF = "gguf"  # see tests/contract/test_gguf_served.py
+
+
 @pytest.mark.parametrize("name", [*gguf.ARCHITECTURES, *SERVED_TYPES])
 def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
     assert name in (DOCS / "gguf.md").read_text()
@@ -38,7 +41,11 @@ def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
 @pytest.mark.parametrize("method", QUANTISED)
 def test_every_quantised_format_is_in_the_document_and_in_a_test(method: str) -> None:
     assert f"| `{method}` |" in (DOCS / "formats.md").read_text()
-    assert method in {MXFP4["quant_method"], *(published.config["quant_method"] for published in FORMATS.values())}
+    assert method in {
+        GGUF,
+        MXFP4["quant_method"],
+        *(published.config["quant_method"] for published in FORMATS.values()),
+    }
 
 
 @pytest.mark.parametrize("name", POLICIES)
