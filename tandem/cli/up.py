@@ -119,7 +119,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _model_path(self, output: ProcessOutput) -> Path:
         """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
         try:
-            return resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
+            return resolve_model_path(self.model, allow_pickle=self.allow_pickle)
         except CheckpointError as error:
             if "model" in self.model_fields_set or not _DEMO.is_dir():
                 raise

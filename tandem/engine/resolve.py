@@ -90,7 +90,7 @@ def assemble(
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
-    path = resolve_model_path(config.model, dtype=config.dtype, allow_pickle=config.allow_pickle)
+    path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
         str(path),
