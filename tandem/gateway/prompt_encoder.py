@@ -45,7 +45,7 @@ class ChainRoot:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EncodingCounts:
     """What encoding one prompt took: what was known already, and the whole."""
 
     num_known_bytes: int
@@ -54,6 +54,18 @@ class Counts:
     num_tokens: int
     num_known_blocks: int
     num_blocks: int
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """For a request's trace."""
+        return {
+            "known_bytes": self.num_known_bytes,
+            "new_bytes": self.num_bytes - self.num_known_bytes,
+            "known_tokens": self.num_known_tokens,
+            "new_tokens": self.num_tokens - self.num_known_tokens,
+            "known_blocks": self.num_known_blocks,
+            "new_blocks": self.num_blocks - self.num_known_blocks,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ class EncodedPrompt:
     hashes: bytes
     pieces: Sequence[bytes]
     ends: Sequence[int]
-    counts: Counts
+    counts: EncodingCounts
 
 
 class PromptEncoder:
@@ -222,13 +234,12 @@ class PromptEncoder:
         return len(self._tokenizer.encode(piece, add_special_tokens=False))
 
 
-def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
-    """Returns `token_ids` if there is at least one and the context has room for one more. Raises RequestError."""
+def check_length(token_ids: Sequence[int], max_model_len: int) -> None:
+    """Raises RequestError unless there is at least one token and the context has room for one more."""
     if not token_ids:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
     if len(token_ids) >= max_model_len:
         raise too_long(str(len(token_ids)), max_model_len)
-    return token_ids
 
 
 def too_long(num_tokens: str, max_model_len: int) -> RequestError:
@@ -291,7 +302,7 @@ def _joined(
         Piece(packed[index], hashes[starts[index] : starts[index + 1]]) for index in range(len(known), len(cut.keys))
     ]
     num_bytes, num_known = list(map(len, cut.pieces)), len(known)
-    counts = Counts(
+    counts = EncodingCounts(
         num_known_bytes=sum(num_bytes[:num_known]),
         num_bytes=sum(num_bytes),
         num_known_tokens=ends[num_known - 1] if known else 0,
