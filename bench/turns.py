@@ -128,7 +128,7 @@ class Routing:
         return self._loop.run(self._paired(data))
 
     async def _paired(self, data: bytes) -> float:
-        self._view.take("worker:1", _status())
+        self._view.update("worker:1", _status())
         started_s = time.thread_time()
         await self._service.pair(PAIR_CALL.decode(data))
         return 1000 * (time.thread_time() - started_s)

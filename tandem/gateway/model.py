@@ -10,8 +10,8 @@ from typing import Any
 from tandem.core.errors import ConfigurationError, shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
-from tandem.gateway.one_system import shows_later_systems
 from tandem.gateway.known_prefixes import DEFAULT_MAX_BYTES, KnownPrefixes
+from tandem.gateway.one_system import shows_later_systems
 from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
