@@ -127,12 +127,15 @@ def waiting_s(target: Staged) -> float:
 def ended_with_its_gateway(
     scene: Scene, target: Staged, signal: str, told: Known, short: Asked, since_s: float
 ) -> tuple[str, float]:
-    """Killed: clients hear of it at once. Stopped: they get the rest when it goes on."""
+    """Killed: clients hear of it at once. Stopped: they get the rest when it goes on, and the silence counts from then:
+    before, it lasts as long as the workers take to finish what nobody reads.
+    """
     if signal == STOP:
         scene.seconds_until_free(scene.workers(), time.monotonic(), UNREAD_S + waiting_s(target))
         time_of_new_request(scene, short, gateway=1)
+        continued_s = time.monotonic()
         scene.cluster.processes["gateway-0"].cont()
-        return ended_exactly(scene, target, told, since_s)
+        return ended_exactly(scene, target, told, continued_s)
     for answer in target.answers():
         answer.wait(timeout_s=MAX_SILENCE_S)
         assert answer.error is not None
