@@ -18,6 +18,16 @@ from tests.helpers.cluster import ROOT
 from tests.helpers.releases import PREVIOUS, source_of
 
 PROTOS = Path("tandem") / "rpc" / "v1"
+RENAMED: dict[
+    str, tuple[str, dict[int, str]]
+] = {  # since `PREVIOUS`: messages, and their fields by number; only numbers and types are sent
+    "Opening": ("RequestStart", {4: "credit"}),
+    "Room": ("Credit", {}),
+    "Ending": ("CallStatus", {}),
+    "Delivery": ("OtherUpdate", {2: "update", 3: "status"}),
+    "LeaseNews": ("LeaseUpdate", {}),
+    "ServeRequest": ("ServeRequest", {1: "starts", 2: "credits"}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +113,22 @@ def _methods(files: FileDescriptorSet) -> dict[str, MethodDescriptorProto]:
     return {f"{service.name}/{method.name}": method for service in services for method in service.method}
 
 
+def with_new_names(files: FileDescriptorSet) -> FileDescriptorSet:
+    """What the previous release knows, by the names of this one."""
+    renamed = FileDescriptorSet.FromString(files.SerializeToString())
+    for message in (message for file in renamed.file for message in file.message_type):
+        for field in message.field:
+            kinds = field.type_name.split(".")  # NOTE: of a map, with the message that it is a field of
+            field.type_name = ".".join(RENAMED[kind][0] if kind in RENAMED else kind for kind in kinds)
+        message.name, names = RENAMED.get(message.name, (message.name, {}))
+        for field in message.field:
+            field.name = names.get(field.number, field.name)
+    return renamed
+
+
 def test_this_release_keeps_what_the_previous_one_knows(former: Path, tmp_path: Path) -> None:
-    assert broken_promises(descriptors(former, tmp_path), descriptors(ROOT / "proto", tmp_path)) == []
+    old = with_new_names(descriptors(former, tmp_path))
+    assert broken_promises(old, descriptors(ROOT / "proto", tmp_path)) == []
 
 
 CHANGES = {
