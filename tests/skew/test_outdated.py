@@ -72,6 +72,8 @@ def test_an_outdated_router(cluster: Cluster, outdated: Path) -> None:
     try:
         start_as(router, outdated)
         router.wait_ready()
+        # NOTE: a gateway that had not found its new router listening yet says that none answers
+        cluster.wait(lambda: asked(cluster).json()["error"]["code"] == "incompatible_releases", PATIENCE_S)
         answer = expect_outage(cluster)
         assert answer.json()["error"]["code"] == "incompatible_releases"
         assert "127.0.0.1" not in answer.text
