@@ -182,7 +182,8 @@ class PromptEncoder:
         for batch in _batches(pieces):
             size = sum(map(len, batch))
             if size > _small_bytes(most):
-                await self._check_pieces(batch[0].decode(), most - num_tokens, max_model_len, num_tokens)
+                text = batch[0].decode("utf-8", "surrogatepass")
+                await self._check_pieces(text, most - num_tokens, max_model_len, num_tokens)
             encoded = partial(self._encoded, batch)
             ids = encoded() if num_bytes <= LONG_TEXT else await _run(threads, encoded)
             found += ids

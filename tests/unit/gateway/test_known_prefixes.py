@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.errors import RequestError
@@ -167,6 +168,12 @@ def test_a_known_prompt_is_refused_where_it_does_not_fit(tokenizer: Tokenizer, r
         encoder.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("max_model_len", [5000, 10**6])
+def test_a_long_text_that_is_no_unicode_is_refused(encoder: PromptEncoder, max_model_len: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not valid Unicode|too long"):
+        asyncio.run(encode(encoder, "x " * 200_000 + "\ud800", max_model_len=max_model_len))
 
 
 def test_the_least_recently_used_go_first_and_never_the_beginning_of_a_prompt() -> None:
