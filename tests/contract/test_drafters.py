@@ -1,6 +1,6 @@
 """Contract of drafters: guesses within limits, of known requests, and nothing of one scope in another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -28,8 +28,8 @@ def drafter(request: pytest.FixtureRequest) -> Drafter:
     return DRAFTERS[request.param]()
 
 
-def new_request(request_id: str, prompt: list[int], output: list[int] = [], root: bytes = b"a") -> NewRequest:  # noqa: B006
-    return NewRequest(request_id, prompt, output, SamplingParams(), 0, frozenset(), root)
+def new_request(request_id: str, prompt: list[int], output: Sequence[int] = (), root: bytes = b"a") -> NewRequest:
+    return NewRequest(request_id, prompt, list(output), SamplingParams(), 0, frozenset(), root)
 
 
 def test_guesses_are_tokens_within_their_limits(drafter: Drafter) -> None:

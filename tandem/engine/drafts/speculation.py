@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
-from tandem.scheduler.output import NewRequest, SampledToken, SchedulerOutput
+from tandem.scheduler.output import SampledToken, SchedulerOutput
 
 DEFAULT_MAX_DRAFTS = 7
 _FIRST_ACCEPTANCE = 0.6
@@ -50,9 +50,8 @@ class Speculation:
             if self._followed.pop(request_id, None) is not None:
                 self._drafter.end(request_id)
         for request in step.new:
-            if self._wants_drafts(request):
-                self._followed[request.request_id] = _Followed()
-                self._drafter.begin(request)
+            self._followed[request.request_id] = _Followed()
+            self._drafter.begin(request)
 
     def drafts(
         self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float
@@ -83,9 +82,6 @@ class Speculation:
         return {
             request_id: guesses[request_id][:length] for request_id, length in zip(ids, lengths, strict=True) if length
         }
-
-    def _wants_drafts(self, request: NewRequest) -> bool:
-        return True
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:
         for guessed, chosen in zip(followed.guess, token_ids, strict=False):
