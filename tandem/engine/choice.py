@@ -42,4 +42,6 @@ class Choice:
             num_cached_tokens=self.request.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
             pins=self.request.granted_pins,
+            num_drafted=self.request.num_drafted,
+            num_accepted=self.request.num_accepted,
         )

@@ -98,6 +98,10 @@ def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[st
     engine = drafting_engine(llama, checking_all(drafters(plain)[name]()))
     assert served(engine) == plain
     accepted, drafted = engine.counters.num_accepted, engine.counters.num_drafted
+    drafts = engine.counters.drafts
+    assert list(drafts.accepted_at) == sorted(drafts.accepted_at, reverse=True)
+    # NOTE: first tokens come with the prompt; the last step of "grammar" only finds that the answer is complete
+    assert drafts.num_steps + accepted == sum(map(len, plain.values())) - len(plain) + 1
     if name == "knowing":
         assert accepted == drafted > 100
     elif name == "lying":

@@ -93,6 +93,24 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
     asyncio.run(main())
 
 
+def test_status_counts_drafts_and_a_request_has_its_own(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama, speculate="ngram") as (worker, client):
+            call = replace(CALL, params=replace(GREEDY, max_tokens=100, ignore_eos=True))  # it repeats itself
+            updates = [update async for update in client.generate(call)]
+            metrics = updates[-1].output.metrics
+            (decode,) = [stage for stage in updates[-1].timeline if stage.name == "decode"]
+            await worker.reports.refresh()
+            drafts = (await client.status()).drafts
+        assert drafts is not None
+        assert metrics is not None
+        assert (metrics.num_drafted, metrics.num_accepted) == (drafts.num_drafted, drafts.num_accepted)
+        assert drafts.num_steps + drafts.num_accepted == metrics.num_output_tokens - 1
+        assert decode.attributes.get("num_drafted", 0) == drafts.num_drafted > 0
+
+    asyncio.run(main())
+
+
 def test_news_tell_what_the_process_uses(llama: Path) -> None:
     async def main() -> None:
         async with one_worker(llama) as (_, client):
