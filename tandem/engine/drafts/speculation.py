@@ -7,6 +7,7 @@ that has become better is noticed at no cost.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.core.speculate import OFF
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
 from tandem.scheduler.output import NewRequest, SampledToken, SchedulerOutput
@@ -85,7 +86,7 @@ class Speculation:
         }
 
     def _wants_drafts(self, request: NewRequest) -> bool:
-        return True
+        return request.params.speculate != OFF
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:
         for guessed, chosen in zip(followed.guess, token_ids, strict=False):

@@ -14,6 +14,7 @@ from tandem.core.process_usage import ProcessUsage
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
+from tandem.core.speculate import DRAFTER_CHOICES
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
@@ -114,6 +115,7 @@ PLAIN_PARAMS = st.builds(
     ignore_eos=BOOL,
     reasoning=maybe(REASONING),
     skip_special_tokens=BOOL,
+    speculate=maybe(st.sampled_from(DRAFTER_CHOICES)),
 )
 # A grammar says the end itself.
 GRAMMAR_PARAMS = st.builds(replace, PLAIN_PARAMS, min_tokens=st.just(0), ignore_eos=st.just(False), grammar=NAME)

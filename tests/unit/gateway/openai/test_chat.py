@@ -86,6 +86,7 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
             "logit_bias": {"7": -2},
             "bad_words": ["no"],
             "ignore_eos": True,
+            "speculate": "off",
             "priority": -3,
             "cache_salt": "tenant",
             "prompt_cache_key": "session",
@@ -99,7 +100,7 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
         params = call.params
         assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 0, 0.1)
         assert (params.stop, params.stop_token_ids, params.logit_bias) == (("zz",), (9,), {7: -2.0})
-        assert len(params.bad_words) == 2
+        assert (len(params.bad_words), params.speculate) == (2, "off")
         assert (call.priority, pair.session_id) == (-3, "session")
         assert call.scope == pair.scope == CacheScope(salt="tenant")
         assert (pair.num_expected_output, tuple(pair.token_ids)) == (6, call.prompt_token_ids)
