@@ -12,6 +12,7 @@ class RequestMetrics:
 
     num_cached_tokens: prompt tokens whose KV was cached at first admission.
     pins: granted pins in the requested order; a pin granted in part has fewer tokens.
+    num_drafted, num_accepted: drafts that this worker computed for it, and those of them that became tokens.
     """
 
     arrival_s: float
@@ -23,6 +24,8 @@ class RequestMetrics:
     num_cached_tokens: int
     num_preemptions: int
     pins: tuple[Pin, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def ttft_s(self) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.reasoning import Reasoning
+from tandem.core.speculate import DRAFTER_CHOICES
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARACTERS = 1024
@@ -30,6 +31,9 @@ class SamplingParams:
 
     `grammar` is what the answer must match, in llguidance's own form; it begins after the thinking that `reasoning`
     describes. `skip_special_tokens` leaves special tokens out of the text.
+
+    `speculate` names the drafter whose guesses are checked, or is "off"; "auto" and None leave that to the worker. The
+    tokens are the same whatever it is.
 
     Raises:
         InvalidRequestError: naming the field, its value and the accepted range.
@@ -58,6 +62,7 @@ class SamplingParams:
     grammar: str | None = None
     reasoning: Reasoning | None = None
     skip_special_tokens: bool = True
+    speculate: str | None = None
 
     def __post_init__(self) -> None:
         _require_int("max_tokens", self.max_tokens, 1, MAX_TOKEN_ID, optional=True)
@@ -78,6 +83,8 @@ class SamplingParams:
         _require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         _require_bool("ignore_eos", self.ignore_eos)
         _require_bool("skip_special_tokens", self.skip_special_tokens)
+        if self.speculate is not None and self.speculate not in DRAFTER_CHOICES:
+            raise InvalidRequestError(f"speculate={shown(self.speculate)} must be one of {', '.join(DRAFTER_CHOICES)}")
         self._check_grammar()
         self._check_reasoning()
         self._check_token_lists()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from tandem.core.output import RequestMetrics
-from tandem.core.types import TokenLogprobs
-from tandem.engine.text_stream import TextStream
+from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.scheduler.request import Request
 from tandem.text.grammars import CompiledGrammar
 
@@ -30,6 +30,21 @@ class Choice:
         if self.first_token_s is None:
             self.first_token_s = now_s
 
+    def text_piece(self, token_id: int) -> TextPiece:
+        """The text to show for a token. The token that stopped a request is shown only if the caller wants it."""
+        if self.text is None:
+            return TextPiece("")
+        request = self.request
+        stopped_by_token = request.finish_reason is FinishReason.STOP
+        is_eos = stopped_by_token and request.stop_reason is None
+        if is_eos or (stopped_by_token and not request.params.include_stop_str_in_output):
+            return TextPiece(self.text.flush().text)
+        piece = self.text.add(token_id)
+        if request.finish_reason is not None and piece.matched is None:
+            rest = self.text.flush()
+            piece = TextPiece(piece.text + rest.text, rest.matched)
+        return piece
+
     def metrics(self) -> RequestMetrics:
         """Where its time went."""
         return RequestMetrics(
@@ -42,4 +57,6 @@ class Choice:
             num_cached_tokens=self.request.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
             pins=self.request.granted_pins,
+            num_drafted=self.request.num_drafted,
+            num_accepted=self.request.num_accepted,
         )

@@ -22,8 +22,15 @@ from tandem.engine.executor import Executor
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.load import EngineLoad, StepStats, load_of, stats_of
 from tandem.engine.randomness import choice_seed
-from tandem.engine.text_stream import TextPiece, TextStream
-from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
+from tandem.engine.text_stream import TextStream
+from tandem.engine.validation import (
+    check_drafter,
+    check_handoff,
+    check_params,
+    check_request_id,
+    check_scope,
+    encode_prompt,
+)
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
 from tandem.scheduler.counters import SchedulerCounters
 from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
@@ -152,6 +159,7 @@ class Engine:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
         grammar = check_params(params, self.tokenizer, self._model.vocab_size, self.grammars)
         check_handoff(handoff, params, self._model.vocab_size)
+        check_drafter(params, handoff, self._model.drafter)
         token_ids = self.encode(prompt)
         requests = self._requests(request_id, token_ids, params, priority, self._root_hash(scope), handoff)
         self._add_all(requests)
@@ -347,28 +355,13 @@ class Engine:
         if token.ends:
             return self._output(choice, (), "" if choice.text is None else choice.text.flush().text, None)
         choice.note_token(now_s)
-        piece = self._text_piece(choice, token.token_id)
+        piece = choice.text_piece(token.token_id)
         if piece.matched is not None:
             if request.finish_reason is None:
                 self._scheduler.finish(request.request_id, FinishReason.STOP, piece.matched)
             else:
                 request.finish_reason, request.stop_reason = FinishReason.STOP, piece.matched
         return self._output(choice, (token.token_id,), piece.text, token.logprobs)
-
-    def _text_piece(self, choice: Choice, token_id: int) -> TextPiece:
-        """The text to show for a token. The token that stopped a request is shown only if the caller wants it."""
-        if choice.text is None:
-            return TextPiece("")
-        request = choice.request
-        stopped_by_token = request.finish_reason is FinishReason.STOP
-        is_eos = stopped_by_token and request.stop_reason is None
-        if is_eos or (stopped_by_token and not request.params.include_stop_str_in_output):
-            return TextPiece(choice.text.flush().text)
-        piece = choice.text.add(token_id)
-        if request.finish_reason is not None and piece.matched is None:
-            rest = choice.text.flush()
-            piece = TextPiece(piece.text + rest.text, rest.matched)
-        return piece
 
     def _output(
         self, choice: Choice, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None

@@ -11,9 +11,11 @@ class ModelIdentity:
 
     `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
     wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
+    `drafter` guesses tokens that steps check; None = no drafts.
     """
 
     fingerprint: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    drafter: str | None = None

@@ -19,7 +19,7 @@ from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
-from tandem.engine.drafts.choose import choose_speculation
+from tandem.engine.drafts.choose import choose_drafter, choose_speculation
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
@@ -138,7 +138,7 @@ def assemble(
         runner,
         scheduler,
         kv,
-        _identity(model),
+        _identity(model, choose_drafter(config, layout)),
         tokenizer=tokenizer,
         grammars=grammars,
         seed=config.seed,
@@ -246,6 +246,8 @@ def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConf
     )
 
 
-def _identity(model: LoadedModel) -> ModelIdentity:
+def _identity(model: LoadedModel, drafter: str | None) -> ModelIdentity:
     config = model.spec
-    return ModelIdentity(config.fingerprint, config.vocab_size, config.eos_token_ids, model.generation_defaults)
+    return ModelIdentity(
+        config.fingerprint, config.vocab_size, config.eos_token_ids, model.generation_defaults, drafter
+    )

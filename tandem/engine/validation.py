@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.scope import CacheScope
+from tandem.core.speculate import AUTO, OFF
 from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
@@ -101,6 +102,21 @@ def check_handoff(handoff: Handoff, params: SamplingParams, vocab_size: int) -> 
     for token_id in handoff.output_token_ids:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"output token {shown(token_id)} is not an id from 0 to {vocab_size - 1}")
+
+
+def check_drafter(params: SamplingParams, handoff: Handoff, drafter: str | None) -> None:
+    """Refuse a drafter that this worker does not have. A request that another worker began goes on without it: drafts
+    change no token.
+
+    Raises:
+        InvalidRequestError: naming the drafter asked for, and those there are.
+    """
+    accepted = [OFF, AUTO] if drafter is None else [OFF, AUTO, drafter]
+    if params.speculate not in (None, *accepted) and not handoff.output_token_ids:
+        raise InvalidRequestError(
+            f"speculate={params.speculate!r} is not available: this model is served with "
+            f"{'no drafter' if drafter is None else f'the drafter {drafter!r}'}; use {' or '.join(accepted)}"
+        )
 
 
 def _encode_text(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> list[int]:

@@ -120,5 +120,6 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "queued_tokens": state.queued.num_tokens,
         "links": [asdict(link) for link in status.links],
         "unreachable": list(status.unreachable),
+        "drafts": None if status.drafts is None else asdict(status.drafts),
         **_usage(status.usage),
     }

@@ -20,7 +20,9 @@ _COUNTS = ("num_running", "num_waiting")
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached."""
+    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached; `num_steps`,
+    `num_drafted`, `num_accepted`: decode steps of requests, drafts and accepted drafts since those workers started.
+    """
 
     at_s: float
     role: str
@@ -29,6 +31,26 @@ class PoolSample:
     num_running: int
     num_waiting: int
     kv_used: float
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUse:
+    """Drafts of all workers during a test: decode steps of requests, drafts in them, and those accepted."""
+
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def acceptance(self) -> float:
+        return self.num_accepted / self.num_drafted
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1 + self.num_accepted / max(1, self.num_steps)
 
 
 class PoolWatch:
@@ -74,9 +96,39 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
     free = sum(_number(each, "free") + _number(each, "cached") for each in blocks)
     running, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
     num_ready = sum(worker.get("state") == "ready" for worker in alive)
-    return PoolSample(at_s, role, len(alive), num_ready, running, waiting, 1 - free / total if total else 0.0)
+    drafts = [worker["drafts"] for worker in alive if isinstance(worker.get("drafts"), dict)]
+    return PoolSample(
+        at_s,
+        role,
+        len(alive),
+        num_ready,
+        running,
+        waiting,
+        1 - free / total if total else 0.0,
+        num_steps=sum(int(_number(each, "num_steps")) for each in drafts),
+        num_drafted=sum(_total(each, "drafted_at") for each in drafts),
+        num_accepted=sum(_total(each, "accepted_at") for each in drafts),
+    )
+
+
+def draft_use(samples: Iterable[PoolSample]) -> DraftUse | None:
+    """Drafts between the first and last sample; None without any. A count that falls, as workers left, adds nothing."""
+    last: dict[str, PoolSample] = {}
+    num_steps = num_drafted = num_accepted = 0
+    for sample in samples:
+        before = last.get(sample.role, sample)
+        num_steps += max(0, sample.num_steps - before.num_steps)
+        num_drafted += max(0, sample.num_drafted - before.num_drafted)
+        num_accepted += max(0, sample.num_accepted - before.num_accepted)
+        last[sample.role] = sample
+    return DraftUse(num_steps, num_drafted, num_accepted) if num_drafted else None
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name, 0)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _total(fields: Mapping[str, Any], name: str) -> int:
+    counts = fields.get(name)
+    return sum(count for count in counts if isinstance(count, int)) if isinstance(counts, list) else 0

@@ -13,7 +13,7 @@ from typing import Any
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.endpoint import ServerFacts
 from tandem.loadtest.outcome import RequestOutcome
-from tandem.loadtest.pool_watch import PoolSample
+from tandem.loadtest.pool_watch import DraftUse, PoolSample, draft_use
 from tandem.loadtest.windows import ReportWindow, windows
 from tandem.workload.slo import Percentiles, Slo, SloReport, ordered_percentiles, slo_report
 
@@ -40,6 +40,7 @@ class LoadResult:
         report: latencies from due times, as users experience them; None when no request was counted.
         report_from_send: latencies from sending times: the server's contribution.
         latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for plots.
+        drafts: use of drafts while pools were sampled; None if there were none.
         was_stopped: before its planned end. trace_problem: the trace line that ended it.
     """
 
@@ -60,6 +61,7 @@ class LoadResult:
     windows: Sequence[ReportWindow]
     pools: Sequence[PoolSample]
     pools_problem: str | None
+    drafts: DraftUse | None
     client: ClientCost
     server: ServerFacts
     context: Mapping[str, Any]
@@ -116,6 +118,7 @@ def sum_up(
         windows=over_time,
         pools=pools,
         pools_problem=pools_problem,
+        drafts=draft_use(pools),
         client=client,
         server=server,
         context=context,

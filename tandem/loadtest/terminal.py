@@ -115,6 +115,11 @@ def _summary(result: LoadResult) -> Iterator[str]:
         f"goodput {report.goodput_per_s:.2f} requests/s: {report.attainment:.1%} met TTFT ≤ {_ms(result.slo.ttft_s)} "
         f"and TPOT ≤ {_ms(result.slo.tpot_s)} ({sent.attainment:.1%} counted from sending)"
     )
+    if result.drafts is not None:
+        yield (
+            f"drafts: {result.drafts.num_accepted} of {result.drafts.num_drafted} accepted "
+            f"({result.drafts.acceptance:.0%}), {result.drafts.tokens_per_step:.2f} tokens per decode step"
+        )
 
 
 def _warnings(result: LoadResult) -> Iterator[str]:

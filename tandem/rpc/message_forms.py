@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import InvalidRequestError
 from tandem.core.events import BlockEvent
 from tandem.core.output import RequestMetrics, RequestOutput
@@ -85,6 +86,7 @@ _forms.add(
 _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_per_s=_AMOUNT, latency_s=_AMOUNT)
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)
 _forms.add(messages.StepSample, common_pb2.StepSample, duration_s=_AMOUNT)
+_forms.add(DraftCounts, common_pb2.DraftCounts)
 _forms.add(ProcessUsage, common_pb2.ProcessUsage, cpu_cores=_AMOUNT)
 _forms.add(
     messages.WorkerStatus,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.process_usage import ProcessUsage
@@ -221,6 +222,7 @@ class WorkerStatus:
         samples: measured since the last report to this receiver.
         unreachable: ids of workers that this one cannot read from now.
         usage: of its process; None = it does not measure it.
+        drafts: None = it does not count them.
     """
 
     worker: WorkerAddress
@@ -236,6 +238,7 @@ class WorkerStatus:
     step_samples: tuple[StepSample, ...] = ()
     unreachable: tuple[str, ...] = ()
     usage: ProcessUsage | None = None
+    drafts: DraftCounts | None = None
 
 
 # --- gateway → decode -------------------------------------------------------------------------------------------------

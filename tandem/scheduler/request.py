@@ -85,6 +85,8 @@ class Request:
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
+    num_drafted: int = field(init=False, default=0)
+    num_accepted: int = field(init=False, default=0)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
     draft_token_ids: Sequence[int] = field(init=False, default=())

@@ -19,6 +19,7 @@ from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.admission import find_prefix, has_room_for, refuse_impossible
 from tandem.scheduler.awaited_blocks import AwaitedBlocks
 from tandem.scheduler.counters import SchedulerCounters
+from tandem.scheduler.drafting import Drafting
 from tandem.scheduler.output import ExecutorOutput, KVEvent, SampledToken, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
@@ -38,6 +39,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._kv = kv
         self._sharing = KVSharing(kv)
+        self._drafting = Drafting(kv, self.counters)
         self._deltas = StepDeltas()
         self._requests: dict[str, Request] = {}
         self._tables: dict[str, BlockTable] = {}
@@ -173,7 +175,7 @@ class Scheduler:
             self._advance(request, plan)
         if self.counters.num_preemptions == num_preempted:
             self._admit(plan)
-        self._add_drafts(plan)
+        self._drafting.add(plan)
         if not plan.shares:
             return SchedulerOutput((), (), ())
         released, self._released = tuple(self._released), []
@@ -207,9 +209,7 @@ class Scheduler:
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
             assert not request.num_pending_tokens, f"{request.request_id} got a token before its prompt was computed"
-            assert 1 <= len(sampled) <= 1 + item.num_drafts, f"{request.request_id} got {len(sampled)} tokens"
-            self.counters.num_drafted += item.num_drafts
-            self.counters.num_accepted += len(sampled) - 1
+            self._drafting.note_sampled(request, item, len(sampled))
             for token in sampled:
                 # NOTE: all tokens of the list have KV here; that of a draft that was right has been computed as well
                 request.num_computed_tokens = request.num_tokens
@@ -219,10 +219,7 @@ class Scheduler:
                 if request.finish_reason is not None:
                     ended.append(request)
                     break
-        for request_id, token_ids in result.drafts.items():
-            request = self._requests.get(request_id)
-            if request is not None and request.is_decoding:
-                request.draft_token_ids = token_ids[: request.max_tokens - request.num_output_tokens - 1]
+        self._drafting.replace(self._requests, result.drafts)
         return ended
 
     def _take_sampled(self, request: Request, sampled: SampledToken) -> None:
@@ -278,13 +275,6 @@ class Scheduler:
             if victim is request:
                 return
         plan.add(request, count)
-
-    def _add_drafts(self, plan: StepPlan) -> None:
-        for request, _ in list(plan.shares.values()):
-            num_drafts = min(len(request.draft_token_ids), plan.budget)
-            end = request.num_tokens + num_drafts
-            if num_drafts and self._kv.grow(request.request_id, request.num_computed_tokens, end):
-                plan.extend(request, num_drafts)
 
     def _preempt(self, request: Request) -> None:
         """Queue a running request again. NOTE: a leased one ends with an error instead: its blocks stay allocated, so

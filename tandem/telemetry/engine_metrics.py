@@ -10,10 +10,12 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
 from tandem.routing.snapshot import WorkerState
+from tandem.telemetry.draft_metrics import DraftMetrics
 
 _ENGINE = "0"
 _MAX_REASONS = 32
@@ -63,9 +65,12 @@ class WorkerMetrics:
         registry: registry of all metrics; its owner serves it.
         model_name: the served model name.
         max_model_len: bounds the buckets of token counts.
+        max_drafts: most drafts of a request's step.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, *, max_model_len: int = 1 << 17) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, *, max_model_len: int = 1 << 17, max_drafts: int = 1
+    ) -> None:
         self._registry = registry
         self._model_name = model_name
         tokens = tuple(_one_two_five(max_model_len))
@@ -112,6 +117,8 @@ class WorkerMetrics:
             "tandem_link_bytes_per_second", "measured rate of pulling from a peer", ["source"], registry=registry
         )
         self._reasons: set[str] = set()
+        self._drafts = DraftMetrics((model_name, _ENGINE), max_drafts)
+        registry.register(self._drafts)
 
     def observe_status(self, status: ExportedStatus) -> None:
         """Export a worker's status; entries that it no longer contains are removed."""
@@ -129,6 +136,10 @@ class WorkerMetrics:
     def observe_leases(self, counts: Mapping[str, int]) -> None:
         """Export the current number of leases on this worker's blocks, by state."""
         _replace(self._leases, counts)
+
+    def observe_drafts(self, counts: DraftCounts) -> None:
+        """Export the current totals of drafts."""
+        self._drafts.counts = counts
 
     def observe_kept(self, kept: Kept, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""

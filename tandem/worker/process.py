@@ -168,7 +168,12 @@ async def serving_worker(
             leases=LeaseBook(settings.lease_ttl_s, clock, lambda name: engine.post(lambda e: e.kv.drop(name))),
             transports=transports,
             checksums=PageChecksums(assembly.arena, settings.checksum_share),
-            metrics=WorkerMetrics(prometheus, settings.model_name, max_model_len=assembly.engine.limits.max_model_len),
+            metrics=WorkerMetrics(
+                prometheus,
+                settings.model_name,
+                max_model_len=assembly.engine.limits.max_model_len,
+                max_drafts=settings.num_speculative_tokens,
+            ),
             tracing=tracing,
             site=site,
             compatibility=compatibility,
@@ -312,6 +317,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         core.metrics.observe_status(reports.latest())
         core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
         core.metrics.observe_kept(reports.kept, core.block_bytes)
+        core.metrics.observe_drafts(reports.drafts)
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 

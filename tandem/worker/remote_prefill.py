@@ -178,7 +178,7 @@ class RemotePrefill:
             request_id=call.request_id,
             reader=self._core.me,
             prompt_token_ids=call.prompt_token_ids,
-            params=call.params,
+            params=replace(call.params, speculate=None),  # NOTE: a prompt is computed without drafts
             output_token_ids=call.output_token_ids,
             priority=call.priority,
             scope=call.scope,

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.process_usage import UsageMeter
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
@@ -63,12 +64,13 @@ class Reports:
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
+        self.drafts = DraftCounts()
         self._receivers: set[ReportSubscriber] = set()
 
     async def refresh(self) -> None:
         """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
-        self._load, self.kept, steps = await self._core.engine.call(_figures)
+        self._load, self.kept, self.drafts, steps = await self._core.engine.call(_figures)
         self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
         for receiver in self._receivers:
             receiver.samples.extend(steps)
@@ -106,12 +108,13 @@ class Reports:
             state=_with_load(status.state, load, now_s - self._asked_at_s, now_s - self._taken_at_s),
             blocks={name: getattr(load.usage, name) for name in BLOCK_STATES},
             num_waiting=load.num_waiting,
+            drafts=self.drafts,
         )
         return status if receiver is None else _with_samples(status, receiver.samples)
 
 
-def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, list[StepStats]]:
-    return engine.load(), engine.kv.kept.blocks.usage, engine.take_step_stats()
+def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, DraftCounts, list[StepStats]]:
+    return engine.load(), engine.kv.kept.blocks.usage, engine.counters.drafts, engine.take_step_stats()
 
 
 def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:

@@ -2,7 +2,7 @@
 
 from tandem.core.clock import Clock
 from tandem.core.machine import wall_s
-from tandem.core.output import RequestOutput
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 
 
@@ -22,6 +22,7 @@ class Stopwatch:
         self._chunk_s = self._arrived_s
         self._num_chunk_tokens = 0
         self._first_s: float | None = None
+        self._num_tokens = 0
         self._last_s = self._arrived_s
         self._told_first = False
 
@@ -42,6 +43,7 @@ class Stopwatch:
             self._first_s = now_s
             self.stages.append(Stage("first token", self._process, now_s, 0.0))
         self._last_s = now_s
+        self._num_tokens += len(output.token_ids)
         return gap_s
 
     def until_first_token(self, output: RequestOutput) -> tuple[Stage, ...]:
@@ -67,9 +69,24 @@ class Stopwatch:
                 began_s, took_s = self._arrived_s + queued_s, metrics.first_token_s - metrics.first_scheduled_s
                 self.stages.append(Stage(self._before_first_token, self._process, began_s, max(0.0, took_s)))
         if self._first_s is not None:
-            decoded = {"num_tokens": metrics.num_output_tokens, "num_preemptions": metrics.num_preemptions}
+            decoded = {
+                "num_tokens": metrics.num_output_tokens,
+                "num_preemptions": metrics.num_preemptions,
+                **self._drafted(metrics),
+            }
             self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
         return tuple(sorted(self.stages, key=lambda stage: stage.start_s))
+
+    def _drafted(self, metrics: RequestMetrics) -> dict[str, int | float]:
+        """Attributes of a request with drafts. Its steps brought one token and those accepted."""
+        if not metrics.num_drafted:
+            return {}
+        num_decoded = self._num_tokens - 1  # NOTE: the first token is the prompt's
+        return {
+            "num_drafted": metrics.num_drafted,
+            "num_accepted": metrics.num_accepted,
+            "tokens_per_step": round(num_decoded / max(1, num_decoded - metrics.num_accepted), 2),
+        }
 
     def _now_s(self) -> float:
         return self._offset_s + self._clock.now_s()

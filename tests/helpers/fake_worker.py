@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import Pin
@@ -66,6 +67,7 @@ class FakeWorker:
     burst: tokens a message.
     num_cached_tokens, grants_pins: what it says of its cache.
     usage: what it says of its process.
+    drafts: what it says of its drafts.
     is_slow_to_leave: keeps the stream open after its last message until `go` is set.
     """
 
@@ -83,6 +85,7 @@ class FakeWorker:
     num_cached_tokens: int = 3
     grants_pins: bool = True
     usage: ProcessUsage | None = None
+    drafts: DraftCounts | None = None
     last_reason: FinishReason | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
@@ -271,4 +274,5 @@ def status_of(worker: FakeWorker) -> WorkerStatus:
         blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "pinned": 0},
         num_waiting=1,
         usage=worker.usage,
+        drafts=worker.drafts,
     )

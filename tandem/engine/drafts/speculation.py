@@ -7,6 +7,7 @@ that has become better is noticed at no cost.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.core.speculate import OFF
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
 from tandem.scheduler.output import SampledToken, SchedulerOutput
@@ -50,8 +51,9 @@ class Speculation:
             if self._followed.pop(request_id, None) is not None:
                 self._drafter.end(request_id)
         for request in step.new:
-            self._followed[request.request_id] = _Followed()
-            self._drafter.begin(request)
+            if request.params.speculate != OFF:
+                self._followed[request.request_id] = _Followed()
+                self._drafter.begin(request)
 
     def drafts(
         self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
+from tandem.core.speculate import DrafterChoice
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, parse_body
@@ -59,6 +60,9 @@ class MessagesBody(MessagesPromptBody):
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=0, description="0: all")
     seed: int | None = Field(default=None, description="same seed, same tokens")
+    speculate: DrafterChoice | None = Field(
+        default=None, description="drafter of tokens that a step checks; no token depends on it"
+    )
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=MessagesPromptBody)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tandem.core.errors import shown
 from tandem.core.sampling_params import MAX_LIST_TOKENS
 from tandem.core.scope import MAX_SALT_CHARACTERS
+from tandem.core.speculate import DrafterChoice
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
@@ -91,6 +92,9 @@ class GenerateBody(_Body):
     prompt_cache_key: str | None = Field(None, max_length=256, description="requests of one key prefer one worker")
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
+    speculate: DrafterChoice | None = Field(
+        None, description="drafter of tokens that a step checks; no token depends on it"
+    )
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = Field(None, description="one of json, regex, choice, grammar")
 

@@ -24,6 +24,7 @@ _SAME_NAME = (
     "ignore_eos",
     "prompt_logprobs",
     "skip_special_tokens",
+    "speculate",
 )
 
 

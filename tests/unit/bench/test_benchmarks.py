@@ -13,6 +13,7 @@ import pytest
 from tandem.core.errors import ConfigurationError
 
 NUM_TRACED = 40
+DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 CHUNK = 512  # tokens behind one id of the trace
 
 
@@ -54,6 +55,7 @@ QUICK = {
     "pairing": "--workers 16 --replicas 80000 --prompt-tokens 2000 --asked 5",
     "planner": "--trace TRACE --copies 1 --pools 1 1 --startups 30 --policies fixed --jobs 1",
     "routing": "--trace TRACE --num-workers 2 --policies random --sizes 16",
+    "speculate": "--model MODEL --workloads chat --batches 2 --tokens 8 --rounds 1",
 }
 SLOW = {
     "cancel_recovery": "--tokens 512 --rounds 1",
@@ -69,7 +71,7 @@ SLOW = {
 def test_it_runs_and_leaves_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trace: Path, name: str
 ) -> None:
-    arguments = (QUICK | SLOW)[name].replace("TRACE", str(trace))
+    arguments = (QUICK | SLOW)[name].replace("TRACE", str(trace)).replace("MODEL", str(DEMO))
     run(monkeypatch, name, *arguments.split())
     assert figures(capsys)
 

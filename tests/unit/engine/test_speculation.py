@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,10 @@ def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[st
     engine = drafting_engine(llama, checking_all(drafters(plain)[name]()))
     assert served(engine) == plain
     accepted, drafted = engine.counters.num_accepted, engine.counters.num_drafted
+    drafts = engine.counters.drafts
+    assert list(drafts.accepted_at) == sorted(drafts.accepted_at, reverse=True)
+    # NOTE: first tokens come with the prompt; the last step of "grammar" only finds that the answer is complete
+    assert drafts.num_steps + accepted == sum(map(len, plain.values())) - len(plain) + 1
     if name == "knowing":
         assert accepted == drafted > 100
     elif name == "lying":
@@ -185,6 +190,24 @@ def test_what_another_worker_began_is_exact(llama: Path, plain: dict[str, list[i
         hand_off(source, destination, prompt, PARAMS[name])
         == serve_alone(llama, {"r": prompt}, {"r": PARAMS[name]})["r"]
     )
+
+
+def test_requests_of_one_batch_choose_whether_to_draft(llama: Path) -> None:
+    answers = serve_alone(llama, PROMPTS, PARAMS)
+    engine = drafting_engine(llama, checking_all(drafters(answers)["knowing"]()))
+    params = {
+        "greedy": replace(PARAMS["greedy"], speculate="off"),
+        "sampled": replace(PARAMS["sampled"], speculate="auto"),
+    }
+    for name, chosen in params.items():
+        engine.add_request(PROMPTS[name], chosen, request_id=name)
+    outputs = drain(engine)
+    for name in params:
+        assert token_ids(outputs[name, 0]) == answers[name]
+    metrics = {name: outputs[name, 0][-1].metrics for name in params}
+    assert metrics["greedy"] is not None
+    assert metrics["sampled"] is not None
+    assert (metrics["greedy"].num_drafted, metrics["sampled"].num_drafted > 0) == (0, True)
 
 
 def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> None:

@@ -5,7 +5,15 @@ import pytest
 from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
-from tandem.engine.validation import MAX_NAME_CHARACTERS, check_params, check_request_id, check_scope, encode_prompt
+from tandem.engine.validation import (
+    MAX_NAME_CHARACTERS,
+    check_drafter,
+    check_params,
+    check_request_id,
+    check_scope,
+    encode_prompt,
+)
+from tandem.scheduler.request import WHOLE, Handoff
 
 
 def test_token_ids_are_copied() -> None:
@@ -42,3 +50,21 @@ def test_a_scope_whose_state_cannot_be_computed_is_refused(wrong: object) -> Non
     check_scope(CacheScope(salt="tenant"))
     with pytest.raises(InvalidRequestError, match="scope"):
         check_scope(wrong)
+
+
+@pytest.mark.parametrize("choice", [None, "off", "auto", "ngram"])
+def test_a_drafter_that_there_is_may_be_named(choice: str | None) -> None:
+    check_drafter(SamplingParams(speculate=choice), WHOLE, "ngram")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "remedy"),
+    [(None, "with no drafter; use off or auto"), ("ngram", "with the drafter 'ngram'; use off or auto or ngram")],
+)
+def test_another_drafter_is_refused_by_name_unless_the_answer_has_begun(drafter: str | None, remedy: str) -> None:
+    """An answer that another worker began must not end with an error; its tokens are the same without drafts."""
+    params = SamplingParams(speculate="suffix")
+    with pytest.raises(InvalidRequestError, match="speculate='suffix' is not available") as refused:
+        check_drafter(params, WHOLE, drafter)
+    assert remedy in str(refused.value)
+    check_drafter(params, Handoff(output_token_ids=(5,)), drafter)

@@ -7,6 +7,7 @@ import httpx
 import orjson
 
 from tandem.core.clock import ManualClock
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import UnavailableError
 from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.operations import MAX_LINKS, Overview
@@ -72,6 +73,16 @@ def test_every_process_tells_its_cpu_and_memory_or_that_it_does_not(tmp_path: Pa
         assert (busy["cpu_cores"], busy["memory_bytes"]) == (1.25, 5 << 30)
         assert (silent["cpu_cores"], silent["memory_bytes"]) == (None, None)
         assert (router["cpu_cores"], router["memory_bytes"]) == (None, None)
+
+    tell(tmp_path, story)
+
+
+def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].drafts = DraftCounts(10, (6, 4), (3, 1))
+        *_, drafting, silent = (await client.get("/admin/workers")).json()["workers"]
+        assert drafting["drafts"] == {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1]}
+        assert silent["drafts"] is None
 
     tell(tmp_path, story)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from tandem.loadtest.pool_watch import PoolSample, PoolWatch, pool_samples
+from tandem.loadtest.pool_watch import DraftUse, PoolSample, PoolWatch, draft_use, pool_samples
 from tests.unit.loadtest.scripted_server import json_answer, opened, scripted_server
 
 BLOCKS = {"free": 50, "cached": 25, "used": 20, "leased": 5}
@@ -21,6 +21,24 @@ def test_each_role_is_summed_over_those_that_live() -> None:
     prefill, decode = pool_samples(json.dumps({"workers": WORKERS}).encode(), 1.5)
     assert prefill == PoolSample(1.5, "prefill", 1, 1, 1, 2, 0.25)
     assert decode == PoolSample(1.5, "decode", 2, 1, 7, 1, 0.25)
+
+
+def test_drafts_of_a_role_are_summed() -> None:
+    drafts = {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1]}
+    workers = [{**WORKERS[3], "drafts": drafts}, {**WORKERS[4], "drafts": drafts}, {**WORKERS[3], "drafts": None}]
+    (decode,) = pool_samples(json.dumps({"workers": workers}).encode(), 0.0)
+    assert (decode.num_steps, decode.num_drafted, decode.num_accepted) == (20, 20, 8)
+
+
+def test_drafts_of_a_test_are_those_between_its_samples() -> None:
+    """A worker that left takes its counts along, which are no drafts of the test."""
+
+    def sample(at_s: float, num_steps: int, num_drafted: int, num_accepted: int) -> PoolSample:
+        return PoolSample(at_s, "decode", 1, 1, 0, 0, 0.0, num_steps, num_drafted, num_accepted)
+
+    first, second, fewer, last = sample(0, 100, 50, 20), sample(1, 110, 60, 25), sample(2, 5, 2, 1), sample(3, 15, 8, 6)
+    assert draft_use([first, second, fewer, last]) == DraftUse(num_steps=20, num_drafted=16, num_accepted=10)
+    assert draft_use([first]) is None
 
 
 def test_a_pool_whose_workers_all_died_is_empty_not_absent() -> None:

@@ -12,7 +12,7 @@ from tandem.loadtest.endpoint import GatewayEndpoint, ServerFacts
 from tandem.loadtest.failure import UNFINISHED, Failure
 from tandem.loadtest.load_test import Progress
 from tandem.loadtest.outcome import RequestOutcome
-from tandem.loadtest.pool_watch import PoolWatch
+from tandem.loadtest.pool_watch import PoolSample, PoolWatch
 from tandem.loadtest.result import LoadResult
 from tandem.loadtest.terminal import print_result, status_line
 from tests.unit.loadtest.outcomes import REFUSED, outcome, result, unanswered
@@ -36,6 +36,13 @@ def test_the_report_names_goodput_refusals_and_latencies() -> None:
     assert "960.0 ms" in text
     assert "the client used 0.10 cores" in text
     assert "WARNING" not in text
+
+
+def test_drafts_are_reported_where_there_were_some() -> None:
+    pools = [PoolSample(n, "decode", 1, 1, 0, 0, 0.0, 100 * n, 50 * n, 40 * n) for n in (1, 3)]
+    text = said(result(outcome(0.0), pools=pools))
+    assert "drafts: 80 of 100 accepted (80%), 1.40 tokens per decode step" in text
+    assert "drafts:" not in said(result(outcome(0.0)))
 
 
 def test_what_spoils_a_result_is_said() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_TTL_S, Pin
@@ -13,6 +14,7 @@ from tandem.core.process_usage import ProcessUsage
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
+from tandem.core.speculate import DRAFTER_CHOICES
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
@@ -113,6 +115,7 @@ PLAIN_PARAMS = st.builds(
     ignore_eos=BOOL,
     reasoning=maybe(REASONING),
     skip_special_tokens=BOOL,
+    speculate=maybe(st.sampled_from(DRAFTER_CHOICES)),
 )
 # A grammar says the end itself.
 GRAMMAR_PARAMS = st.builds(replace, PLAIN_PARAMS, min_tokens=st.just(0), ignore_eos=st.just(False), grammar=NAME)
@@ -120,7 +123,7 @@ PARAMS = PLAIN_PARAMS | GRAMMAR_PARAMS
 LOGPROBS = st.builds(TokenLogprobs, TOKEN, LOGPROB, SMALL, tuples(st.tuples(TOKEN, LOGPROB)))
 PINS = tuples(st.builds(Pin, TOKEN, st.floats(0, MAX_TTL_S, exclude_min=True)))
 METRICS = st.builds(
-    RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT, pins=PINS
+    RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT, PINS, COUNT, COUNT
 )
 OUTPUT = st.builds(
     RequestOutput,
@@ -187,6 +190,7 @@ STATUS = st.builds(
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
     usage=maybe(USAGE),
+    drafts=maybe(st.builds(DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT))),
 )
 SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(

@@ -3,6 +3,7 @@ import os
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
@@ -12,6 +13,7 @@ from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerStat
 from tandem.telemetry.engine_metrics import WorkerMetrics
 
 LABELS = (("engine", "0"), ("model_name", "demo"))
+BUCKET_ENDS = ("1.0", "2.0", "3.0", "4.0", "+Inf")
 
 
 def status(
@@ -218,3 +220,25 @@ def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_
     events = {e: found["tandem_kv_kept_blocks_total", (("event", e),)] for e in ("moved", "restored", "broken")}
     assert events == {"moved": 6, "restored": 2, "broken": 1}
     assert found["tandem_kv_host_bytes", ()] == 2000
+
+
+def test_drafts_are_counted_by_position_and_tokens_by_step() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo", max_drafts=3)
+
+    def by_position(name: str) -> list[float]:
+        found = exported(registry)
+        return [found[f"{name}_total", (*LABELS, ("position", str(position)))] for position in range(3)]
+
+    assert by_position("tandem_draft_tokens_per_pos") == [0, 0, 0]
+    metrics.observe_drafts(DraftCounts(4, (2, 1), (1, 0)))
+    metrics.observe_drafts(DraftCounts(10, (6, 4), (3, 1)))
+    found = exported(registry)
+    totals = {name: found[f"vllm:spec_decode_num_{name}_total", LABELS] for name in ("drafts", "draft_tokens")}
+    assert totals == {"drafts": 6, "draft_tokens": 10}
+    assert found["vllm:spec_decode_num_accepted_tokens_total", LABELS] == 4
+    assert by_position("vllm:spec_decode_num_accepted_tokens_per_pos") == [3, 1, 0]
+    assert by_position("tandem_draft_tokens_per_pos") == [6, 4, 0]
+    buckets = [found["tandem_tokens_per_step_bucket", tuple(sorted((*LABELS, ("le", end))))] for end in BUCKET_ENDS]
+    assert buckets == [7, 9, 10, 10, 10]
+    assert (found["tandem_tokens_per_step_count", LABELS], found["tandem_tokens_per_step_sum", LABELS]) == (10, 14)

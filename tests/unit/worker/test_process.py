@@ -18,6 +18,7 @@ from tandem.core.clock import Clock, ManualClock
 from tandem.core.errors import (
     CapacityError,
     ConfigurationError,
+    InvalidRequestError,
     LocalityUnavailableError,
     UnavailableError,
     WorkerLostError,
@@ -25,6 +26,7 @@ from tandem.core.errors import (
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.scope import UNSCOPED
 from tandem.engine.engine import Engine
+from tandem.gateway.errors import problem_of
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall, WorkerAddress, WorkerRecord, WorkerStatus
@@ -89,6 +91,37 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             assert (status.state.num_running, status.state.queued.num_tokens) == (0, 0)
             assert status.blocks["cached"] == 8
             assert status.state.num_free_blocks == total
+
+    asyncio.run(main())
+
+
+def test_status_counts_drafts_and_a_request_has_its_own(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama, speculate="ngram") as (worker, client):
+            call = replace(CALL, params=replace(GREEDY, max_tokens=100, ignore_eos=True))  # it repeats itself
+            updates = [update async for update in client.generate(call)]
+            metrics = updates[-1].output.metrics
+            (decode,) = [stage for stage in updates[-1].timeline if stage.name == "decode"]
+            await worker.reports.refresh()
+            drafts = (await client.status()).drafts
+        assert drafts is not None
+        assert metrics is not None
+        assert (metrics.num_drafted, metrics.num_accepted) == (drafts.num_drafted, drafts.num_accepted)
+        assert drafts.num_steps + drafts.num_accepted == metrics.num_output_tokens - 1
+        assert decode.attributes.get("num_drafted", 0) == drafts.num_drafted > 0
+
+    asyncio.run(main())
+
+
+def test_a_drafter_that_the_worker_does_not_have_is_refused_by_name(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama, speculate="ngram") as (_, client):
+            call = replace(CALL, params=replace(GREEDY, speculate="suffix"))
+            with pytest.raises(InvalidRequestError, match=r"speculate='suffix'.*use off or auto or ngram") as refused:
+                await generated(client, call)
+            assert problem_of(refused.value).param == "speculate"
+            assert len(await generated(client, replace(call, params=replace(GREEDY, speculate="off")))) > 0
+            assert len(await generated(client, replace(call, output_token_ids=(7,)))) > 0
 
     asyncio.run(main())
 

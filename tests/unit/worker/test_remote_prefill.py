@@ -60,6 +60,18 @@ def test_tokens_are_those_of_one_engine(
     asyncio.run(main())
 
 
+def test_a_prefill_worker_needs_no_drafter_of_its_own(llama: Path) -> None:
+    params = replace(GREEDY, speculate="ngram")
+
+    async def main() -> None:
+        async with pair_of(llama, prefill={"speculate": "off"}, speculate="ngram") as pair:
+            assert await generated(pair.to_decode, call_of(pair, params=params)) == alone(llama, PROMPT, GREEDY)
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_lost", [False, True], ids=["arrives", "is lost"])
 def test_a_prompt_asked_for_again_waits_for_its_hand_off(llama: Path, expected: list[int], is_lost: bool) -> None:
     """The router takes a prompt that it has just sent for one that decode has.

@@ -1,11 +1,11 @@
-"""Stages of a request are timed by a clock that never goes back."""
+"""Stages of a request are timed by a clock that never goes back, and have the engine's figures."""
 
 import time
 
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.core.output import RequestOutput
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.worker.stopwatch import Stopwatch
 
@@ -29,3 +29,35 @@ def test_a_wall_clock_set_back_spoils_no_duration(monkeypatch: pytest.MonkeyPatc
         Stage("prefill chunk", "d0", 1e9, 1.0, {"num_tokens": 16}),
         Stage("first token", "d0", 1e9 + 2.0, 0.0),
     )
+
+
+def decode_attributes(num_drafted: int, num_accepted: int, num_tokens: int) -> dict[str, str | int | float]:
+    watch = Stopwatch("d0", "prefill", ManualClock())
+    for token_id in range(num_tokens):
+        watch.token(RequestOutput("r", 0, (token_id,), ""))
+    metrics = RequestMetrics(
+        arrival_s=0.0,
+        first_scheduled_s=None,
+        first_token_s=None,
+        last_token_s=None,
+        num_prompt_tokens=3,
+        num_output_tokens=num_tokens,
+        num_cached_tokens=0,
+        num_preemptions=0,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+    )
+    (decode,) = (
+        stage for stage in watch.all_stages(RequestOutput("r", 0, (), "", metrics=metrics)) if stage.name == "decode"
+    )
+    return dict(decode.attributes)
+
+
+def test_a_decode_with_drafts_has_its_tokens_per_step() -> None:
+    """Of 13 tokens the first is the prompt's; 12 came in 4 steps."""
+    found = decode_attributes(num_drafted=10, num_accepted=8, num_tokens=13)
+    assert (found["num_drafted"], found["num_accepted"], found["tokens_per_step"]) == (10, 8, 3.0)
+
+
+def test_a_decode_without_drafts_does_not_name_them() -> None:
+    assert decode_attributes(0, 0, 13) == {"num_tokens": 13, "num_preemptions": 0}

@@ -111,11 +111,12 @@ def test_fields_reach_the_worker_over_the_models_defaults(tmp_path: Path) -> Non
         cluster.routers[0].sampling_defaults |= {"temperature": 0.6, "top_p": 0.9}
         more = {"temperature": 0.0, "top_k": 5, "stop_sequences": ["END", "\n\n"], "metadata": {"user_id": "u"}}
         more |= {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}, "tools": []}
-        more |= {"cache_control": {"type": "ephemeral"}}
+        more |= {"cache_control": {"type": "ephemeral"}, "speculate": "suffix"}
         response = await client.post("/v1/messages", json=BODY | more)
         assert response.status_code == 200, response.text
         params = cluster.workers[0].calls[-1].params
         assert (params.temperature, params.top_p, params.top_k, params.stop) == (0.0, 0.9, 5, ("END", "\n\n"))
+        assert params.speculate == "suffix"
 
     tell(tmp_path, story)
 
@@ -125,6 +126,7 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens"),
     ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     ({"temperature": "hot"}, 400, "invalid_request_error", "temperature='hot'"),
+    ({"speculate": "mtp"}, 400, "invalid_request_error", "'off', 'auto', 'ngram' or 'suffix'"),
     ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
     ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop"),
     ({"model": "claude"}, 404, "not_found_error", "'claude'"),

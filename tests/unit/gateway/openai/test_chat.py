@@ -5,7 +5,9 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
+from tandem.core.errors import InvalidRequestError
 from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
 from tests.helpers.fake_backend import MODEL, FakeCluster, sdk, tell, text_of
@@ -86,6 +88,7 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
             "logit_bias": {"7": -2},
             "bad_words": ["no"],
             "ignore_eos": True,
+            "speculate": "off",
             "priority": -3,
             "cache_salt": "tenant",
             "prompt_cache_key": "session",
@@ -99,10 +102,22 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
         params = call.params
         assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 0, 0.1)
         assert (params.stop, params.stop_token_ids, params.logit_bias) == (("zz",), (9,), {7: -2.0})
-        assert len(params.bad_words) == 2
+        assert (len(params.bad_words), params.speculate) == (2, "off")
         assert (call.priority, pair.session_id) == (-3, "session")
         assert call.scope == pair.scope == CacheScope(salt="tenant")
         assert (pair.num_expected_output, tuple(pair.token_ids)) == (6, call.prompt_token_ids)
+
+    tell(tmp_path, story)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_drafter_that_the_worker_does_not_have_is_a_wrong_field(tmp_path: Path, stream: bool) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].refuse = InvalidRequestError("speculate='ngram' is not available: use off or auto")
+        response = await client.post("/v1/chat/completions", json=CHAT | {"speculate": "ngram", "stream": stream})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], "use off or auto" in error["message"]) == ("speculate", True)
 
     tell(tmp_path, story)
 

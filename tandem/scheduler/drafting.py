@@ -1,0 +1,40 @@
+"""Drafts of running requests: they get the budget and blocks that are left, are counted, and replaced after a step."""
+
+from collections.abc import Mapping, Sequence
+
+from tandem.kvcache.manager import KVCacheManager
+from tandem.scheduler.counters import SchedulerCounters
+from tandem.scheduler.output import ScheduledRequest
+from tandem.scheduler.request import Request
+from tandem.scheduler.step_plan import StepPlan
+
+
+class Drafting:
+    """Part of a scheduler. A request keeps its drafts itself, in `Request.draft_token_ids`."""
+
+    def __init__(self, kv: KVCacheManager, counters: SchedulerCounters) -> None:
+        self._kv = kv
+        self._counters = counters
+
+    def add(self, plan: StepPlan) -> None:
+        """Extend the shares of an otherwise complete step by drafts. Preempts nobody."""
+        for request, _ in list(plan.shares.values()):
+            num_drafts = min(len(request.draft_token_ids), plan.budget)
+            end = request.num_tokens + num_drafts
+            if num_drafts and self._kv.grow(request.request_id, request.num_computed_tokens, end):
+                plan.extend(request, num_drafts)
+
+    def note_sampled(self, request: Request, item: ScheduledRequest, num_sampled: int) -> None:
+        """Count the drafts of a step that sampled `num_sampled` tokens: the accepted drafts and one more."""
+        assert 1 <= num_sampled <= 1 + item.num_drafts, f"{request.request_id} got {num_sampled} tokens"
+        request.num_drafted += item.num_drafts
+        request.num_accepted += num_sampled - 1
+        if item.start >= request.num_prompt_tokens:
+            self._counters.note_decode(item.num_drafts, num_sampled - 1)
+
+    def replace(self, requests: Mapping[str, Request], drafts: Mapping[str, Sequence[int]]) -> None:
+        """Keep the drafts of the next step, as far as a request may still generate tokens."""
+        for request_id, token_ids in drafts.items():
+            request = requests.get(request_id)
+            if request is not None and request.is_decoding:
+                request.draft_token_ids = token_ids[: request.max_tokens - request.num_output_tokens - 1]
