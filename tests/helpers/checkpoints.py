@@ -186,6 +186,24 @@ def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **op
     return _save(path, transformers.GraniteConfig(**_SIZES | multipliers | options), seed, dtype)
 
 
+def save_tiny_lfm2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Lfm2ForCausalLM: two convolutions around a layer of attention, then another."""
+    kinds = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    return _save(path, transformers.Lfm2Config(**_SIZES | _UNTIED | kinds | options), seed, dtype)
+
+
+def save_tiny_lfm2_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Lfm2MoeForCausalLM: a dense layer, then experts; the last layer is one of attention."""
+    kinds = {"layer_types": ["conv", "conv", "full_attention"], "num_dense_layers": 1, "num_experts": 6}
+    experts = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    return _save(path, transformers.Lfm2MoeConfig(**_SIZES | _UNTIED | kinds | experts | options), seed, dtype)
+
+
+def save_tiny_granite_hybrid(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GraniteMoeHybridForCausalLM: Mamba-2 around a layer of attention, experts beside a shared block."""
+    return _save(path, transformers.GraniteMoeHybridConfig(**_SIZES | _MAMBA | options), seed, dtype)
+
+
 def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Ministral3ForCausalLM whose queries grow from position 16 on."""
     return _save(path, transformers.Ministral3Config(**_MINISTRAL3 | options), seed, dtype)
@@ -296,6 +314,23 @@ _MINISTRAL3 = _SIZES | {
         "mscale_all_dim": 1.0,
         "llama_4_scaling_beta": 0.4,
     },
+}
+_UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 48,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 4.0,
 }
 _LATENT = _SIZES | {
     "num_key_value_heads": 4,
@@ -451,7 +486,7 @@ def _spread(model: PreTrainedModel, width: float) -> None:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * width)
 
 
