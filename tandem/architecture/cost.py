@@ -146,7 +146,8 @@ class ModelCost:
         num_new = num_tokens - num_cached_tokens
         return float(
             sum(
-                count * (mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
+                count
+                * (mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
                 for mixer, count in self._prompt_mixers.items()
             )
         )

@@ -164,4 +164,6 @@ class LinearRecurrenceSpec(RecurrentMixer):
         """S is read and written; decay, product with q and sum take six operations an element, two more with delta."""
         size, columns = self.num_heads * self.value_dim * self.key_dim, self.conv.channels * (self.conv.taps - 1)
         num_bytes = 2 * (size * _STATE_BYTES + columns * DTYPE_BYTES["bfloat16"])
-        return MixerCost(0, 0, 1, num_bytes, size * (8 if self.is_delta else 6) + 2 * self.conv.channels * self.conv.taps)
+        return MixerCost(
+            0, 0, 1, num_bytes, size * (8 if self.is_delta else 6) + 2 * self.conv.channels * self.conv.taps
+        )

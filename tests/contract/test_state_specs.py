@@ -20,7 +20,7 @@ from tests.helpers.fake_executor import Content, kv_of
 from tests.helpers.layouts import BLOCK_SIZE
 from tests.helpers.oracles import BlockOracle
 from tests.helpers.requests import Bench, bench_of
-from tests.helpers.toy_states import ATTENTION, LAYOUTS, ToyRecurrentSpec, StateExecutor, ToyLatentSpec, toy_layout
+from tests.helpers.toy_states import ATTENTION, LAYOUTS, StateExecutor, ToyLatentSpec, ToyRecurrentSpec, toy_layout
 from tests.unit.scheduler.test_scheduler_stateful import LONGEST, Traffic, assert_nothing_is_held
 from tests.unit.scheduler.test_sharing_stateful import Sharing
 

@@ -25,10 +25,20 @@ DEFAULTS: Final = base.Defaults(
     kv_heads=8,
     vocab=65_536,
 )
-UNUSED_KEYS: Final = """
-    block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim
-    conv_dim_out conv_use_xavier_init num_heads use_pos_enc theta
-""".split()
+UNUSED_KEYS: Final = [
+    "block_dim",
+    "block_mlp_init_scale",
+    "block_norm_eps",
+    "block_out_init_scale",
+    "block_use_swiglu",
+    "block_use_xavier_init",
+    "conv_dim",
+    "conv_dim_out",
+    "conv_use_xavier_init",
+    "num_heads",
+    "use_pos_enc",
+    "theta",
+]
 _CONV = "conv"
 
 
@@ -47,7 +57,11 @@ def read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
         raise fields.wrong("layer_types", f"a list of num_hidden_layers={sizes.num_layers} names")
     if not {*types} <= {base.FULL, _CONV}:
         raise fields.unsupported("layer_types", f"{base.FULL}, {_CONV}")
-    taps, bias, rope = fields.count("conv_L_cache", 3, low=2, high=64), fields.flag("conv_bias", False), sizes.rope(fields)
+    taps, bias, rope = (
+        fields.count("conv_L_cache", 3, low=2, high=64),
+        fields.flag("conv_bias", False),
+        sizes.rope(fields),
+    )
     return [
         _attention(sizes, index, rope) if kind == base.FULL else _convolution(sizes, index, taps, bias=bias)
         for index, kind in enumerate(types)

@@ -23,9 +23,7 @@ class Mixer(Protocol):
 
     params: Hashable
 
-    def write(
-        self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /
-    ) -> torch.Tensor:
+    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
         """What `attend` takes of `x` [num_tokens, hidden], [num_tokens, ...]: queries, or where a state is carried
         forward what it gives; what the layer keeps of `x` is in `state` then.
         """

@@ -152,7 +152,9 @@ class LinearRecurrence:
         return self._kernels.rms_norm(parts, torch.ones(parts.shape[2], device=x.device), eps).flatten(1).mul_(weight)
 
 
-def _linear(parameters: Parameters, first: LinearSpec | None, last: LinearSpec) -> Callable[[torch.Tensor], torch.Tensor]:
+def _linear(
+    parameters: Parameters, first: LinearSpec | None, last: LinearSpec
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """`last(first(x))`, or `last(x)` where there is no `first`."""
     outer = parameters.linear(last)
     if first is None:
