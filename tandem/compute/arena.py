@@ -49,7 +49,7 @@ class LayerLatents:
 
 @dataclass(frozen=True, slots=True)
 class LayerRecurrent:
-    """One layer's view of the arena where it keeps a recurrent state: what a block holds is that after its last token."""
+    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token."""
 
     matrices: torch.Tensor | None  # [num_blocks, num_heads, rows, columns] float32; None = there are none
     columns: torch.Tensor  # [num_blocks, taps - 1, channels], oldest first

@@ -5,15 +5,18 @@ after each of its blocks that has a page: those kept for later requests, and the
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import LayerRecurrent
 from tandem.compute.attention import StateBackend
 from tandem.compute.step import AttentionBatch
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +105,14 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
     token_owner = np.repeat(requests, lengths)
     tokens = np.arange(begins[-1])
 
-    def rows(of: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
+    def rows(of: IntArray, last: IntArray, width: int) -> IntArray:
         """Rows of `with_columns` that hold the `width` tokens up to the step's token `last` of requests `of`."""
         local = last[:, None] - begins[of][:, None] - (width - 1) + np.arange(width)
         in_step = local + begins[of][:, None] + len(ends) * num_columns
         before = of[:, None] * num_columns + local + num_columns
-        return np.where(local >= 0, in_step, before)
+        return np.where(local >= 0, in_step, before).astype(np.int64)
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
+    def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
     return RecurrentBatch(

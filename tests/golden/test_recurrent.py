@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_a_prompt_cut_at_every_position(family: str, tmp_path: Path) -> None:
 
 
 def test_without_experts_and_with_positions(tmp_path: Path) -> None:
-    options = {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True}
+    options: dict[str, Any] = {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True}
     path, prompt = checkpoints.save_tiny_granite_hybrid(tmp_path, **options), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)

@@ -25,20 +25,10 @@ DEFAULTS: Final = base.Defaults(
     kv_heads=8,
     vocab=65_536,
 )
-UNUSED_KEYS: Final = [
-    "block_dim",
-    "block_mlp_init_scale",
-    "block_norm_eps",
-    "block_out_init_scale",
-    "block_use_swiglu",
-    "block_use_xavier_init",
-    "conv_dim",
-    "conv_dim_out",
-    "conv_use_xavier_init",
-    "num_heads",
-    "use_pos_enc",
-    "theta",
-]
+UNUSED_KEYS: Final = (
+    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu"),
+    *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta"),
+)
 _CONV = "conv"
 
 

@@ -94,8 +94,8 @@ class _Terms:
 
     def part(self, start: int, stop: int) -> "_Terms":
         """Those of tokens `start` to `stop - 1`."""
-        arrays = (self.q, self.k, self.v, self.log_decay, self.beta)
-        return _Terms(*(array[start:stop] for array in arrays), self.is_delta)
+        at = slice(start, stop)
+        return _Terms(self.q[at], self.k[at], self.v[at], self.log_decay[at], self.beta[at], self.is_delta)
 
     def step(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One token of each request, from its state [num_requests, num_heads, rows, columns]: (states after it, what

@@ -21,7 +21,8 @@ class Mixer(Protocol):
     one that reads it.
     """
 
-    params: Hashable
+    @property
+    def params(self) -> Hashable: ...
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
         """What `attend` takes of `x` [num_tokens, hidden], [num_tokens, ...]: queries, or where a state is carried

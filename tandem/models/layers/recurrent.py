@@ -98,12 +98,15 @@ class LinearRecurrence:
         batch: RecurrentBatch,
         backend: RecurrentBackend,
     ) -> torch.Tensor:
-        """Gated values [num_tokens, num_heads * value_dim] of `x` [num_tokens, hidden]; what follows is in `state` then."""
+        """Gated values [num_tokens, num_heads * value_dim] of `x` [num_tokens, hidden]; the state that follows is in
+        `state` then.
+        """
         spec = self._spec
         parts = [linear(x) for linear in self._qkv]
         mixed = self._conv(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), state, batch)
         keys, values = spec.num_groups * spec.key_dim, spec.num_heads * spec.value_dim
-        split = mixed.split([values if part == "v" else keys for part in spec.conv_order], dim=1)
+        widths = [values if part == "v" else keys for part in spec.conv_order]
+        split = torch.split(mixed, widths, dim=1)
         found = dict(zip(spec.conv_order, split, strict=True))
         q, k = (found[part].reshape(-1, spec.num_groups, spec.key_dim) for part in "qk")
         v = found["v"].reshape(-1, spec.num_heads, spec.value_dim)
