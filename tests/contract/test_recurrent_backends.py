@@ -1,4 +1,4 @@
-"""The chunked form of the recurrence beside its definition: heads in groups, with delta, with a decay of each column."""
+"""The chunked form of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
 
 import pytest
 import torch

@@ -14,11 +14,7 @@ from tests.helpers.engines import drain, serve_alone, tiny_engine, token_ids
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
-FAMILIES = {
-    "lfm2": checkpoints.save_tiny_lfm2,
-    "lfm2_moe": checkpoints.save_tiny_lfm2_moe,
-    "granite_hybrid": checkpoints.save_tiny_granite_hybrid,
-}
+FAMILIES = checkpoints.RECURRENT_BUILDERS
 PYTHON = {"dtype": "float32", "native_kernels": False, "attention_backend": "reference"}
 
 

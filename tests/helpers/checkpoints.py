@@ -421,6 +421,14 @@ MORE_BUILDERS: dict[str, Builder] = {
 """Families of which parity with transformers is tested: their parts are tested with the others."""
 
 
+RECURRENT_BUILDERS: dict[str, Builder] = {
+    "lfm2": save_tiny_lfm2,
+    "lfm2_moe": save_tiny_lfm2_moe,
+    "granite_hybrid": save_tiny_granite_hybrid,
+}
+"""Families with recurrent states, which the reference backend alone computes."""
+
+
 def edit_config(path: Path, **changes: Any) -> Path:
     """Rewrite keys of the `config.json` in `path`; `...` removes a key."""
     return _edit(path, "config.json", changes)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.state_space import StateSpaceSizes, check_step_limit, read_kinds
+from tandem.architecture.families.state_space import CHUNK_KEYS, StateSpaceSizes, check_step_limit, read_kinds
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import MAX_COUNT, Fields
 from tandem.architecture.mixers import MixerSpec
@@ -22,7 +22,7 @@ _DEFAULTS = base.Defaults(
     heads=32,
     vocab=32_000,
 )
-_UNUSED_KEYS = ("mamba_chunk_size", "normalization_function", "init_method", "embedding_init_range")
+_UNUSED_KEYS = (*CHUNK_KEYS, "normalization_function", "init_method", "embedding_init_range")
 _ROPE = "rope"
 
 

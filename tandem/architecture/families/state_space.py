@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import Gating, LinearRecurrenceSpec, conv_spec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, Source, TensorSpec
+
+CHUNK_KEYS: Final = ("mamba_chunk_size",)  # a recurrence gives the same but for rounding however it is cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class StateSpaceSizes:
 
 def check_step_limit(fields: Fields) -> None:
     """Refuses bounds of a step: `transformers` applies them to a prompt and not to what follows."""
+    fields.only("number_of_conv_states", (1,), "1")
     limits = fields.get("time_step_limit")
     if limits is not None and limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
         raise fields.unsupported("time_step_limit", "[0.0, Infinity]")
