@@ -21,19 +21,24 @@ help: ## list the verbs
 
 setup: $(VENV)/.ready proto ## virtual environment, pinned dependencies, compiled kernels, generated stubs
 
-proto: $(VENV)/.ready ## generate the gRPC modules from proto/
+proto: $(VENV)/.serves ## generate the gRPC modules from proto/
 	@$(BIN)/python -m tandem.rpc.compile
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# What serving needs. The kernels are compiled while packages are fetched: the compiler's module needs none of them.
+$(VENV)/.serves: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the $$(grep -c '==' constraints.txt) packages of constraints.txt into $(VENV): minutes, and some 3 GB, the first time"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "compiling the CPU kernels: up to a minute"
-	@$(BIN)/python -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
+	@echo "installing PyTorch and what else serving needs into $(VENV), and compiling the CPU kernels: minutes, the first time"
+	@($(PYTHON) -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead") & \
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,nixl]' grpcio-tools; installed=$$?; wait; exit $$installed
 	@touch $@
 
-run: setup ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
+$(VENV)/.ready: $(VENV)/.serves
+	@echo "installing the rest of the $$(grep -c '==' constraints.txt) packages of constraints.txt, for tests and checks: minutes, the first time"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: proto ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
 	@$(BIN)/tandem up $(if $(MODEL),--model $(MODEL)) --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(if $(REDIS),--redis $(REDIS)) $(ARGS)
 
 # Tests want a real Redis; where it may, this installs one.

@@ -126,7 +126,7 @@ class Churn:
         )
         sample = StepSample(num_running=8, num_context_tokens=10_000, duration_s=self._random.uniform(0.005, 0.02))
         status = reported(worker.worker_id, worker.role, self._random, self._clock.now_s(), epoch=worker.epoch)
-        self.view.take(f"{worker.worker_id}:1", replace(status, links=links, step_samples=(sample,)))
+        self.view.update(f"{worker.worker_id}:1", replace(status, links=links, step_samples=(sample,)))
 
     def _exchange(self, worker: Worker) -> None:
         new = [self._random.randbytes(32) for _ in range(EXCHANGED_BLOCKS)]

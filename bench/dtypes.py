@@ -68,9 +68,11 @@ def text_of(documents: Sequence[str]) -> str:
     return "\n".join((_ROOT / name).read_text(encoding="utf-8") for name in documents)
 
 
-def checkpoint(dtype: str) -> Path:
-    """The model's directory with weights of `dtype`, fetched and converted first if need be. Raises CheckpointError."""
-    return converted(fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", dtype=dtype)
+def checkpoint(dtype: str | None) -> Path:
+    """The model's directory with weights of `dtype`, or of its codes, made first if need be. Raises CheckpointError."""
+    return converted(
+        fetch_default_model(default_cache_dir() / "models"), default_cache_dir() / "gguf", decoded_to=dtype
+    )
 
 
 def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: bool) -> torch.Tensor:

@@ -23,7 +23,7 @@ from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import (
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
@@ -103,7 +103,7 @@ class InstantWorker(_Rest):
             worker=address, pid=os.getpid(), epoch=1, lifecycle="ready", state=state, model=_info(self._model)
         )
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         for start, end in self._messages:
             await self._steps.end()
             is_last = end == self._messages[-1][1]
@@ -115,7 +115,7 @@ class InstantWorker(_Rest):
                 finish_reason=FinishReason.LENGTH if is_last else None,
                 metrics=RequestMetrics(0.0, 0.0, 0.0, 0.0, len(call.prompt_token_ids), end, 0, 0) if is_last else None,
             )
-            yield GenerateNews(output)
+            yield GenerateUpdate(output)
             if call.prompt_token_ids[0] == HANGING_TOKEN:
                 await asyncio.Event().wait()
 
@@ -127,7 +127,7 @@ class HangingWorker(InstantWorker):
         super().__init__(model, 2, 1)
         self.gone_s: list[float] = []
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         try:
             async for update in super().generate(call):
                 yield update

@@ -1,9 +1,9 @@
 """Planners over a recorded hour: what users get and what it costs, by policy and by how long a replica takes to start.
 
-Every policy sees the same fleet in virtual time (`tandem.sim`): the router's real decisions, workers as fast as their
-roofline. Copies of the trace are laid over each other to fill several replicas; each has its own prefixes, and all
-arrivals are spread inside the trace's ticks. The best fixed pool is known in hindsight: the smallest that reaches the
-target. Elastic policies start from it, so nobody is charged for a cold start of the whole fleet.
+Every policy sees the same fleet in virtual time (`tandem.fleet_simulation`): the router's real decisions, workers as
+fast as their roofline. Copies of the trace are laid over each other to fill several replicas; each has its own
+prefixes, and all arrivals are spread inside the trace's ticks. The best fixed pool is known in hindsight: the smallest
+that reaches the target. Elastic policies start from it, so nobody is charged for a cold start of the whole fleet.
 """
 
 import argparse
@@ -17,6 +17,9 @@ from pathlib import Path
 
 from bench.report import Report, Row
 from tandem.architecture.catalogue import find_cost
+from tandem.fleet_simulation.cluster import Cluster
+from tandem.fleet_simulation.result import PoolSizes, SimulationResult
+from tandem.fleet_simulation.setting import SimulationSetting
 from tandem.planning.capacity import DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.planning.hardware import ACCELERATORS
 from tandem.planning.observation import ScalingPolicy
@@ -27,9 +30,6 @@ from tandem.planning.roofline import Roofline
 from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
 from tandem.planning.two_loop_rule import TwoLoopRule
 from tandem.routing.admission import AdmissionLimits
-from tandem.sim.cluster import Cluster
-from tandem.sim.result import PoolSizes, SimResult
-from tandem.sim.setting import SimSetting
 from tandem.workload.arrivals import spread_in_ticks
 from tandem.workload.slo import Slo, SloReport
 from tandem.workload.trace import MOONCAKE_BLOCK_SIZE, TraceRequest, read_trace
@@ -69,11 +69,11 @@ class Scenario:
             max_decode=_MOST,
         )
 
-    def setting(self, pools: tuple[int, int], startup_s: float, interval_s: float) -> SimSetting:
+    def setting(self, pools: tuple[int, int], startup_s: float, interval_s: float) -> SimulationSetting:
         accelerator = next(found for found in ACCELERATORS if found.name == self.hardware)
         worker = Roofline(find_cost(self.shape), accelerator)
         block_size = MOONCAKE_BLOCK_SIZE if self.trace.suffix == ".jsonl" else 16
-        return SimSetting(
+        return SimulationSetting(
             prefill=worker.speed,
             decode=worker.speed,
             prefill_kv_tokens=worker.kv_tokens,
@@ -165,7 +165,7 @@ def elastic_run(scenario: Scenario, pools: tuple[int, int], number: int, startup
     return _run(contestant.name, startup_s, simulated, scenario.slo)
 
 
-def _run(system: str, startup_s: float, simulated: SimResult, slo: Slo) -> Run:
+def _run(system: str, startup_s: float, simulated: SimulationResult, slo: Slo) -> Run:
     report = simulated.report(slo)
     return Run(system, startup_s, report, simulated.accelerator_hours, simulated.num_changes, simulated.sizes)
 

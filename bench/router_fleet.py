@@ -145,8 +145,8 @@ class RouterFleet:
 
         acts = {
             "read from the wire": lambda: form.decode(data),
-            "taken": lambda: self._view.take("worker-1:1", status),
-            "taken, with a sample": lambda: self._view.take("worker-1:1", sampled),
+            "taken": lambda: self._view.update("worker-1:1", status),
+            "taken, with a sample": lambda: self._view.update("worker-1:1", sampled),
         }
         return {name: tuple(spent_us(act) for _ in range(rounds)) for name, act in acts.items()}
 
@@ -159,7 +159,7 @@ class RouterFleet:
         for _ in range(rounds):
             began_s = time.process_time()
             async for status in client.watch(0.25):
-                self._view.take("worker-1:1", status)
+                self._view.update("worker-1:1", status)
             samples.append((time.process_time() - began_s) / REPORTS_TIMED * 1e6)
         await client.close()
         await server.stop()
@@ -197,7 +197,7 @@ class RouterFleet:
     def _report_all(self) -> None:
         """News of every worker, as they come four times a second."""
         for i, name in enumerate(self._names):
-            self._view.take(f"{name}:1", self._status(i))
+            self._view.update(f"{name}:1", self._status(i))
 
     def _measure_links(self) -> None:
         prefills = self._names[1::2]
@@ -210,7 +210,7 @@ class RouterFleet:
 
 
 def reported(worker_id: str, role: Role, source: random.Random, now_s: float, epoch: int = 1) -> WorkerStatus:
-    """A worker's news at some load or other."""
+    """A worker's status at some load or other."""
     queued = source.randrange(30_000) if role is Role.PREFILL else 0
     state = WorkerState(
         worker_id=worker_id,

@@ -1,7 +1,7 @@
-"""A Redis as tasks of an event loop ask it; whoever asks bounds each call with `answered_within`.
+"""Redis client for tasks of an event loop; callers bound each call with `answered_within`.
 
-After a failover it finds the new master: by asking the Sentinels that its URL names, or by connecting to its address
-anew once the old one says that it is a replica.
+After a failover it finds the new master: by the Sentinels that its URL names, or by reconnecting to its address once
+the old master says that it is a replica.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _SENTINEL_S = 0.2  # NOTE: of one that does not answer; within the time of a cal
 
 
 class _Pool(ConnectionPool):
-    """A pool whose idle connections nobody takes while they are being dropped."""
+    """A connection pool whose idle connections cannot be acquired while they are being closed."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         if inuse_connections:
@@ -37,14 +37,15 @@ class _Pool(ConnectionPool):
 
 
 class _SentinelPool(_Pool, SentinelConnectionPool):
-    """The same of the master that Sentinels name."""
+    """The same for the master named by Sentinels."""
 
 
 class _QueueingRedis(Redis):
-    """Asks no more at once than it has connections; further questions wait, first come first served.
+    """Runs at most as many calls at once as it has connections; further calls wait in order.
 
-    NOTE: a pool raises a RedisError for them, as if Redis were away. A BlockingConnectionPool waits, but wakes nobody
-    else when the one it woke is cancelled in that moment: a free connection is then nobody's until the next release.
+    NOTE: a pool raises a RedisError for them, as if Redis were unavailable. A BlockingConnectionPool waits, but when
+    the task that it woke is cancelled in that moment it wakes no other: the connection stays unused until the next
+    release.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -98,10 +99,10 @@ async def answered_within(limit_s: float) -> AsyncIterator[None]:
 
 
 def explained(error: Exception, user: User) -> str:
-    """What Redis or the network said; where Redis refused the user of the URL, with the remedy.
+    """Message of a Redis or network error; if Redis refused the URL's user, with the remedy.
 
     Args:
-        user: the one whose rules allow what was asked.
+        user: the user whose rules allow the call.
     """
     # NOTE: what is refused within a script has no error class of its own
     is_refused = isinstance(error, AuthenticationError | NoPermissionError) or "user executing the script" in str(error)
@@ -114,7 +115,7 @@ def explained(error: Exception, user: User) -> str:
 
 
 def not_understood(url: str) -> ConfigurationError:
-    """What to raise for a URL. NOTE: without its options, which may be passwords, misspelt ones too."""
+    """Error for an invalid URL. NOTE: without its options, which may be passwords, even misspelt ones."""
     return ConfigurationError(
         f"Redis URL {shown(without_password(url).partition('?')[0])} is not understood; "
         "write redis://host:port or redis+sentinel://host:port,host:port/service, "
@@ -123,17 +124,16 @@ def not_understood(url: str) -> ConfigurationError:
 
 
 def connect(url: str, *, num_retries: int = 0) -> Redis:
-    """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
+    """A client that connects when first used and reconnects after a loss. Any number of calls may run at once.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`, or as for `SentinelUrl`.
 
     NOTE: it has no timeout of its own for calls. That one is an `asyncio.wait_for` around each send, which before
-    Python 3.12 loses a cancellation that comes together with its result: a task that asks again and again is then
-    never ended.
+    Python 3.12 loses a cancellation that arrives together with its result: a task that repeats calls would never end.
 
     Raises:
-        ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
+        ConfigurationError: the URL is invalid. It is not checked whether Redis is available.
     """
     options = {
         "max_connections": MAX_CONNECTIONS,

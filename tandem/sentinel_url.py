@@ -30,12 +30,12 @@ class SentinelUrl:
 
     @staticmethod
     def is_one(url: str) -> bool:
-        """Whether a URL says that it is of this kind."""
+        """Whether a URL has this scheme."""
         return url.partition("://")[0].lower() in _SCHEMES
 
     @classmethod
     def parse(cls, url: str) -> "SentinelUrl":
-        """Raises ValueError where it is another kind of URL, or has no service."""
+        """Parses a URL. Raises ValueError for another scheme, or without a service."""
         parts = urlsplit(url)
         user, _, hosts = parts.netloc.rpartition("@")
         username, _, password = user.partition(":")
@@ -54,11 +54,11 @@ class SentinelUrl:
         )
 
     def sentinel_options(self) -> dict[str, Any]:
-        """Of connections to the Sentinels, as redis-py names them."""
+        """Options of connections to the Sentinels, as named by redis-py."""
         return {**self._tls(), "username": self.sentinel_username, "password": self.sentinel_password}
 
     def master_options(self) -> dict[str, Any]:
-        """Of connections to the master, as redis-py names them."""
+        """Options of connections to the master, as named by redis-py."""
         return {**self._tls(), "db": self.db, "username": self.username, "password": self.password}
 
     def _tls(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from bench.gpu.stack import Stack
 from bench.report import Row
 from tandem.core.errors import TransportError
 from tandem.core.sampling_params import SamplingParams
-from tandem.scheduler.output import KVNews, KVReserved, SampledToken
+from tandem.scheduler.output import KVEvent, KVReserved, SampledToken
 from tandem.scheduler.request import Handoff
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.blocks import plan_read
@@ -134,12 +134,12 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
     """One prompt: computed there, decoded here."""
     reserved: list[KVReserved] = []
 
-    def hear(event: KVNews) -> None:
+    def hear(event: KVEvent) -> None:
         if isinstance(event, KVReserved):
             reserved.append(event)
 
     engine = stack.engine
-    engine.on_kv_news = hear
+    engine.on_kv_event = hear
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     started_s = time.monotonic()
     source.send(Prefill(prompt))

@@ -10,7 +10,7 @@ from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
-from tandem.scheduler.output import KVComputed, KVNews
+from tandem.scheduler.output import KVComputed, KVEvent
 from tandem.scheduler.request import Handoff
 from tandem.transport.base import KVTransport, MemoryPool
 from tandem.transport.card import Identity
@@ -28,7 +28,7 @@ def serve(connection: Connection, setting: Setting, name: str, length: int, chun
     transports, refused = open_transports(stack)
     cards = {key: transport.card() for key, transport in transports.items()}
     connection.send(Hello(stack.arena.pages, cards, refused))
-    stack.engine.on_kv_news = lambda event: _tell(connection, event)
+    stack.engine.on_kv_event = lambda event: _tell(connection, event)
     try:
         while True:
             _answer(connection, stack, connection.recv())
@@ -63,7 +63,7 @@ def open_transports(stack: Stack) -> tuple[dict[str, KVTransport], dict[str, str
         return {}, {"nixl": str(error)}
 
 
-def _tell(connection: Connection, event: KVNews) -> None:
+def _tell(connection: Connection, event: KVEvent) -> None:
     if isinstance(event, KVComputed):
         (group,) = event.groups
         connection.send(Computed(group.first_index, group.block_ids, time.monotonic()))

@@ -32,7 +32,7 @@ from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.models.load_plan import LoadingPlan
 from tandem.models.parameters import Parameters
-from tandem.scheduler.output import KVNews, KVReserved, SampledToken, SchedulerOutput
+from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, SchedulerOutput
 from tandem.scheduler.request import Handoff
 from tandem.scheduler.scheduler import Scheduler
 
@@ -194,8 +194,8 @@ def fill_with_noise(arena: Arena, dtype: str) -> None:
 
 def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int) -> list[str]:
     """Requests of `num_tokens` tokens whose KV is whatever the arena holds; each step decodes all. Their ids."""
-    events: list[KVNews] = []
-    stack.engine.on_kv_news = events.append
+    events: list[KVEvent] = []
+    stack.engine.on_kv_event = events.append
     params = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
     vocab_size = stack.model.spec.vocab_size
     ids = [

@@ -7,7 +7,7 @@ from tandem.serving.command import run_command
 
 
 def _serve(settings: GatewaySettings) -> int:
-    """Until SIGTERM or SIGINT; returns the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     from tandem.gateway.server import run_gateway
 
     return run_gateway(settings)

@@ -7,7 +7,7 @@ from tandem.serving.command import run_command
 
 
 def _serve(settings: PlannerSettings) -> int:
-    """Until SIGTERM or SIGINT; returns the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     from tandem.scaling.process import run_planner
 
     return run_planner(settings)

@@ -7,7 +7,7 @@ from tandem.serving.router_settings import RouterSettings
 
 
 def _serve(settings: RouterSettings) -> int:
-    """Until SIGTERM or SIGINT; returns the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     from tandem.serving.router_process import run_router
 
     return run_router(settings)

@@ -1,6 +1,6 @@
 """Accounts as a gateway uses them: keys, reservations before a request, settlements after it, lease renewals between.
 
-Invariant: each `Held` is settled once; a settlement is resent until the store has accepted it. Independent of HTTP.
+Invariant: each `Reservation` is settled once; a settlement is resent until the store has accepted it. No HTTP here.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway deli
 
 
 @dataclass(slots=True)
-class Held:
+class Reservation:
     """The reservation of one request. `rate_limits` is None until the store has granted it. `delivered` returns the
     usage delivered to the client so far, which is billed if this process dies before the request ends.
     """
@@ -68,7 +68,7 @@ class Accounts:
         self._may_be_lost = may_be_lost
         self._wall = wall
         self._renew_s = lease_s / RENEWALS_PER_LEASE
-        self._open: dict[str, Held] = {}
+        self._open: dict[str, Reservation] = {}
         self._incarnation: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -106,51 +106,53 @@ class Accounts:
             raise KeyRefusedError("this API key was revoked; ask for another one")
         return key
 
-    def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
+    def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Reservation:
         """Computes the reservation for the most a request may use; `reserve` makes it."""
         charge_id = random_id()
-        return Held(Charge.of(charge_id, key, most, self.prices.dearest.cost_nanos(most)), request_id, model)
+        return Reservation(
+            Charge.of(charge_id, key, most, self.prices.most_expensive.cost_nanos(most)), request_id, model
+        )
 
-    async def reserve(self, held: Held) -> None:
+    async def reserve(self, reservation: Reservation) -> None:
         """Makes a reservation. `settle` it afterwards in every case, also when this call was cancelled.
 
         Raises:
-            TandemError: as `Till.reserve`; it is then settled already.
+            TandemError: as `ChargeStore.reserve`; it is then settled already.
             AccountsUnavailableError: the store is unavailable, and `may_be_lost` is False.
         """
         if self.settlements.is_full:
-            held.is_settled = True
+            reservation.is_settled = True
             raise AccountsUnavailableError("too many settlements wait for the store of accounts", 1.0)
-        self._open[held.charge.charge_id] = held
+        self._open[reservation.charge.charge_id] = reservation
         try:
-            held.rate_limits = await self.store.reserve(held.charge)
+            reservation.rate_limits = await self.store.reserve(reservation.charge)
         except AccountsUnavailableError as error:
             if self._may_be_lost:
                 return
             if error.may_have_happened:
-                self.settle(held, Usage(), ChargeOutcome.REFUNDED)
-            self._forget(held)
+                self.settle(reservation, Usage(), ChargeOutcome.REFUNDED)
+            self._forget(reservation)
             raise
         except TandemError:  # NOTE: refused; there is nothing to settle
-            self._forget(held)
+            self._forget(reservation)
             raise
 
-    def settle(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> asyncio.Event | None:
+    def settle(self, reservation: Reservation, usage: Usage, outcome: ChargeOutcome) -> asyncio.Event | None:
         """Bills the usage and releases the rest of the reservation. Returns an event that is set once the store has
         accepted it; None: it was settled before.
         """
-        if held.is_settled:
+        if reservation.is_settled:
             return None
-        self._forget(held)
-        charge = held.charge
+        self._forget(reservation)
+        charge = reservation.charge
         used = (int(outcome is not ChargeOutcome.REFUNDED), usage.num_rated_input, usage.num_output)
-        is_granted = held.rate_limits is not None
-        entry = self._entry(held, usage, outcome)
+        is_granted = reservation.rate_limits is not None
+        entry = self._entry(reservation, usage, outcome)
         return self.settlements.add(ChargeSettlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
 
-    async def settle_and_wait(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> None:
+    async def settle_and_wait(self, reservation: Reservation, usage: Usage, outcome: ChargeOutcome) -> None:
         """Like `settle`; waits up to `SETTLE_WAIT_S` for the store, so that the next request sees the new balance."""
-        has_it = self.settle(held, usage, outcome)
+        has_it = self.settle(reservation, usage, outcome)
         if has_it is not None and not has_it.is_set():
             try:
                 async with asyncio.timeout(SETTLE_WAIT_S):
@@ -162,9 +164,9 @@ class Accounts:
         """Looks up the known keys again, to notice changes."""
         await self._keys.refresh()
 
-    def _forget(self, held: Held) -> None:
-        held.is_settled = True
-        self._open.pop(held.charge.charge_id, None)
+    def _forget(self, reservation: Reservation) -> None:
+        reservation.is_settled = True
+        self._open.pop(reservation.charge.charge_id, None)
 
     async def _refresh(self) -> None:
         while True:
@@ -180,29 +182,29 @@ class Accounts:
 
         NOTE: also renews requests that the store may not have granted: it ignores unknown ones.
         """
-        await self.store.renew([self._renewal(held) for held in self._open.values()])
+        await self.store.renew([self._renewal(reservation) for reservation in self._open.values()])
         await self.store.expire()
         former, self._incarnation = self._incarnation, await self.store.incarnation()
-        if former not in (None, "", self._incarnation) and (num_settlements := self.settlements.tell_again()):
+        if former not in (None, "", self._incarnation) and (num_settlements := self.settlements.resend()):
             _logger.warning(
                 "another process answers for the store of accounts: it is told the last %d settlements again",
                 num_settlements,
             )
-        self.settlements.forget_taken(may_be_lost=self._incarnation != "")
+        self.settlements.forget_accepted(may_be_lost=self._incarnation != "")
 
-    def _renewal(self, held: Held) -> Renewal:
-        usage = held.delivered()
-        checkpoint = None if usage == Usage() else self._entry(held, usage, ChargeOutcome.EXPIRED)
-        return Renewal(held.charge, held.rate_limits is not None, checkpoint)
+    def _renewal(self, reservation: Reservation) -> Renewal:
+        usage = reservation.delivered()
+        checkpoint = None if usage == Usage() else self._entry(reservation, usage, ChargeOutcome.EXPIRED)
+        return Renewal(reservation.charge, reservation.rate_limits is not None, checkpoint)
 
-    def _entry(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> LedgerEntry:
-        charge, key = held.charge, held.charge.key
+    def _entry(self, reservation: Reservation, usage: Usage, outcome: ChargeOutcome) -> LedgerEntry:
+        charge, key = reservation.charge, reservation.charge.key
         return LedgerEntry(
             charge.charge_id,
-            held.request_id,
+            reservation.request_id,
             key.key_id,
             key.tenant,
-            held.model,
+            reservation.model,
             int(self._wall() * 1000),
             usage,
             self.prices.cost_nanos(usage),

@@ -15,7 +15,7 @@ Rates = tuple[int | None, int | None, int | None]
 
 
 @dataclass(slots=True)
-class _Held:
+class _OpenReservation:
     amounts: Amounts
     cost_nanos: int
     until_ms: int
@@ -28,7 +28,7 @@ class Balance:
         self._rates = rates
         self._levels = [(rate or 0) * PARTS_PER_TOKEN for rate in rates]
         self._at_ms = now_ms
-        self._open: dict[str, _Held] = {}
+        self._open: dict[str, _OpenReservation] = {}
         self._next_end_ms = 0
         self.spent_nanos = spent_nanos
         self.held_nanos = 0
@@ -42,7 +42,7 @@ class Balance:
         return charge_id in self._open
 
     def reserve(self, charge: Charge, now_ms: int, lease_ms: int) -> RateLimitState:
-        """Makes a reservation. Raises as `Till.reserve`; nothing is reserved then."""
+        """Makes a reservation. Raises as `ChargeStore.reserve`; nothing is reserved then."""
         self._advance(now_ms)
         if why := self._missing(charge):
             raise refusal(
@@ -86,7 +86,7 @@ class Balance:
 
     def _hold(self, charge: Charge, until_ms: int) -> None:
         self.held_nanos += charge.cost_nanos
-        self._open[charge.charge_id] = _Held(charge.amounts, charge.cost_nanos, until_ms)
+        self._open[charge.charge_id] = _OpenReservation(charge.amounts, charge.cost_nanos, until_ms)
         self._next_end_ms = min(self._next_end_ms, until_ms)
 
     def _advance(self, now_ms: int) -> None:

@@ -35,14 +35,14 @@ class LedgerQuery:
         """End of the last day (exclusive), milliseconds since the epoch."""
         return _day_ms(self.until_day, "until_day", 1)
 
-    def takes(self, entry: LedgerEntry) -> bool:
+    def matches(self, entry: LedgerEntry) -> bool:
         return (
             (self.since_day or "") <= entry.day <= (self.until_day or "~")
             and self.key_id in (None, entry.key_id)
             and self.tenant in (None, entry.tenant)
         )
 
-    def takes_total(self, total: Total) -> bool:
+    def matches_total(self, total: Total) -> bool:
         return self.key_id in (None, total.key_id) and self.tenant in (None, total.tenant)
 
 

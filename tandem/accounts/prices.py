@@ -37,7 +37,7 @@ class Prices:
         return -(-picos // _PICOS_PER_NANO)
 
     @property
-    def dearest(self) -> "Prices":
+    def most_expensive(self) -> "Prices":
         """Upper bounds, for reservations: planned cache writes may be billed as reads or plain input in the end."""
         read_or_not = max(self.input, self.cache_read)
         written_5m = max(read_or_not, self.cache_write_5m)

@@ -263,7 +263,7 @@ def _decoded(value: bytes) -> AccountKey:
 def _wanted(page: Sequence[Any], query: LedgerQuery) -> list[LedgerEntry]:
     """Entries of a page that match the query."""
     entries = (LedgerEntry.from_json(json.loads(fields[b"entry"])) for _, fields in page)
-    return [entry for entry in entries if query.takes(entry)]
+    return [entry for entry in entries if query.matches(entry)]
 
 
 def _or_empty(value: int | None) -> int | str:

@@ -24,7 +24,7 @@ async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, fo
     if not set(groups) <= set(GROUPS):
         raise InvalidRequestError(f"by={shown(by)} must be some of {', '.join(GROUPS)}")
     totals = await store.totals(query.since_day, query.until_day)
-    wanted = (total for total in totals if query.takes_total(total))
+    wanted = (total for total in totals if query.matches_total(total))
     return await asyncio.to_thread(lambda: written(total_rows(wanted, groups), form).encode())
 
 

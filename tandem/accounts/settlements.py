@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from tandem.accounts.charge import ChargeSettlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
-from tandem.accounts.store import Till
+from tandem.accounts.store import ChargeStore
 from tandem.core.clock import Clock, SystemClock
 
 MAX_WAITING = 50_000
-MAX_TOLD_AGAIN, TOLD_AGAIN_S = 10_000, 600.0  # NOTE: far below the day for which a store knows what it has
+MAX_RESENT, RESENT_S = 10_000, 600.0  # NOTE: far below the day for which a store knows what it has
 NUM_SENDERS = 8
 _RETRY_S = 0.5
 
@@ -33,11 +33,11 @@ class _Item:
 class Settlements:
     """Queue of settlements: `add` from the event loop; a few tasks send them to the store."""
 
-    def __init__(self, till: Till, journal: Journal | None, clock: Clock | None = None) -> None:
-        self._till = till
+    def __init__(self, store: ChargeStore, journal: Journal | None, clock: Clock | None = None) -> None:
+        self._store = store
         self._journal = journal
         self._clock = clock or SystemClock()
-        self._taken: deque[tuple[float, ChargeSettlement]] = deque(maxlen=MAX_TOLD_AGAIN)
+        self._accepted: deque[tuple[float, ChargeSettlement]] = deque(maxlen=MAX_RESENT)
         self._waiting: deque[_Item] = deque()
         self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
@@ -56,9 +56,9 @@ class Settlements:
         return len(self._waiting) + self._num_sending
 
     @property
-    def num_taken(self) -> int:
+    def num_accepted(self) -> int:
         """Accepted settlements that can be resent."""
-        return len(self._taken)
+        return len(self._accepted)
 
     @property
     def is_full(self) -> bool:
@@ -97,20 +97,20 @@ class Settlements:
             self._keep()
         return item.has_it
 
-    def tell_again(self) -> int:
+    def resend(self) -> int:
         """Resends the recently accepted settlements and returns their number; the store ignores those it still has."""
-        self.forget_taken(may_be_lost=True)
-        settlements = [settlement for _, settlement in self._taken]
-        self._taken.clear()
+        self.forget_accepted(may_be_lost=True)
+        settlements = [settlement for _, settlement in self._accepted]
+        self._accepted.clear()
         for settlement in settlements:
             self.add(settlement)
         return len(settlements)
 
-    def forget_taken(self, *, may_be_lost: bool) -> None:
+    def forget_accepted(self, *, may_be_lost: bool) -> None:
         """Drops accepted settlements that are too old to resend; all, if the store cannot lose any."""
-        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
-        while self._taken and (not may_be_lost or self._taken[0][0] < oldest_s):
-            self._taken.popleft()
+        oldest_s = self._clock.now_s() - RESENT_S
+        while self._accepted and (not may_be_lost or self._accepted[0][0] < oldest_s):
+            self._accepted.popleft()
 
     def _queue(self, item: _Item) -> None:
         self._waiting.append(item)
@@ -138,7 +138,7 @@ class Settlements:
                 self._has_work.set()  # NOTE: another sender may have found nothing meanwhile
         if is_taken:
             self._unkept.pop(item, None)
-            self._taken.append((self._clock.now_s(), item.settlement))
+            self._accepted.append((self._clock.now_s(), item.settlement))
             item.has_it.set()
             self._finish()
         else:
@@ -147,7 +147,7 @@ class Settlements:
 
     async def _tell(self, settlement: ChargeSettlement) -> bool:
         try:
-            await self._till.settle(settlement)
+            await self._store.settle(settlement)
         except AccountsUnavailableError as error:
             if not self._is_away:
                 _logger.warning("settlements wait until the store of accounts is back: %s", error)

@@ -45,7 +45,7 @@ class KeyStore(Protocol):
         ...
 
 
-class Till(Protocol):
+class ChargeStore(Protocol):
     """The part of the store that reserves and settles charges; each call is atomic."""
 
     async def reserve(self, charge: Charge) -> RateLimitState:
@@ -90,7 +90,7 @@ class Ledger(Protocol):
         ...
 
 
-class AccountStore(KeyStore, Till, Ledger, Protocol):
+class AccountStore(KeyStore, ChargeStore, Ledger, Protocol):
     """A complete store. Call `start` in the event loop before anything else, and `close` once."""
 
     def start(self) -> None: ...

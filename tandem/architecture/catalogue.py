@@ -1,4 +1,4 @@
-"""Models that people plan for, by name, so that a plan needs neither a checkpoint nor a network.
+"""Catalogue of models for capacity planning, by name, so that a plan needs neither a checkpoint nor a network.
 
 Each is the part of its published `config.json` that decides its cost. `dense-30b` is made up: Qwen3-32B with 58
 layers instead of 64, which has 30 billion parameters.
@@ -78,7 +78,7 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def catalogue_names() -> tuple[str, ...]:
-    """In the order of their families."""
+    """Names, in the order of their families."""
     return tuple(_ROWS)
 
 

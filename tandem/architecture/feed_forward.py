@@ -13,8 +13,8 @@ _Named = TypeVar("_Named", LinearSpec, NormSpec, TensorSpec)
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """In place of an activation: `(up + 1) * gate * sigmoid(alpha * gate)` with `gate` at most `limit` and `up` within
-    `limit` of 0 (gpt-oss).
+    """Clamped activation of gpt-oss: `(up + 1) * gate * sigmoid(alpha * gate)` with `gate` at most `limit` and `up`
+    within `limit` of 0.
     """
 
     alpha: float
@@ -40,7 +40,7 @@ class GatedSpec:
             yield from linear.tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors that one token is multiplied by."""
+        """Tensors used by one token."""
         return self.tensors()
 
     @property
@@ -50,7 +50,7 @@ class GatedSpec:
 
 
 class Score(StrEnum):
-    """From a router's logits to the numbers by which experts are chosen and weighted."""
+    """Function from a router's logits to the scores by which experts are chosen and weighted."""
 
     SOFTMAX = "softmax"  # over all experts
     SOFTMAX_OF_CHOSEN = "softmax of chosen"  # experts are chosen by logit
@@ -116,14 +116,14 @@ def _under(prefix: str, spec: _Named) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """Number of experts in one layer, of those that a token passes, and of elements in the matrices of one expert."""
+    """Number of experts in a layer, of experts chosen for a token, and of elements in the matrices of one expert."""
 
     num_experts: int
     top_k: int
     expert_size: int
 
     def idle_share(self, num_tokens: float) -> float:
-        """Part of the experts that none of so many tokens chose, choices taken as independent and even."""
+        """Expected share of experts chosen by none of so many tokens, for independent and even choices."""
         return float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 
@@ -147,7 +147,7 @@ class MixtureOfExpertsSpec:
             yield from expert.tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors that one token is multiplied by, as if it had chosen the first experts."""
+        """Tensors used by one token, as if it had chosen the first experts."""
         yield from self._common_tensors()
         for expert in self.experts[: self.router.top_k]:
             yield from expert.tensors()
@@ -181,7 +181,7 @@ class BranchSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSpec:
-    """Sum of the outputs of blocks that all take the same input. One of them at most has experts."""
+    """Sum of the outputs of blocks with the same input. At most one of them has experts."""
 
     branches: tuple[BranchSpec, ...]
 
@@ -191,7 +191,7 @@ class ParallelSpec:
             yield from branch.norm_tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors that one token is multiplied by."""
+        """Tensors used by one token."""
         for branch in self.branches:
             yield from branch.block.active_tensors()
             yield from branch.norm_tensors()

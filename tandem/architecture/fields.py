@@ -31,11 +31,11 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 class Fields:
-    """The keys and values of one JSON object, remembering which were asked for.
+    """The keys and values of one JSON object; records the keys that were read.
 
     Args:
         values: the object.
-        where: how messages call it, e.g. `config.json`.
+        where: its name in messages, e.g. `config.json`.
     """
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
@@ -54,7 +54,7 @@ class Fields:
         return name in self._values
 
     def was_read(self, name: str) -> bool:
-        """Whether the key was asked for before."""
+        """Whether the key was read before."""
         return name in self._asked
 
     def count(self, name: str, default: int = REQUIRED, *, low: int = 1, high: int = MAX_COUNT) -> int:
@@ -69,7 +69,7 @@ class Fields:
     def optional_count(
         self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT
     ) -> int | None:
-        """As `count`, but null is an answer; `default` only when the key is absent."""
+        """As `count`, but null is a valid value; `default` only when the key is absent."""
         value = self.get(name)
         if value is None:
             return None if name in self._values else default
@@ -145,12 +145,12 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def wrong(self, name: str, accepted: str) -> CorruptCheckpointError:
-        """The error for a value that no checkpoint of any kind could mean."""
+        """The error for an invalid value."""
         found = json.dumps(self._values[name])[:80] if name in self._values else "nothing"
         return CorruptCheckpointError(f"{self.where}: {name} must be {accepted}, found {found}")
 
     def unsupported(self, name: str, supported: str) -> UnsupportedCheckpointError:
-        """The error for a value that means something Tandem does not compute."""
+        """The error for a valid value that Tandem does not compute."""
         found = json.dumps(self._values.get(name))[:80]
         return UnsupportedCheckpointError(f"{self.where}: {name}={found} is not served; supported: {supported}")
 
@@ -161,7 +161,7 @@ class Fields:
             raise self.unsupported(name, supported)
 
     def unread(self, ignored: Collection[str] = ()) -> dict[str, object]:
-        """Keys that nobody asked for, outside `ignored`, whose value is not null."""
+        """Keys that were not read, are not in `ignored`, and have a value other than null."""
         return {
             name: value
             for name, value in self._values.items()

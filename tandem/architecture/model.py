@@ -136,11 +136,16 @@ class ModelSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
-        yield TensorSpec(EMBEDDING, (self.vocab_size, self.hidden_size))
+        yield self.embedding
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
         yield from self.final_norm.tensors()
         if not self.tie_word_embeddings:
             yield self.head
+
+    @property
+    def embedding(self) -> TensorSpec:
+        """A row for each token."""
+        return TensorSpec(EMBEDDING, (self.vocab_size, self.hidden_size))
 
     @property
     def head(self) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""Per-layer embeddings: what each layer adds of a token's identity, beside the embedding that the model begins with."""
+"""Per-layer embeddings: embeddings of the token that each layer adds, besides the model's input embedding."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PerLayerEmbeddingSpec:
 
     @property
     def size(self) -> int:
-        """Elements of `e`."""
+        """Number of elements of `e`."""
         return self.gate.outputs
 
     def tensors(self) -> Iterator[TensorSpec]:
@@ -41,7 +41,7 @@ class PerLayerEmbeddingSpec:
         yield from self.active_tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors that one token is multiplied by."""
+        """Tensors used by one token."""
         for linear in (self.context, self.gate, self.project):
             yield from linear.tensors()
         for norm in (self.context_norm, self.after):

@@ -16,6 +16,20 @@ from tandem.core.errors import CorruptCheckpointError
 
 _SCALE_BITS, _OFFSET_BITS, _WIDE_SCALE_BITS, _SMALL_SCALE_BITS = 16, 32, 32, 8
 _DENSE_BITS = 16
+_GGUF_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 8.5,
+    "Q5_1": 9.0,
+    "Q8_0": 8.5,
+    "IQ4_NL": 4.5,
+    "MXFP4": 4.25,
+    "Q2_K": 5.125,
+    "Q3_K": 4.5625,
+    "Q4_K": 4.625,
+    "Q5_K": 8.625,
+    "Q6_K": 8.5625,
+}
 _CONFIG, _MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
 _MX_BLOCK, _NV_BLOCK, _BNB_BLOCK, _FP8_BLOCK = 32, 16, 64, 128
 
@@ -26,11 +40,13 @@ class Quantised:
     module: of `tandem.compute.weights`, whose `read` gives the formats of coded weights.
     bits: of one coded number, from the configuration.
     has: whether a weight may be coded; heads and routers are not.
+    has_tables: heads and embeddings are, too.
     """
 
     module: str
     bits: Callable[[Fields], float]
     has: Callable[[TensorSpec], bool] = lambda weight: True
+    has_tables: bool = False
 
 
 def read_config(directory: Path) -> Fields:
@@ -72,6 +88,8 @@ def quantised(quantisation: Fields) -> Quantised:
 def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
     """Of all the model's numbers. Modules that the configuration leaves out by name are counted as coded."""
     row = quantised(quantisation)
+    if row.has_tables:
+        return row.bits(quantisation)
     weights = (weight for weight in model.weights() if weight.name != HEAD and not weight.is_small and row.has(weight))
     share = sum(weight.size for weight in weights) / sum(tensor.size for tensor in model.tensors())
     return share * row.bits(quantisation) + (1 - share) * _DENSE_BITS
@@ -117,11 +135,21 @@ def _compressed_bits(fields: Fields) -> float:
     return _integer_bits(bits, group_size, has_zeros=not weights.flag("symmetric", True))
 
 
+def _gguf_bits(fields: Fields) -> float:
+    """The mean of all types, by the numbers of each; those of floats count as 16 bits."""
+    counts = fields.section("numbers")
+    found = {name: 0 if counts is None else counts.count(name) for name in (counts.unread() if counts else ())}
+    total = sum(found.values())
+    bits = sum(count * _GGUF_BITS.get(name, _DENSE_BITS) for name, count in found.items())
+    return bits / total if total else _DENSE_BITS
+
+
 QUANTISED: Mapping[str, Quantised] = {
     "awq": Quantised("awq", _awq_bits),
     "bitsandbytes": Quantised("bitsandbytes", lambda fields: 4 + _WIDE_SCALE_BITS / _BNB_BLOCK),
     "compressed-tensors": Quantised("compressed_tensors", _compressed_bits),
     "fp8": Quantised("fp8", _fp8_bits),
+    "gguf": Quantised("gguf", _gguf_bits, has_tables=True),
     "gptq": Quantised("gptq", _gptq_bits),
     "modelopt": Quantised("modelopt", _modelopt_bits),
     "mxfp4": Quantised(

@@ -51,7 +51,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first `share` of the pairs turn, with the frequencies that they have if all do, divided by `factor`; the
+    """Rotates only the first `share` of the pairs, with the frequencies of a full rotation, divided by `factor`; the
     angles of the others are 0 (Gemma 4).
     """
 

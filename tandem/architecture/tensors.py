@@ -71,7 +71,7 @@ class TensorSpec:
 
 
 def num_matrix_elements(tensors: Iterable[TensorSpec]) -> int:
-    """Elements of all that is no vector."""
+    """Number of elements of all tensors that are no vectors."""
     return sum(tensor.size for tensor in tensors if len(tensor.shape) > 1)
 
 
@@ -93,7 +93,7 @@ class LinearSpec:
     is_float32: bool = False
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Weight, then bias."""
+        """The weight, then the bias if there is one."""
         shape = (self.outputs, self.inputs)
         yield TensorSpec(f"{self.name}.weight", shape, self.weight_source, self.is_float32, is_weight=True)
         if self.bias:
@@ -114,7 +114,7 @@ class NormSpec:
 
     @property
     def tensor_name(self) -> str | None:
-        """Of its weight; None = it has none."""
+        """Name of its weight; None = it has none."""
         return None if self.weight is None else f"{self.name}.{self.weight}"
 
     def tensors(self) -> Iterator[TensorSpec]:

@@ -29,7 +29,7 @@ class ChatCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem chat")
     def run(self) -> int:
         console = Console(highlight=False)
         started_s = time.monotonic()
-        path = resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
+        path = resolve_model_path(self.model, allow_pickle=self.allow_pickle)
         template = ChatTemplate.load(path)
         engine = build_engine(self.engine_config())
         params = self.sampling_params(engine.sampling_defaults)

@@ -48,7 +48,7 @@ class _Answer:
     def failed(self) -> bool:
         return self.last is not None and self.last.finish_reason is FinishReason.ERROR
 
-    def take(self, output: RequestOutput) -> None:
+    def add(self, output: RequestOutput) -> None:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
@@ -112,7 +112,7 @@ class GenerateCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem ge
             outputs = engine.step()
             peak_blocks = max(peak_blocks, engine.kv_usage.used)
             for output in outputs:
-                answers[output.request_id, output.index].take(output)
+                answers[output.request_id, output.index].add(output)
                 if streaming:
                     target.write(output.text)
                     target.flush()

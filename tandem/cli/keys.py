@@ -30,7 +30,7 @@ _WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a fil
 
 
 class _OnStore(Settings):
-    """Command that needs the store."""
+    """Common flags of commands that need the store."""
 
     accounts: SecretStr = Field(description=_WHERE)
 
@@ -46,27 +46,31 @@ class _OnStore(Settings):
 
 
 class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
-    """Make an API key and print its secret, which is not kept and never shown again. Limits left out do not limit."""
+    """Create an API key and print its secret, which is not stored and shown only once. Omitted limits do not apply."""
 
-    name: str = Field(description="what people call it")
-    tenant: str | None = Field(None, description="whose caches, history and stored answers it sees; omitted: its own")
-    requests_per_minute: int | None = Field(None, description="requests a minute; omitted: any number")
+    name: str = Field(description="name for people")
+    tenant: str | None = Field(
+        None, description="tenant, whose keys share caches, history and stored answers; omitted: one of its own"
+    )
+    requests_per_minute: int | None = Field(None, description="maximum requests a minute; omitted: no limit")
     input_tokens_per_minute: int | None = Field(
-        None, description="prompt tokens a minute, but for those read cached; omitted: any number"
+        None, description="maximum prompt tokens a minute, without cached ones; omitted: no limit"
     )
-    output_tokens_per_minute: int | None = Field(None, description="generated tokens a minute; omitted: any number")
-    concurrency: int | None = Field(None, description="requests at once; omitted: any number")
+    output_tokens_per_minute: int | None = Field(
+        None, description="maximum generated tokens a minute; omitted: no limit"
+    )
+    concurrency: int | None = Field(None, description="maximum requests at once; omitted: no limit")
     budget: str | None = Field(
-        None, description="what all its requests may cost, in units of the prices; omitted: any sum"
+        None, description="maximum cost of all its requests, in units of the prices; omitted: no limit"
     )
-    models: str | None = Field(None, description="a,b: those it may use; omitted: all")
+    models: str | None = Field(None, description="models that it may use, as a,b; omitted: all")
     share_cache_with: str | None = Field(
-        None, description="keys of this group read each other's caches; omitted: no other"
+        None, description="name of a group of keys that share their caches; omitted: none"
     )
-    admin: bool = Field(False, description="it may manage keys and see what every tenant did")
+    admin: bool = Field(False, description="it may manage keys and see the usage of every tenant")
 
     def run(self) -> int:
-        """The secret goes to standard output, what it is to the terminal."""
+        """Prints the secret to standard output, and a description to the terminal."""
         key, secret = self._new_key()
 
         async def add(store: AccountStore) -> int:
@@ -100,9 +104,9 @@ class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
 
 
 class ListKeys(_OnStore, cli_prog_name="tandem keys list"):
-    """All keys, revoked ones among them, with what each has spent."""
+    """List all keys, including revoked ones, with their spending."""
 
-    as_json: bool = Field(False, description="as JSON")
+    as_json: bool = Field(False, description="print JSON instead of a table")
 
     def run(self) -> int:
         async def show(store: AccountStore) -> int:
@@ -118,9 +122,9 @@ class ListKeys(_OnStore, cli_prog_name="tandem keys list"):
 
 
 class ShowKey(_OnStore, cli_prog_name="tandem keys show"):
-    """One key as JSON: its limits and what it has spent."""
+    """Show one key as JSON: its limits and its spending."""
 
-    key_id: CliPositionalArg[str] = Field(description="as `tandem keys list` shows it")
+    key_id: CliPositionalArg[str] = Field(description="id shown by `tandem keys list`")
 
     def run(self) -> int:
         async def show(store: AccountStore) -> int:
@@ -134,12 +138,13 @@ class ShowKey(_OnStore, cli_prog_name="tandem keys show"):
 
 
 class RevokeKey(_OnStore, cli_prog_name="tandem keys revoke"):
-    """Refuse a key from now on, at every gateway.
+    """Revoke a key at every gateway.
 
-    In Redis that is at once for what generates, within two seconds for all else; in a file within two seconds.
+    With accounts in Redis, generating requests are refused at once, all others within two seconds; in a file, within
+    two seconds.
     """
 
-    key_id: CliPositionalArg[str] = Field(description="as `tandem keys list` shows it")
+    key_id: CliPositionalArg[str] = Field(description="id shown by `tandem keys list`")
 
     def run(self) -> int:
         async def revoke(store: AccountStore) -> int:

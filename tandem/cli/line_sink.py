@@ -47,7 +47,7 @@ class LineSink:
 
     @staticmethod
     def to_stream(stream: TextIO) -> "LineSink":
-        """Writes past the buffer of `stream`, which should be empty. What was dropped is told to the stream alone."""
+        """Writes past the buffer of `stream`, which should be empty. Dropped lines are reported to it alone."""
         return LineSink(
             lambda: os.dup(stream.fileno()),
             lambda line: line.encode(stream.encoding, "backslashreplace"),
@@ -81,7 +81,7 @@ class LineSink:
             self._descriptor = None
 
     def finish(self) -> None:
-        """Close, and tell of an outage that has not ended."""
+        """Closes the sink, and reports an outage that has not ended."""
         self.close()
         self._end_outage("is closed")
 

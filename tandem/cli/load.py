@@ -18,13 +18,13 @@ from rich.console import Console
 from tandem.core.clock import SystemClock
 from tandem.core.errors import InvalidRequestError, without_password
 from tandem.core.open_files import allow_sockets
-from tandem.loadtest.environment import circumstances, loop_factory
+from tandem.loadtest.environment import describe_environment, loop_factory
 from tandem.loadtest.figures import can_draw, draw
 from tandem.loadtest.load_test import run_load_test
 from tandem.loadtest.plan import Arrivals, LoadPlan
 from tandem.loadtest.result import LoadResult
 from tandem.loadtest.result_file import check_writable, write_json
-from tandem.loadtest.terminal import Narrator, print_result
+from tandem.loadtest.terminal import ProgressDisplay, print_result
 from tandem.loadtest.text_lengths import parse_lengths
 from tandem.serving.settings import Settings
 from tandem.workload.slo import Slo
@@ -36,51 +36,63 @@ _NO_MATPLOTLIB = "pictures need matplotlib, which is not here: pip install 'tand
 
 
 class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
-    """Send requests to a gateway and report what its users would have seen.
+    """Send requests to a gateway and report the latencies that users would see.
 
-    Closed loop: --concurrency clients, each asking again after its answer. Open loop: --rate requests a second,
-    whatever becomes of them. Replay: --trace. Every flag is also a TANDEM_LOAD_* variable.
+    Closed loop: --concurrency clients, each of which sends its next request after an answer. Open loop: --rate requests
+    a second, however slow the answers. Replay: --trace. Every flag is also a TANDEM_LOAD_* variable.
     """
 
     url: str = Field("http://127.0.0.1:8000", description="address of the gateway")
     admin_url: str | None = Field(
         None, description="address of the gateway's --admin-bind, which shows the worker pools; omitted: --url"
     )
-    model: str | None = Field(None, description="what to ask for; omitted: the first model that it serves")
-    api_key: SecretStr | None = Field(None, description="sent as `authorization: Bearer`, never written; omitted: none")
+    model: str | None = Field(None, description="model to request; omitted: the first one served")
+    api_key: SecretStr | None = Field(
+        None, description="API key, sent as `authorization: Bearer`, never written to files; omitted: none"
+    )
     ready_timeout_s: float = Field(0.0, ge=0, description="wait this long for the gateway to be ready, seconds")
 
-    concurrency: int = Field(8, ge=1, le=20000, description="closed loop: clients")
-    think_time_s: float = Field(0.0, ge=0, description="mean pause of a client before it asks again, seconds")
-    honour_retry_after: bool = Field(False, description="closed loop: a refused client waits as it was told to")
-    rate: float | None = Field(
-        None, gt=0, le=1e5, description="open loop: requests (or conversations) a second; omitted: closed"
+    concurrency: int = Field(8, ge=1, le=20000, description="closed loop: number of clients")
+    think_time_s: float = Field(0.0, ge=0, description="mean pause of a client before its next request, seconds")
+    honour_retry_after: bool = Field(
+        False, description="closed loop: a refused client waits as long as Retry-After says"
     )
-    arrivals: Literal["poisson", "bursty", "evenly"] = Field("poisson", description="open loop: how they come")
+    rate: float | None = Field(
+        None, gt=0, le=1e5, description="open loop: requests (or conversations) a second; omitted: closed loop"
+    )
+    arrivals: Literal["poisson", "bursty", "evenly"] = Field(
+        "poisson", description="open loop: distribution of arrivals"
+    )
     burstiness: float = Field(
         3.0, gt=0, le=20, description="bursty: standard deviation of the gaps over their mean; 1 is poisson"
     )
-    trace: Path | None = Field(None, description="replay this: Mooncake .jsonl or Azure .csv; omitted: no replay")
-    time_scale: float = Field(1.0, gt=0, description="replay: arrival times are multiplied by it; 0.5 = twice as fast")
-    length_scale: float = Field(
-        1.0, gt=0, le=64, description="replay: token counts, and blocks with them, are multiplied by it"
-    )
+    trace: Path | None = Field(None, description="trace to replay: Mooncake .jsonl or Azure .csv; omitted: no replay")
+    time_scale: float = Field(1.0, gt=0, description="replay: factor for arrival times; 0.5 = twice as fast")
+    length_scale: float = Field(1.0, gt=0, le=64, description="replay: factor for token counts and block sizes")
 
     prompt_tokens: str = Field("256", description="new tokens of a prompt: N, LEAST-MOST or lognormal:MEDIAN,P90,MOST")
-    output_tokens: str = Field("64", description="tokens of an answer, written likewise")
-    shared_prefix_share: float = Field(0.0, ge=0, le=1, description="share of a first prompt that others have too")
-    num_prefixes: int = Field(1, ge=1, le=1000000, description="different shared prefixes")
-    turns: str = Field("1", description="requests of a conversation, each with all before it; written as lengths")
-    token_ids: str = Field("1000-3999", description="prompts are made of these, FIRST-LAST; ids of words, not marks")
-    ignore_eos: bool = Field(True, description="answers have exactly the asked length")
+    output_tokens: str = Field("64", description="tokens of an answer, in the same format")
+    shared_prefix_share: float = Field(0.0, ge=0, le=1, description="share of a first prompt that is a shared prefix")
+    num_prefixes: int = Field(1, ge=1, le=1000000, description="number of different shared prefixes")
+    turns: str = Field(
+        "1", description="requests of a conversation, each with its whole history; in the format of lengths"
+    )
+    token_ids: str = Field(
+        "1000-3999", description="range of the token ids in prompts, FIRST-LAST; of words, not special tokens"
+    )
+    ignore_eos: bool = Field(True, description="answers have exactly the requested length")
     temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
 
-    duration_s: float | None = Field(None, gt=0, description="requests are sent for this long; default 30, seconds")
-    requests: int | None = Field(None, ge=1, description="end after so many, warm-up not counted; omitted: by time")
-    warm_up_s: float = Field(0.0, ge=0, description="requests of these first seconds are not counted")
-    request_timeout_s: float = Field(300.0, gt=0, description="a request that takes longer has failed, seconds")
-    max_open: int = Field(8192, ge=1, le=60000, description="requests open at once; more are failures of the client")
-    seed: int = Field(0, description="same seed, same arrivals, lengths and prompts")
+    duration_s: float | None = Field(None, gt=0, description="duration of sending requests, seconds; omitted: 30")
+    requests: int | None = Field(
+        None, ge=1, description="number of requests, without warm-up; omitted: limited by time"
+    )
+    warm_up_s: float = Field(0.0, ge=0, description="duration of a warm-up, whose requests are not counted, seconds")
+    request_timeout_s: float = Field(300.0, gt=0, description="maximum duration of a request, seconds")
+    max_open: int = Field(
+        8192, ge=1, le=60000, description="maximum requests open at once; more count as failures of the client"
+    )
+    seed: int = Field(0, description="seed of arrivals, lengths and prompts")
 
     ttft_ms: float = Field(1000.0, gt=0, description="objective: time to the first token, milliseconds")
     tpot_ms: float = Field(50.0, gt=0, description="objective: mean time of each further token, milliseconds")
@@ -91,12 +103,12 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
     output: str | None = Field(
         None, description="write the result as JSON to this file; -: one line to standard output; omitted: not written"
     )
-    figures: Path | None = Field(None, description="draw into this directory; needs matplotlib; omitted: nothing")
-    figure_format: Literal["svg", "png"] = Field("svg", description="of the pictures")
-    window_s: float = Field(1.0, gt=0, description="width of one point in time series, seconds")
-    poll_s: float = Field(1.0, ge=0, description="time between two looks at the worker pools, seconds; 0 = none")
-    progress_s: float = Field(10.0, gt=0, description="without a terminal: time between two lines, seconds")
-    quiet: bool = Field(False, description="only the report")
+    figures: Path | None = Field(None, description="directory for figures; needs matplotlib; omitted: none are drawn")
+    figure_format: Literal["svg", "png"] = Field("svg", description="format of the figures")
+    window_s: float = Field(1.0, gt=0, description="interval of time series, seconds")
+    poll_s: float = Field(1.0, ge=0, description="interval of sampling the worker pools, seconds; 0 = never")
+    progress_s: float = Field(10.0, gt=0, description="without a terminal: interval of progress lines, seconds")
+    quiet: bool = Field(False, description="print only the report")
 
     @field_validator("prompt_tokens", "output_tokens", "turns")
     @classmethod
@@ -191,14 +203,18 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
                 console.print(_NO_MATPLOTLIB, markup=False)
 
     async def _test(self, plan: LoadPlan, console: Console) -> LoadResult:
-        narrator = Narrator(plan, console, self.progress_s, is_quiet=self.quiet)
-        context = {"command": command_line(sys.argv[1:]), "settings": self._said(), "environment": circumstances()}
+        display = ProgressDisplay(plan, console, self.progress_s, is_quiet=self.quiet)
+        context = {
+            "command": command_line(sys.argv[1:]),
+            "settings": self._said(),
+            "environment": describe_environment(),
+        }
         with _signals() as stop:
             if self.ready_timeout_s and not self.quiet:
                 console.print(
                     f"waiting for {without_password(self.url)} for up to {self.ready_timeout_s:g} s", markup=False
                 )
-            return await run_load_test(plan, SystemClock(), stop, context, narrator.watch)
+            return await run_load_test(plan, SystemClock(), stop, context, display.watch)
 
     def _keep(self, result: LoadResult, console: Console) -> None:
         """Write the results, the JSON first, so that a failing picture loses nothing."""

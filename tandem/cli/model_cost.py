@@ -33,6 +33,10 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
     directory = Path(name).expanduser()
     if directory.is_dir():
         file, called = directory / _CONFIG, directory.resolve().name
+    elif directory.is_file():
+        from tandem.models.hub import resolve_model_path, served_name  # NOTE: it takes a moment, and few plans need it
+
+        file, called = resolve_model_path(name, has_weights=False) / _CONFIG, served_name(name)
     else:
         file, called = _downloaded(name), name
     config = read_json_object(file)

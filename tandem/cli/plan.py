@@ -32,49 +32,57 @@ _DEFAULT_RATE = 1.0
 
 
 class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
-    """Say how many prefill and decode workers a workload needs, what its users would get, and what it costs.
+    """Compute the number of prefill and decode workers for a workload, the latencies of its users, and the cost.
 
-    Times are predicted from data sheets and the shares of them that are usually reached (--mfu, --mbu): replace these
-    by what you measure. Ends with 1 when no number of workers meets the objectives; the reason is printed.
+    Times are predicted from data sheets and the typical shares of peak rates (--mfu, --mbu): replace these by measured
+    ones. The exit code is 1 when no number of workers meets the objectives; the reason is printed.
     """
 
-    model: str = Field(description="built-in one as qwen3-8b, model directory, or Hugging Face name")
-    hardware: str = Field("h100", description="of prefill workers; change values as in h100,usd=1.9 or cpu,gb=32")
-    accelerators: int = Field(1, ge=1, le=64, description="of one prefill worker: its layers are split over them")
-    decode_hardware: str | None = Field(None, description="of decode workers; omitted: as prefill")
-    decode_accelerators: int | None = Field(None, ge=1, le=64, description="of one decode worker; omitted: as prefill")
+    model: str = Field(description="built-in model such as qwen3-8b, model directory, or Hugging Face name")
+    hardware: str = Field(
+        "h100", description="accelerator of prefill workers; values can be changed, as in h100,usd=1.9 or cpu,gb=32"
+    )
+    accelerators: int = Field(
+        1, ge=1, le=64, description="accelerators of one prefill worker, over which its layers are split"
+    )
+    decode_hardware: str | None = Field(None, description="accelerator of decode workers; omitted: as prefill")
+    decode_accelerators: int | None = Field(
+        None, ge=1, le=64, description="accelerators of one decode worker; omitted: as prefill"
+    )
     link: str = Field(
-        "rdma-400g", description="between a prefill and a decode worker, as tcp-25g or rdma-400g,share=0.6"
+        "rdma-400g", description="link between a prefill and a decode worker, such as tcp-25g or rdma-400g,share=0.6"
     )
 
     input_tokens: str = Field("2000", description="prompt tokens: N, LEAST-MOST or lognormal:MEDIAN,P90,MOST")
-    output_tokens: str = Field("300", description="tokens of an answer, written likewise")
+    output_tokens: str = Field("300", description="tokens of an answer, in the same format")
     trace: Path | None = Field(
-        None, description="lengths and mean rate of a Mooncake .jsonl or Azure .csv; omitted: none"
+        None, description="trace that gives lengths and mean rate: Mooncake .jsonl or Azure .csv; omitted: none"
     )
-    prefix_hit: float = Field(0.0, ge=0, lt=1, description="share of prompt tokens that some prefix cache holds")
+    prefix_hit: float = Field(0.0, ge=0, lt=1, description="share of prompt tokens found in a prefix cache")
     rate: list[float] = Field(
-        [], description="requests a second; several, as 2,5,9: one plan for each; omitted: of --trace"
+        [], description="requests a second; several, as 2,5,9: one plan for each; omitted: the mean of --trace"
     )
 
     ttft_ms: float = Field(1000.0, gt=0, description="objective: time to the first token, milliseconds")
     tpot_ms: float = Field(50.0, gt=0, description="objective: mean time of each further token, milliseconds")
-    slo_share: float = Field(0.95, ge=0.5, lt=1, description="share of requests that shall meet each objective")
-    max_use: float = Field(0.85, gt=0, lt=1, description="of prefill workers' time and decode workers' KV")
-    max_running: int = Field(256, ge=1, description="requests that a decode worker runs at once")
+    slo_share: float = Field(0.95, ge=0.5, lt=1, description="share of requests that must meet each objective")
+    max_use: float = Field(0.85, gt=0, lt=1, description="maximum use of prefill workers' time and decode workers' KV")
+    max_running: int = Field(256, ge=1, description="maximum requests that a decode worker runs at once")
     chunk_tokens: int = Field(2048, ge=1, description="prompt tokens of one step, after which KV is handed on")
 
     weight_bits: int | None = Field(
         None,
         ge=1,
         le=32,
-        description="of one weight in memory; omitted: 16, or a quantised checkpoint's own",
+        description="bits of one weight in memory; omitted: 16, or a quantised checkpoint's own",
     )
-    kv_bits: int = Field(16, ge=1, le=32, description="of one number of KV in memory and on the link")
+    kv_bits: int = Field(16, ge=1, le=32, description="bits of one number of KV in memory and on the link")
     products_8bit: bool = Field(False, description="matrix products run at the hardware's 8-bit rate")
     mfu: float = Field(TYPICAL.mfu, gt=0, le=1, description="share of the peak FLOP/s that prompts reach")
     mbu: float = Field(TYPICAL.mbu, gt=0, le=1, description="share of the peak bandwidth that decode steps reach")
-    reserve_share: float = Field(TYPICAL.reserve_share, ge=0, lt=1, description="of memory, for neither weights nor KV")
+    reserve_share: float = Field(
+        TYPICAL.reserve_share, ge=0, lt=1, description="share of memory that is used for neither weights nor KV"
+    )
 
     as_json: bool = Field(False, description="print every figure as JSON instead of tables")
     figure: Path | None = Field(

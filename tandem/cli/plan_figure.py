@@ -14,8 +14,10 @@ _SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def check_figure(path: Path) -> None:
-    """Raises:
-    ConfigurationError: matplotlib is missing, or the file's name has another ending than we draw.
+    """Checks that a figure can be drawn to `path`.
+
+    Raises:
+        ConfigurationError: matplotlib is missing, or the file's name has an unknown ending.
     """
     if path.suffix not in _SUFFIXES:
         raise ConfigurationError(f"--figure={shown(str(path))}: end the name with one of {', '.join(_SUFFIXES)}")

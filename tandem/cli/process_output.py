@@ -56,7 +56,7 @@ class ProcessOutput:
         self._write(self._stream, f"{_UP:<{_NAME_WIDTH}} | {text}")
 
     def log_handler(self) -> logging.Handler:
-        """Of this process's own log records: lines as of `report`."""
+        """Handler that writes this process's own log records as lines, as `report`."""
         return _ReportHandler(self.report)
 
     def __enter__(self) -> "ProcessOutput":

@@ -64,7 +64,7 @@ class QuantizeCommand(
     def run(self) -> int:
         """Quantise and print the report; returns the exit code."""
         check_target(self.out)
-        directory = resolve_model_path(self.model, allow_pickle=self.allow_pickle)
+        directory = resolve_model_path(self.model, decoded_to="bfloat16", allow_pickle=self.allow_pickle)
         kernels = choose_kernels(torch.device("cpu"))
         source = SourceModel.open(directory, kernels, allow_pickle=self.allow_pickle)
         length = self._length(source.spec.max_position_embeddings)

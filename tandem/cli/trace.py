@@ -36,9 +36,11 @@ _SUMMARY = {
 class TraceCommand(Settings, cli_prog_name="tandem trace"):
     """Show where the time of a recent request went: queue, pairing, prefill, transfers, first token, decode."""
 
-    request_id: CliPositionalArg[str] = Field(description="what the answer's x-request-id header said")
+    request_id: CliPositionalArg[str] = Field(description="value of the answer's x-request-id header")
     url: str = Field("http://127.0.0.1:8000", description="address of the gateway that served it")
-    api_key: SecretStr | None = Field(None, description="of the request's tenant, or an admin's; omitted: none")
+    api_key: SecretStr | None = Field(
+        None, description="API key of the request's tenant, or of an admin; omitted: none"
+    )
 
     def run(self) -> int:
         """Print the table; returns the exit code."""

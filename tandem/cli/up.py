@@ -78,26 +78,29 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         description="host:port of /metrics and /admin; omitted: any free port of 127.0.0.1 where --host is not a "
         "loopback address or --accounts is set, else the gateway's own",
     )
-    allow_anonymous: bool = Field(False, description="let --host be reached by others though no keys are asked for")
+    allow_anonymous: bool = Field(
+        False, description="allow a --host that others can reach although no keys are required"
+    )
     redis: str | None = Field(None, description="redis://HOST:PORT/DB of the locality index; omitted: in the router")
     transport: Literal["auto", "cma", "nixl", "tcp"] = Field(
-        "auto", description="what moves KV blocks: auto, cma, nixl or tcp"
+        "auto", description="transport of KV blocks: auto, cma, nixl or tcp"
     )
-    served_model_name: str | None = Field(None, description="what clients ask for; omitted: the directory's name")
-    cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
+    served_model_name: str | None = Field(None, description="model name in requests; omitted: the directory's name")
+    cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all available; any: no pinning")
     tls: bool = Field(
-        False, description="encrypt what the processes say to each other, by certificates made for this run; slower"
+        False, description="encrypt calls between processes, by certificates created for this run; slower"
     )
-    lend_cores: bool = Field(True, description="workers may use the cores of those that are idle; not with cpus=any")
+    lend_cores: bool = Field(True, description="workers may use cores of idle workers; not with cpus=any")
     log_dir: Path | None = Field(None, description="directory of one log file a process; omitted: standard error")
-    status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
-    stop_timeout_s: float = Field(40.0, ge=0, description="on Ctrl-C each process may go on for this long, seconds")
-    quiet: bool = Field(False, description="no lines about health and rates")
+    status_interval_s: float = Field(10.0, gt=0, description="interval of lines about health and rates, seconds")
+    stop_timeout_s: float = Field(40.0, ge=0, description="time for each process to finish after Ctrl-C, seconds")
+    quiet: bool = Field(False, description="print no lines about health and rates")
     cluster_secret: SecretStr | None = Field(
-        None, description="shared by all processes; omitted: drawn anew for each run, but needed with --redis"
+        None, description="secret shared by all processes; omitted: random for each run, but required with --redis"
     )
     admin_key: SecretStr | None = Field(
-        None, description="with --accounts: an admin's key, to show the workers in those lines; omitted: not shown"
+        None,
+        description="with --accounts: an admin's key, to show the workers in those lines; omitted: they are not shown",
     )
 
     def run(self) -> int:
@@ -116,7 +119,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _model_path(self, output: ProcessOutput) -> Path:
         """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
         try:
-            return resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
+            return resolve_model_path(self.model, allow_pickle=self.allow_pickle)
         except CheckpointError as error:
             if "model" in self.model_fields_set or not _DEMO.is_dir():
                 raise

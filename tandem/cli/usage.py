@@ -16,14 +16,16 @@ from tandem.serving.settings import Settings
 class UsageCommand(Settings, cli_prog_name="tandem usage"):
     """Export the usage and cost of keys: each request, or totals with --by. Amounts are exact."""
 
-    accounts: SecretStr = Field(description="where the ledger is, as the gateway's --accounts: redis:// URL or a file")
+    accounts: SecretStr = Field(description="the ledger, as the gateway's --accounts: redis:// URL or a file")
     by: str | None = Field(None, description="day,key_id,tenant,model: totals of these; omitted: each request")
     since: str | None = Field(None, description="first day, as 2026-11-21, UTC; omitted: the ledger's first")
     until: str | None = Field(None, description="last day; omitted: today")
-    key_id: str | None = Field(None, description="only of this key; omitted: of all")
-    tenant: str | None = Field(None, description="only of this tenant; omitted: of all")
-    limit: int = Field(MAX_ENTRIES, ge=1, le=MAX_ENTRIES, description="the latest so many requests")
-    format: Format = Field(Format.CSV, description="csv or json")
+    key_id: str | None = Field(None, description="only usage of this key; omitted: of all")
+    tenant: str | None = Field(None, description="only usage of this tenant; omitted: of all")
+    limit: int = Field(
+        MAX_ENTRIES, ge=1, le=MAX_ENTRIES, description="maximum number of requests; the latest are shown"
+    )
+    format: Format = Field(Format.CSV, description="output format, csv or json")
 
     def run(self) -> int:
         """Print it; returns the exit code."""

@@ -4,7 +4,8 @@
 matrix unless it is asked to decode one.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Final
 
@@ -19,8 +20,10 @@ SCALE_DTYPES: Final = (
     torch.float16,
     torch.float8_e4m3fn,
     torch.float8_e8m0fnu,
+    torch.int8,
 )
-OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+SUPER_DTYPE: Final = torch.float16
 
 
 class CodeKind(IntEnum):
@@ -47,6 +50,9 @@ class CodedMatrix:
     """A matrix [out, in] of numbers `factor * scale * number(code) + offset`; a scale and an offset belong to
     `group_size` inputs of one output, the last group of a row to what is left.
 
+    Scales and offsets may be small integers, as GGUF's super-blocks have them: multiples of numbers that belong to
+    `super_size` inputs.
+
     Args:
         kind: meaning of the codes.
         shape: (out, in), of the numbers.
@@ -55,6 +61,9 @@ class CodedMatrix:
         group_size: inputs; a scale for a whole row is one group of `in`.
         table: float32 [16] of `TABLE4`, else None.
         offsets: as `scales`, of one of `OFFSET_DTYPES`: a zero point z is the offset `-factor * scale * z`.
+        super_scales, super_offsets: float16 [out, ceil(in / super_size)]: what scales and offsets are multiples of,
+            where they are int8.
+        super_size: inputs, a multiple of `group_size`; 0 = there are no such.
         factor: of all scales.
         permutation: int64 [in]; what is multiplied is `x[:, permutation]`: codes lie in another order than inputs.
         order: of what lies in memory. In `STRIPS`, codes, scales and offsets have a layout of the kernels' own.
@@ -67,6 +76,9 @@ class CodedMatrix:
     group_size: int
     table: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
+    super_scales: torch.Tensor | None = None
+    super_offsets: torch.Tensor | None = None
+    super_size: int = 0
     factor: float = 1.0
     permutation: torch.Tensor | None = None
     order: Order = Order.ROWS
@@ -80,11 +92,18 @@ class CodedMatrix:
         assert self.offsets is None or self.offsets.dtype in OFFSET_DTYPES, self.offsets.dtype
         assert self.permutation is None or self.permutation.shape == (inputs,)
         assert self.group_size > 0
+        for integers, numbers in ((self.scales, self.super_scales), (self.offsets, self.super_offsets)):
+            assert (numbers is not None) == (integers is not None and integers.dtype == torch.int8)
+            assert numbers is None or numbers.dtype == SUPER_DTYPE, numbers.dtype
+        assert (self.super_scales is None and self.super_offsets is None) == (self.super_size == 0)
+        assert self.super_size % self.group_size == 0
         if self.order is Order.ROWS:
             width = -(-inputs // 2) if self.kind is CodeKind.TABLE4 else inputs
             assert self.codes.shape == (outputs, width), self.codes.shape
             assert self.scales.shape == (outputs, self.num_groups), self.scales.shape
             assert self.offsets is None or self.offsets.shape == self.scales.shape, self.offsets.shape
+            for numbers in (self.super_scales, self.super_offsets):
+                assert numbers is None or numbers.shape == (outputs, self.num_supers), numbers.shape
 
     @property
     def num_groups(self) -> int:
@@ -92,22 +111,46 @@ class CodedMatrix:
         return -(-self.shape[1] // self.group_size)
 
     @property
+    def num_supers(self) -> int:
+        """Of each row."""
+        return -(-self.shape[1] // self.super_size) if self.super_size else 0
+
+    @property
     def num_bytes(self) -> int:
         """In memory."""
-        tensors = (self.codes, self.scales, self.table, self.offsets, self.permutation)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for _, tensor in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that it has, by the names of its fields."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, torch.Tensor):
+                yield field.name, value
 
     def decode(self, dtype: torch.dtype = torch.float32, *, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows `start:stop` of the numbers, inputs in their own order: computed in float32, rounded once to `dtype`."""
+        return self.decode_rows(slice(start, stop), dtype)
+
+    def decode_rows(self, rows: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """`decode` of any rows; a tensor has their numbers, int64."""
         assert self.order is Order.ROWS, "the kernels that packed a matrix know where its rows are"
-        numbers = self._numbers(self.codes[start:stop])
-        scales = _to_inputs(self.scales[start:stop].float() * self.factor, self.group_size, self.shape[1])
-        numbers *= scales
+        numbers = self._numbers(self.codes[rows])
+        numbers *= self._by_input(self.scales[rows], None if self.super_scales is None else self.super_scales[rows])
         if self.offsets is not None:
-            numbers += _to_inputs(self.offsets[start:stop].float(), self.group_size, self.shape[1])
+            supers = None if self.super_offsets is None else self.super_offsets[rows]
+            numbers += self._by_input(self.offsets[rows], supers, factor=1.0)
         if self.permutation is not None:
             numbers = torch.empty_like(numbers).index_copy_(1, self.permutation, numbers)
         return numbers.to(dtype)
+
+    def _by_input(
+        self, values: torch.Tensor, supers: torch.Tensor | None, *, factor: float | None = None
+    ) -> torch.Tensor:
+        """[rows, groups] -> float32 [rows, in]."""
+        wide = values.float()
+        if supers is not None:
+            wide = wide * _repeated(supers.float(), self.super_size // self.group_size, wide.shape[1])
+        return _repeated(wide * (self.factor if factor is None else factor), self.group_size, self.shape[1])
 
     def _numbers(self, codes: torch.Tensor) -> torch.Tensor:
         """float32 [rows, in], without scales."""
@@ -117,6 +160,6 @@ class CodedMatrix:
         return self.table[indices.int()]
 
 
-def _to_inputs(values: torch.Tensor, group_size: int, inputs: int) -> torch.Tensor:
-    """[rows, groups] -> [rows, inputs]."""
-    return values.repeat_interleave(group_size, dim=1)[:, :inputs]
+def _repeated(values: torch.Tensor, times: int, size: int) -> torch.Tensor:
+    """[rows, n] -> [rows, size], each value so many times."""
+    return values.repeat_interleave(times, dim=1)[:, :size]

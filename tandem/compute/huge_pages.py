@@ -68,7 +68,7 @@ def _is_read_hugely(mapping: mmap.mmap, start: int, length: int, path: Path) -> 
 
 
 def _huge_bytes(name: str) -> int:
-    """Of the file of that name, how much this process has mapped in huge pages."""
+    """Bytes of the file of that name that this process has mapped in huge pages."""
     total, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         word, _, rest = line.partition(" ")

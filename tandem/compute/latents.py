@@ -1,6 +1,6 @@
-"""Attention over latents by a backend that attends over K and V.
+"""Latent attention computed by an attention backend for ordinary K and V.
 
-A row of latents is the key of one head that all queries share, and begins with its value.
+A row of latents serves as the key of one head that all queries share; its beginning is the value.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from tandem.compute.step import AttentionBatch
 
 
 class LatentsAsKV:
-    """Implements `LatentBackend`. `inner`: what attends."""
+    """Implements `LatentBackend` by `inner`, an `AttentionBackend`."""
 
     def __init__(self, inner: AttentionBackend) -> None:
         self._inner = inner

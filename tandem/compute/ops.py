@@ -182,6 +182,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `indices` (int64 [n], each in range) of the numbers that codes stand for, of `dtype`: [n, in]."""
+        ...
+
     def coded_linear(
         self,
         x: torch.Tensor,

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Order(IntEnum):
-    """Only the kernels that packed a matrix read `STRIPS`."""
+    """Storage order of a matrix. `STRIPS` is private to the kernels that packed it."""
 
     ROWS = 0
     STRIPS = 1

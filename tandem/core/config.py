@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ConfigurationError
 
+MAX_SPECULATIVE_TOKENS = 32
 _MAXIMA = {
     "max_num_batched_tokens": 1 << 20,
     "max_num_running": 1 << 16,
@@ -68,6 +69,8 @@ class EngineConfig:
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
         pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.
         allow_pickle: whether weights may be PyTorch files (`.bin`) where there are no safetensors.
+        speculate: drafter of the tokens that a step checks together: "off", "auto", "ngram" or "suffix".
+        num_speculative_tokens: the most drafts of one request in a step.
     """
 
     model: str
@@ -89,8 +92,11 @@ class EngineConfig:
     native_kernels: bool | None = None
     pack_weights: bool = True
     allow_pickle: bool = False
+    speculate: str = "off"
+    num_speculative_tokens: int = 7
 
     def __post_init__(self) -> None:
+        _require_within("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
         for name in ("max_num_running", "max_num_waiting"):
             _require_within(name, getattr(self, name), 1, _MAXIMA[name])
         for name in ("kv_cache_bytes", "max_model_len", "max_num_batched_tokens", "num_threads"):

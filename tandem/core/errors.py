@@ -85,7 +85,7 @@ class WorkerStoppedError(WorkerLostError):
 
 
 class AnotherIncarnationError(WorkerLostError):
-    """A process was started again since the caller was told of it; the message names both incarnations."""
+    """The process was restarted since the caller learned of it; the message names both incarnations."""
 
 
 class IncompatibleProtocolError(UnavailableError):

@@ -21,5 +21,5 @@ class FreshNumbers:
         return int.from_bytes(digest, "little") >> (512 - num_bits)
 
     def hex(self, num_characters: int) -> str:
-        """That many hexadecimal digits."""
+        """A random number of that many hexadecimal digits."""
         return f"{self.bits(4 * num_characters):0{num_characters}x}"

@@ -18,14 +18,14 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.engine.engine import Engine
-from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
+from tandem.scheduler.output import KVComputed, KVEvent, KVReserved, SampledToken
 from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar
 
 _STOP: Final = None
 _LONG_TEXT: Final = 2048  # characters; encoding more, about a millisecond, must not hold up the engine's steps
-EngineNews = RequestOutput | KVReserved | KVComputed
-_News = EngineNews | TandemError
+EngineUpdate = RequestOutput | KVReserved | KVComputed
+_Update = EngineUpdate | TandemError
 _Result = TypeVar("_Result")
 
 
@@ -36,7 +36,7 @@ class _Stream:
     """
 
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[_News]
+    news: asyncio.Queue[_Update]
     num_unfinished: int
     grammar: CompiledGrammar | None
     request_id: str | None = None
@@ -52,7 +52,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        engine.on_kv_news = self._pass_on
+        engine.on_kv_event = self._pass_on
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._failure: str | None = "the engine has not been started"
@@ -123,7 +123,7 @@ class AsyncEngine:
         scope: CacheScope = UNSCOPED,
         handoff: Handoff = WHOLE,
         on_queued: Callable[[], object] | None = None,
-    ) -> AsyncGenerator[EngineNews, None]:
+    ) -> AsyncGenerator[EngineUpdate, None]:
         """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it.
 
         Who gets a `KVReserved` drops its hold when nothing writes there any more; one that nobody gets is dropped here.
@@ -219,12 +219,12 @@ class AsyncEngine:
         """`Engine.kv_arrived`."""
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
-    def _pass_on(self, news: KVNews) -> None:
+    def _pass_on(self, news: KVEvent) -> None:
         stream = self._streams.get(news.request_id)
         if stream is None or not self._tell(stream, [news]):
             self._disown(news)
 
-    def _disown(self, news: _News) -> None:
+    def _disown(self, news: _Update) -> None:
         """Nobody will use it: a reservation must not stay pinned for ever."""
         if isinstance(news, KVReserved):
             self.post(lambda engine: engine.kv.drop(news.fetch_id))
@@ -292,10 +292,10 @@ class AsyncEngine:
         return True
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
-        by_stream: dict[str, list[_News]] = {}
+        by_stream: dict[str, list[_Update]] = {}
         for output in outputs:
             by_stream.setdefault(output.request_id, []).append(output)
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Sequence[_News]]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Sequence[_Update]]]] = {}
         for request_id, news in by_stream.items():
             stream = self._streams.get(request_id)
             if stream is not None:  # else it was added to the engine directly, before this loop began
@@ -308,7 +308,7 @@ class AsyncEngine:
                 elif stream.request_id is not None and not self._engine.knows(stream.request_id):
                     del self._streams[stream.request_id]
 
-    def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_News]]]) -> None:
+    def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_Update]]]) -> None:
         """On the callers' own loop."""
         for stream, news in told:
             for item in news:
@@ -317,7 +317,7 @@ class AsyncEngine:
                 else:
                     stream.news.put_nowait(item)
 
-    def _tell(self, stream: _Stream, news: Sequence[_News]) -> bool:
+    def _tell(self, stream: _Stream, news: Sequence[_Update]) -> bool:
         """Hand news to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
         return _call_soon(stream.loop, partial(self._deliver, [(stream, news)]))
 

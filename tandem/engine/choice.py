@@ -24,6 +24,12 @@ class Choice:
     last_token_s: float | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
+    def note_token(self, now_s: float) -> None:
+        """Record when a token was chosen."""
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+
     def metrics(self) -> RequestMetrics:
         """Where its time went."""
         return RequestMetrics(

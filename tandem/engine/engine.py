@@ -25,9 +25,10 @@ from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
-from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.counters import SchedulerCounters
+from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
-from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
+from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
@@ -49,7 +50,7 @@ class Engine:
 
     `on_close` ends what the executor runs beside this thread.
     `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
-    `on_kv_news` is told, on the thread that steps, what was reserved and leased for other workers' sake.
+    `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.grammars = grammars
         self.borrowed_s: Callable[[], float] = lambda: 0.0
-        self.on_kv_news: Callable[[KVNews], None] | None = None
+        self.on_kv_event: Callable[[KVEvent], None] | None = None
         self.is_stalled = False
 
     @property
@@ -191,7 +192,7 @@ class Engine:
         """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
         self._kv.kept.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
-        self._pass_on_news()
+        self._pass_on_events()
         outputs = self._ended(self._scheduler.take_evicted())
         self.is_stalled = not step.scheduled
         if self.is_stalled:
@@ -202,13 +203,14 @@ class Engine:
         if result.prompt_logprobs:
             for item in step.scheduled:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
-        self._scheduler.update(step, result)
-        self._pass_on_news()
         now_s = self._clock.now_s()
-        self._step_stats.append(replace(stats, duration_s=now_s + self.borrowed_s() - started_s))
-        return outputs + [
-            self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
-        ]
+        duration_s = now_s + self.borrowed_s() - started_s
+        self._step_stats.append(replace(stats, num_accepted=result.num_accepted, duration_s=duration_s))
+        self._scheduler.update(
+            step, result, lambda request, token: outputs.append(self._take_token(request, token, now_s))
+        )
+        self._pass_on_events()
+        return outputs
 
     def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
         """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted, or no
@@ -217,7 +219,7 @@ class Engine:
         if not 0 <= token.token_id < self._model.vocab_size:
             return []
         request = self._scheduler.take_token(request_id, token.token_id)
-        return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
+        return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_coming`."""
@@ -226,7 +228,7 @@ class Engine:
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_arrived`."""
         self._scheduler.kv_arrived(request_id, num_tokens)
-        self._pass_on_news()
+        self._pass_on_events()
 
     def load(self) -> EngineLoad:
         """What is accepted and not finished."""
@@ -299,13 +301,12 @@ class Engine:
     def _ended(self, requests: Iterable[Request]) -> list[RequestOutput]:
         return [self._output(self._choices[request.request_id], (), "", None) for request in requests]
 
-    def _pass_on_news(self) -> None:
-        for news in self._scheduler.take_news():
-            choice = self._choices[news.request_id]
-            if isinstance(news, KVReserved) and choice.first_scheduled_s is None:
-                choice.first_scheduled_s = self._clock.now_s()  # NOTE: it queues no longer, it waits for its KV
-            if self.on_kv_news is not None:
-                self.on_kv_news(news)
+    def _pass_on_events(self) -> None:
+        for event in self._scheduler.take_kv_events():
+            if isinstance(event, KVReserved):
+                self._note_started([self._choices[event.request_id]])  # NOTE: it queues no longer, it waits for its KV
+            if self.on_kv_event is not None:
+                self.on_kv_event(event)
 
     def _add_all(self, requests: list[Request]) -> None:
         """Queue all choices of a request or none of them."""
@@ -323,28 +324,29 @@ class Engine:
 
     def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
         """The scheduled requests, none of which queues any longer."""
-        now_s = self._clock.now_s()
         choices = [self._choices[item.request_id] for item in step.scheduled]
+        self._note_started(choices)
+        return [choice.request for choice in choices]
+
+    def _note_started(self, choices: Iterable[Choice]) -> None:
+        now_s = self._clock.now_s()
         for choice in choices:
             if choice.first_scheduled_s is None:
                 choice.first_scheduled_s = now_s
-        return [choice.request for choice in choices]
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
         """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
         if entries:
             self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
-    def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
+    def _take_token(self, request: Request, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""
-        request = choice.request
+        choice = self._choices[request.request_id]
         if token.error is not None:
             return self._output(choice, (), "", None)
         if token.ends:
             return self._output(choice, (), "" if choice.text is None else choice.text.flush().text, None)
-        choice.last_token_s = now_s
-        if choice.first_token_s is None:
-            choice.first_token_s = now_s
+        choice.note_token(now_s)
         piece = self._text_piece(choice, token.token_id)
         if piece.matched is not None:
             if request.finish_reason is None:

@@ -27,13 +27,13 @@ class ModelInputs:
 
     `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for, with a batch for each KV
     group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
-    logits choose a token, `first_rows` each request's first.
+    logits choose a token, one and then one a draft of each request that samples; `first_rows` each request's first.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
     batches: tuple[AttentionBatch, ...]
-    sample_rows: torch.Tensor  # [num_sampling] int64
+    sample_rows: torch.Tensor  # [num_sampling + num_drafts] int64
     first_rows: tuple[int, ...] = ()
     wanted: WantedTokens | None = None
 
@@ -89,12 +89,17 @@ class InputBuilder:
         wanted_start = np.concatenate(([0], np.cumsum(num_wanted)))
         first_rows, last_rows = np.empty_like(rows), np.empty_like(rows)
         first_rows[order], last_rows[order] = wanted_start[:-1], wanted_start[1:] - 1
-        samples = [index for index, item in enumerate(step.scheduled) if item.samples]
+        sample_rows = [
+            row
+            for last, item in zip(last_rows.tolist(), step.scheduled, strict=True)
+            if item.samples
+            for row in range(last - item.num_drafts, last + 1)
+        ]
         return ModelInputs(
             input_ids=self._tensor(_token_ids(scheduled)),
             positions=self._tensor(positions),
             batches=tuple(batches.values()),
-            sample_rows=self._tensor(last_rows[samples]),
+            sample_rows=self._tensor(np.array(sample_rows, dtype=np.int64)),
             first_rows=tuple(first_rows.tolist()),
             wanted=wanted,
         )
@@ -178,7 +183,7 @@ class InputBuilder:
 
 def _num_wanted(item: ScheduledRequest) -> int:
     """Of how many of its tokens logits are asked for, the last ones."""
-    return item.num_tokens if item.scores_prompt else int(item.samples)
+    return item.num_tokens if item.scores_prompt else int(item.samples) + item.num_drafts
 
 
 def _token_ids(scheduled: Sequence[ScheduledRequest]) -> IntArray:

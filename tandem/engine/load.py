@@ -32,6 +32,8 @@ class EngineLoad:
 class StepStats:
     """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration.
 
+    num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
+
     duration_s: on the worker's own cores alone; what borrowed ones took off it is added, as who has them next time may
     be somebody else.
     """
@@ -41,7 +43,14 @@ class StepStats:
     num_prompt_pairs: float
     num_decodes: int
     num_context_tokens: int
+    num_drafts: int = 0
+    num_accepted: int = 0
     duration_s: float = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for one token of every decode, of a step that only decoded; drafts may have brought more than one."""
+        return self.duration_s * self.num_decodes / (self.num_decodes + self.num_accepted)
 
 
 def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
@@ -74,12 +83,13 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
 
 def stats_of(step: SchedulerOutput, requests: Sequence[Request]) -> StepStats:
     """The work of a step, before it is computed. `requests`: of `step.scheduled`, in their order."""
-    num_prompts = num_tokens = num_decodes = num_context = 0
+    num_prompts = num_tokens = num_decodes = num_context = num_drafts = 0
     num_pairs = 0.0
     for item, request in zip(step.scheduled, requests, strict=True):
         if request.is_decoding:
             num_decodes += 1
-            num_context += item.end
+            num_context += item.end - item.num_drafts
+            num_drafts += item.num_drafts
         else:
             num_prompts += item.samples
             num_tokens += item.num_tokens
@@ -90,4 +100,5 @@ def stats_of(step: SchedulerOutput, requests: Sequence[Request]) -> StepStats:
         num_prompt_pairs=num_pairs,
         num_decodes=num_decodes,
         num_context_tokens=num_context,
+        num_drafts=num_drafts,
     )

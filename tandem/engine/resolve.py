@@ -19,6 +19,8 @@ from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
+from tandem.engine.drafts.choose import choose_speculation
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
@@ -62,9 +64,10 @@ def build_engine(
     clock: Clock | None = None,
     emit: BlockEventSink | None = None,
     formats_of: FormatReader = read_formats,
+    speculation: Speculation | None = None,
 ) -> Engine:
     """`assemble`, for those who only want the engine."""
-    return assemble(config, clock=clock, emit=emit, formats_of=formats_of).engine
+    return assemble(config, clock=clock, emit=emit, formats_of=formats_of, speculation=speculation).engine
 
 
 def assemble(
@@ -73,11 +76,12 @@ def assemble(
     clock: Clock | None = None,
     emit: BlockEventSink | None = None,
     formats_of: FormatReader = read_formats,
+    speculation: Speculation | None = None,
 ) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
-    weights may have.
+    weights may have. `speculation`: in place of what `config.speculate` names.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.
@@ -86,7 +90,7 @@ def assemble(
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
-    path = resolve_model_path(config.model, dtype=config.dtype, allow_pickle=config.allow_pickle)
+    path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
         str(path),
@@ -128,6 +132,7 @@ def assemble(
         max_model_len=sizes.max_model_len,
         masks=masks,
         draws=load_draws() if isinstance(kernels, NativeKernels) else None,
+        speculation=speculation or choose_speculation(config, layout),
     )
     engine = Engine(
         runner,

@@ -3,6 +3,7 @@
 Owns the arena. Never decides what runs, and never writes a block that the step did not schedule.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,12 +17,14 @@ from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.executor import FinishedStep
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
+from tandem.engine.verification import choose_tokens
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
@@ -41,6 +44,7 @@ class ModelRunner:
         max_model_len: longest request in tokens.
         masks: of answers with a grammar; None = there are none.
         draws: choose tokens on the CPU; None = PyTorch does.
+        speculation: drafts of the next step; None = none. Only for layouts that can rewind.
     """
 
     def __init__(
@@ -54,13 +58,18 @@ class ModelRunner:
         max_model_len: int,
         masks: MaskMaker | None = None,
         draws: NativeDraws | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
+        assert speculation is None or arena.layout.can_rewind, (
+            "what a wrong draft leaves in a state cannot be taken back"
+        )
         self._decoder = decoder
         self._spec = spec
         self._arena = arena
         self._backends = backends
         self._sampler = Sampler(draws)
         self._masks = masks
+        self._speculation = speculation
         self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
         self._group_of_state = _groups_by_state(arena.layout)
@@ -84,6 +93,7 @@ class ModelRunner:
             self._states.pop(request_id, None)
         for request in step.new:
             self._requests[request.request_id] = request
+        began_s = time.perf_counter()
         states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
@@ -91,7 +101,13 @@ class ModelRunner:
         hidden = self._graphs.run(inputs) if self._graphs is not None else None
         if hidden is None:
             hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
-        return ExecutorOutput(self._sample(step, inputs, hidden, states), self._prompt_logprobs(step, inputs, hidden))
+        sampled = self._sample(step, inputs, hidden, states)
+        prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
+        if self._speculation is None:
+            return ExecutorOutput(sampled, prompt_logprobs)
+        self._speculation.begin(step)
+        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
+        return ExecutorOutput(sampled, prompt_logprobs, drafts)
 
     def _forward(
         self,
@@ -137,19 +153,17 @@ class ModelRunner:
 
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
-    ) -> dict[str, SampledToken]:
-        request_ids = [item.request_id for item in step.scheduled if item.samples]
-        if not request_ids:
+    ) -> dict[str, list[SampledToken]]:
+        sampling = [item for item in step.scheduled if item.samples]
+        if not sampling:
             self._await_kernels()
             return {}
-        logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling, vocab_size]
+        logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
         if self._masks is not None:
             self._masks.finish()
-        sampled = self._sampler.sample(logits, states)
-        for state, token in zip(states, sampled, strict=True):
-            if token.is_token:
-                state.observe(token.token_id)
-        return dict(zip(request_ids, sampled, strict=True))
+        drafts = [item.draft_token_ids for item in sampling]
+        chosen = choose_tokens(self._sampler, logits, states, drafts, self._masks)
+        return {item.request_id: tokens for item, tokens in zip(sampling, chosen, strict=True)}
 
     def _state_of(self, request_id: str) -> SamplingState:
         state = self._states.get(request_id)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from starlette.types import Scope
 
-from tandem.accounts.accounts import Accounts, Held
+from tandem.accounts.accounts import Accounts, Reservation
 from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.errors import NotAllowedError
 from tandem.accounts.key import AccountKey
@@ -19,7 +19,7 @@ from tandem.accounts.usage import Usage
 from tandem.core.errors import shown
 from tandem.gateway.accounts_headers import limit_headers
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
-from tandem.gateway.dialect import Asked
+from tandem.gateway.dialect import ParsedRequest
 from tandem.gateway.request import ChoiceEnd, ServeRequest
 
 _STATE_KEY = "tandem.caller"
@@ -66,11 +66,11 @@ class Bill:
     caller: Caller
     request_id: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    _asked: Asked | None = None
-    _held: Held | None = None
+    _asked: ParsedRequest | None = None
+    _held: Reservation | None = None
 
     async def reserve(
-        self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
+        self, asked: ParsedRequest, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
     ) -> None:
         """Sets aside the most that `asked` may use; afterwards `headers` hold the remaining limits.
 

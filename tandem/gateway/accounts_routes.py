@@ -26,7 +26,7 @@ _NO_STORE = {"cache-control": "no-store"}
 
 
 class NewKeyBody(BaseModel):
-    """What a key may do. Omitted: no limit."""
+    """Permissions and limits of a new key. Omitted: no limit."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -52,19 +52,19 @@ def _add_keys(app: FastAPI, accounts: Accounts) -> None:
 
     @app.post("/admin/keys", tags=["accounts"], status_code=201)
     async def create_key(body: NewKeyBody) -> Response:
-        """A new key; its secret is shown this once."""
+        """Creates a key; its secret is shown only in this answer."""
         key, secret = _key_of(body)
         await store.add_key(key)
         return JSONResponse({**await key_row(key, store), "secret": secret}, 201, _NO_STORE)
 
     @app.get("/admin/keys", tags=["accounts"])
     async def list_keys() -> Response:
-        """All keys, revoked ones among them, and what each has spent."""
+        """All keys, including revoked ones, with their spending."""
         return JSONResponse({"keys": [await key_row(key, store) for key in await store.all_keys()]})
 
     @app.get("/admin/keys/{key_id}", tags=["accounts"])
     async def show_key(key_id: str) -> Response:
-        """One key."""
+        """One key with its limits and spending."""
         key = (await store.find_keys([key_id])).get(key_id)
         if key is None:
             raise _unknown(key_id)
@@ -72,7 +72,7 @@ def _add_keys(app: FastAPI, accounts: Accounts) -> None:
 
     @app.delete("/admin/keys/{key_id}", tags=["accounts"])
     async def revoke_key(key_id: str) -> Response:
-        """It is refused from now on here, and within two seconds everywhere."""
+        """Revokes a key: refused at once by this gateway, within two seconds by the others."""
         if not await store.revoke_key(key_id, int(time.time())):
             raise _unknown(key_id)
         await accounts.refresh()
@@ -92,7 +92,7 @@ def _add_usage(app: FastAPI, store: AccountStore) -> None:
         tenant: str | None = None,
         limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 10_000,
     ) -> Response:
-        """What was used: requests, or totals."""
+        """Usage: single requests, or totals."""
         text = await usage_text(store, by, LedgerQuery(since, until, key_id, tenant, limit), form)
         return Response(text, media_type=_TYPES[form])
 

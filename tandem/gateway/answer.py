@@ -17,17 +17,17 @@ from tandem.core.machine import wall_s
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import Body, ClientLeftError, wait_until_left
-from tandem.gateway.dialect import Asked, Dialect
+from tandem.gateway.dialect import Dialect, ParsedRequest
 from tandem.gateway.edge import header_of, request_id_of
 from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
-from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.http_protocol import give_up_unread, ping_half_closed
 from tandem.gateway.pace import StreamPacer
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
 from tandem.gateway.serving import ServeStream
+from tandem.gateway.update_filter import UpdateFilter
 from tandem.telemetry.gen_ai import request_attributes, response_attributes
 from tandem.telemetry.tracing import Span
 
@@ -101,7 +101,7 @@ class _Exchange:
         self._has_arrived = False
         self._has_begun = False
         self.has_ended = False
-        self._asked: Asked | None = None
+        self._asked: ParsedRequest | None = None
         self._pins: PromptPins | None = None
         self._record: RequestRecord | None = None
         self._span = Span(None)
@@ -157,9 +157,9 @@ class _Exchange:
             gateway.history.name(record, asked.answer_id)
         record.num_choices = len(asked.request.choices)
         self._span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
-        hearing = Hearing(asked.results, gateway.moderator)
+        update_filter = UpdateFilter(asked.results, gateway.moderator)
         if not await gateway.may_ask(asked.request):
-            await self._stop(asked, hearing)
+            await self._stop(asked, update_filter)
             return
         self._pins = await gateway.find_pins(asked)
         await self._reserve(asked)
@@ -168,23 +168,25 @@ class _Exchange:
             if asked.is_stream:
                 gateway.metrics.open_streams.inc()
                 try:
-                    await self._stream(stream, hearing, asked, record)
+                    await self._stream(stream, update_filter, asked, record)
                 finally:
                     gateway.metrics.open_streams.dec()
             else:
-                await self._whole(stream, hearing, asked)
-            if hearing.was_stopped:
+                await self._whole(stream, update_filter, asked)
+            if update_filter.was_stopped:
                 record.close("filtered")
             await self._bill.settle()
             free()
             await self._end(asked, record)
         self._finish_span(asked, record)
 
-    async def _stream(self, stream: ServeStream, hearing: Hearing, asked: Asked, record: RequestRecord) -> None:
+    async def _stream(
+        self, stream: ServeStream, update_filter: UpdateFilter, asked: ParsedRequest, record: RequestRecord
+    ) -> None:
         """NOTE: headers wait for the first update, so that any failure before it has an HTTP status."""
         pace = StreamPacer(self._gateway.clock)
-        while not hearing.is_over and (batch := await stream.take(pace)):
-            updates = await hearing.take(batch)
+        while not update_filter.is_over and (batch := await stream.next_updates(pace)):
+            updates = await update_filter.apply(batch)
             await self._note_pins(asked)
             if not self._has_begun:
                 ping_half_closed(self._scope, self._dialect.ping)
@@ -208,18 +210,18 @@ class _Exchange:
         if self._pings is not None:
             self._pings.cancel()
 
-    async def _whole(self, stream: ServeStream, hearing: Hearing, asked: Asked) -> None:
-        while not hearing.is_over and (batch := await stream.take()):
-            await hearing.take(batch)
+    async def _whole(self, stream: ServeStream, update_filter: UpdateFilter, asked: ParsedRequest) -> None:
+        while not update_filter.is_over and (batch := await stream.next_updates()):
+            await update_filter.apply(batch)
             await self._note_pins(asked)
 
-    async def _note_pins(self, asked: Asked) -> None:
+    async def _note_pins(self, asked: ParsedRequest) -> None:
         """Records the granted pins once the worker has reported them, even if the request fails later."""
         if self._pins is not None and asked.results[0].granted is not None:
             pins, self._pins = self._pins, None
             await self._gateway.keep_pins(pins, asked)
 
-    async def _end(self, asked: Asked, record: RequestRecord) -> None:
+    async def _end(self, asked: ParsedRequest, record: RequestRecord) -> None:
         """Sends the last events of a stream, or the whole body."""
         if asked.is_stream:
             await self._send_body(asked.writer.end(), is_last=True)
@@ -229,9 +231,9 @@ class _Exchange:
         await self._send_head(200, {"content-type": JSON, "content-length": str(len(body)), "server-timing": timing})
         await self._send_body(body, is_last=True)
 
-    async def _stop(self, asked: Asked, hearing: Hearing) -> None:
+    async def _stop(self, asked: ParsedRequest, update_filter: UpdateFilter) -> None:
         """Answers a prompt that moderation rejected: every choice is ended before anything was generated."""
-        updates = hearing.stop()
+        updates = update_filter.stop()
         assert self._record is not None
         self._record.close("filtered")
         if asked.is_stream:
@@ -254,7 +256,7 @@ class _Exchange:
         self._said_s = asyncio.get_running_loop().time()
         self.has_ended |= is_last
 
-    async def _reserve(self, asked: Asked) -> None:
+    async def _reserve(self, asked: ParsedRequest) -> None:
         info = self._gateway.directory.known
         max_model_len = None if info is None else info.max_model_len
         await self._bill.reserve(
@@ -267,7 +269,7 @@ class _Exchange:
             self._record.close(state, error)
             self._gateway.tracing.export_stages(self._record.stages(), self._span.traceparent)
 
-    def _finish_span(self, asked: Asked, record: RequestRecord) -> None:
+    def _finish_span(self, asked: ParsedRequest, record: RequestRecord) -> None:
         reasons = [str(result.finish_reason) for result in asked.results]
         num_prompt = sum(result.num_prompt_tokens for result in asked.results)
         num_output = sum(result.num_output_tokens for result in asked.results)

@@ -61,11 +61,11 @@ class Apps:
 def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
     """Builds all routes over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
-    around = gateway.surroundings
+    context = gateway.dialect_context
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
-        ("/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI"),
-        ("/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI"),
-        ("/v1/messages", MessagesDialect(around), MessagesBody, "Anthropic"),
+        ("/v1/chat/completions", ChatDialect(context), ChatBody, "OpenAI"),
+        ("/v1/completions", CompletionDialect(context), CompletionBody, "OpenAI"),
+        ("/v1/messages", MessagesDialect(context), MessagesBody, "Anthropic"),
     ]
     for path, dialect, body, tag in generating:
         _add_generating(app, gateway, path, dialect, body, tag)
@@ -105,13 +105,13 @@ def _add_generating(
 def _add_count(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesPromptBody), tags=["Anthropic"])
     async def count(request: Request) -> Response:
-        """Tokens that a message's prompt would have."""
+        """Number of tokens of a message's prompt."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():
-            return Response(await count_tokens(body.data, gateway.surroundings), media_type=JSON)
+            return Response(await count_tokens(body.data, gateway.dialect_context), media_type=JSON)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -127,15 +127,15 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
 def _add_health(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/health", tags=["operations"])
     async def health() -> Response:
-        """This process lives."""
+        """Whether this process is alive."""
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready", tags=["operations"])
     async def ready() -> Response:
-        """A router answers and a decode worker is alive."""
+        """Whether a router answers and a decode worker is alive."""
         if gateway.admission.is_closed:
             raise UnavailableError("this gateway is stopping", 1.0)
-        info = await gateway.directory.ask()
+        info = await gateway.directory.fetch()
         if not info.num_decode:
             raise UnavailableError(f"no live decode worker serves {info.name!r}", 1.0)
         return JSONResponse({"status": "ready", "num_prefill": info.num_prefill, "num_decode": info.num_decode})
@@ -159,18 +159,18 @@ def _add_heads(app: FastAPI) -> None:
 def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/workers", tags=["operations"])
     async def workers(request: Request) -> Response:
-        """Every process of the cluster."""
+        """All processes of the cluster: gateway, routers and workers."""
         host, port = request.scope.get("server") or ("", None)
         return JSONResponse(await list_processes(gateway, f"{host}:{port}"))
 
     @app.get("/admin/decisions", tags=["operations"])
     async def decisions(last: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
-        """The latest pairings of the routers, oldest first, with what was predicted and what was measured."""
+        """Latest routing decisions, oldest first, with predicted and measured times."""
         return JSONResponse(await list_decisions(gateway, last))
 
     @app.get("/admin/requests/{request_id}", tags=["operations"])
     async def timeline(request: Request, request_id: str) -> Response:
-        """Where a recent request's time went."""
+        """Timeline of a recent request: its stages and their durations."""
         return JSONResponse(find_request(gateway, request_id, caller_of(request.scope)))
 
 
@@ -190,7 +190,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _as_response(request, problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
 
     async def on_any(request: Request, error: Exception) -> Response:
-        """NOTE: the framework raises a bug again behind us, and `Edge` logs it."""
+        """NOTE: the framework raises a bug again after this handler, and `Edge` logs it."""
         return _as_response(request, problem_of(error))
 
     app.add_exception_handler(HTTPException, on_http)

@@ -77,14 +77,14 @@ class Assembled:
 
 
 async def assemble(
-    conversation: Conversation, around: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
+    conversation: Conversation, context: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
 ) -> Assembled:
     """Renders, encodes and constrains a conversation. `is_only_counted`: it may exceed the context.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
     """
-    model, answers = around.model, around.model.answers
+    model, answers = context.model, context.model.answers
     asked = _without_unused_tools(with_one_system(conversation) if model.has_one_system else conversation)
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)

@@ -36,7 +36,7 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A parsed body: the request to serve and the writer of its answer.
 
     Args:
@@ -86,7 +86,7 @@ class Dialect(Protocol):
     kind: str
     ping: bytes
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Parses a body. Raises InvalidRequestError naming the field; UnavailableError if no worker is known."""
         ...
 

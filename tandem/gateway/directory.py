@@ -44,9 +44,9 @@ class ModelDirectory:
         Raises:
             UnavailableError: no router answers, or none knows a worker that serves the model.
         """
-        return self._info or await self.ask()
+        return self._info or await self.fetch()
 
-    async def ask(self) -> ModelInfo:
+    async def fetch(self) -> ModelInfo:
         """Asks the routers for a new description; raises as `info`."""
         found = await self._routers.models()
         mine = [info for info in found if info.name == self._name]
@@ -58,7 +58,7 @@ class ModelDirectory:
     async def _run(self) -> None:
         while True:
             try:
-                await self.ask()
+                await self.fetch()
             except TandemError as error:
                 _logger.debug("the routers do not describe %s: %s", self._name, error)
             await asyncio.sleep(REFRESH_S)

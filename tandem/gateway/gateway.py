@@ -13,15 +13,16 @@ from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
 from tandem.gateway.caching import LivePins
-from tandem.gateway.dialect import Asked, DialectContext, RequestLimits
+from tandem.gateway.capacity_queue import CapacityQueue
+from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.history import RequestHistory, RequestRecord
 from tandem.gateway.journey import JourneyContext
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
 from tandem.gateway.moderation.choose import choose_moderator
-from tandem.gateway.openai.responses.desk import ResponseDesk
-from tandem.gateway.outage_lines import OutageLines
+from tandem.gateway.openai.responses.service import ResponseService
+from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.gateway.request import ServeRequest
@@ -31,7 +32,6 @@ from tandem.gateway.serving import ServeStream
 from tandem.gateway.settings import GatewaySettings
 from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
-from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
 from tandem.telemetry.tracing import Tracing
@@ -72,14 +72,14 @@ class Gateway:
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
         stored_mib = settings.stored_responses_mib
         max_stored_bytes = None if stored_mib is None else int(stored_mib * 2**20)
-        self.responses = ResponseDesk.open(settings.redis, settings.responses_keys, max_stored_bytes)
+        self.responses = ResponseService.open(settings.redis, settings.responses_keys, max_stored_bytes)
         self.ids = RequestIds()
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
         self.directory = ModelDirectory(self.routers, model.name)
-        self.outages = OutageLines(settings.failover_timeout_s, self.metrics.waiting)
+        self.outages = OutageQueues(settings.failover_timeout_s, self.metrics.waiting)
         limits = RequestLimits(settings.max_choices, settings.max_messages)
-        self.surroundings = DialectContext(model, self.directory, limits)
+        self.dialect_context = DialectContext(model, self.directory, limits)
         self._ways = JourneyContext(
             self.routers,
             self._workers,
@@ -87,7 +87,7 @@ class Gateway:
             self.metrics,
             clock,
             settings.max_attempts,
-            WaitingLine(settings.room_timeout_s, self.metrics.waiting),
+            CapacityQueue(settings.room_timeout_s, self.metrics.waiting),
             self.outages,
         )
 
@@ -124,7 +124,7 @@ class Gateway:
                 return False
         return True
 
-    async def find_pins(self, asked: Asked) -> PromptPins | None:
+    async def find_pins(self, asked: ParsedRequest) -> PromptPins | None:
         """Looks up earlier pins of this prompt and tells its results. None: there is nothing to record."""
         if not asked.request.pins:
             return None
@@ -138,7 +138,7 @@ class Gateway:
             result.live = live
         return pins
 
-    async def keep_pins(self, pins: PromptPins, asked: Asked) -> None:
+    async def keep_pins(self, pins: PromptPins, asked: ParsedRequest) -> None:
         """Records the pins that the worker granted to a request."""
         try:
             await pins.keep(asked.results[0].granted or ())

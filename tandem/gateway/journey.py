@@ -24,16 +24,16 @@ from tandem.core.errors import (
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
+from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
-from tandem.gateway.news_queue import NewsQueue
-from tandem.gateway.outage_lines import OutageLines
+from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
-from tandem.gateway.waiting_line import Refusal, WaitingLine
+from tandem.gateway.update_queue import UpdateQueue
 from tandem.rpc.client import ClientPool, WorkerClient
-from tandem.rpc.messages import GenerateCall, GenerateNews, PairCall, PairingAnswer, WorkerAddress
+from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
 _logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class JourneyContext:
     metrics: GatewayMetrics
     clock: Clock
     max_attempts: int
-    line: WaitingLine
-    outages: OutageLines
+    capacity_queue: CapacityQueue
+    outages: OutageQueues
 
 
 class Journey:
@@ -61,7 +61,7 @@ class Journey:
         request: ServeRequest,
         choice: ChoiceRequest,
         record: RequestRecord,
-        queue: NewsQueue,
+        queue: UpdateQueue,
     ) -> None:
         self._ways = ways
         self._request = request
@@ -121,15 +121,15 @@ class Journey:
         return None if self._final is None else self._final.metrics
 
     async def _pair(self) -> PairingAnswer:
-        """The first pairing. Waits in line while all workers are full, and for a worker while there is none."""
-        return await self._ways.line.ask(
+        """The first pairing. Queues while all workers are full, and for a worker while there is none."""
+        return await self._ways.capacity_queue.run(
             self._request.priority, lambda: self._once_possible(self._anybody, (UnavailableError,)), self._record
         )
 
     async def _pair_again(self) -> PairingAnswer:
         """A pairing after a failure. Once a worker was lost, waits for one that can continue.
 
-        NOTE: skips the line of requests that wait for full workers: this client already has part of its answer.
+        NOTE: skips the queue of requests that wait for full workers: this client already has part of its answer.
         """
         try:
             if all(isinstance(error, CapacityError) for _, error in self._failed):
@@ -141,9 +141,9 @@ class Journey:
     async def _once_possible(
         self, question: Callable[[], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
-        """NOTE: the first in line asks for all that the same workers can serve; see `OutageLines`."""
+        """NOTE: the first in the queue asks for all that the same workers can serve; see `OutageQueues`."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
-        return await self._ways.outages.ask(
+        return await self._ways.outages.run(
             needs, waits_for, self._request.priority, lambda: self._paired(question), self._record
         )
 
@@ -210,9 +210,9 @@ class Journey:
         with self._ways.stalls.listen(worker, timeout) as listening:
             try:
                 async with timeout, aclosing(client.serve(self._call(pairing))) as stream:
-                    async for news in stream:
+                    async for update in stream:
                         listening.heard_s = self._ways.clock.now_s()
-                        await self._take(news, listening.heard_s, worker)
+                        await self._take(update, listening.heard_s, worker)
             except TimeoutError:
                 raise WorkerLostError(listening.lost or f"worker {worker.worker_id} went silent") from None
         if self._final is None:
@@ -236,8 +236,8 @@ class Journey:
             pins=self._request.pins,
         )
 
-    async def _take(self, news: GenerateNews, now_s: float, worker: WorkerAddress) -> None:
-        output = news.output
+    async def _take(self, update: GenerateUpdate, now_s: float, worker: WorkerAddress) -> None:
+        output = update.output
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerLostError(f"worker {worker.worker_id} aborted the request: {output.stop_reason or 'no reason'}")
         if output.finish_reason is FinishReason.ERROR:
@@ -248,9 +248,9 @@ class Journey:
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
         if output.finished:
-            self._final, self._stages, self._ended_s = output, news.timeline, now_s
-        elif news.timeline:
-            self._record.add_early(self._choice.index, news.timeline)
+            self._final, self._stages, self._ended_s = output, update.timeline, now_s
+        elif update.timeline:
+            self._record.add_early(self._choice.index, update.timeline)
 
     def _note_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         if self._first_s is None or self._last_s is None:

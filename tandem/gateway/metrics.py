@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tandem.core.types import FinishReason
-from tandem.gateway.recent import Recent
+from tandem.gateway.recent_traffic import RecentTraffic
 from tandem.gateway.request import ChoiceEnd
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -91,7 +91,7 @@ class GatewayMetrics:
         self._arrived_tokens = self._own_counter("arrived_prompt_tokens", "prompt tokens of choices that arrived")
         self._queries = self._own_counter("prefix_cache_queries", "prompt tokens of choices that a worker finished")
         self._hits = self._own_counter("prefix_cache_hits", "of those, the tokens that needed no prefill")
-        self.recent = Recent()
+        self.recent = RecentTraffic()
         self.open_streams = Gauge("tandem_gateway_open_streams", "answers being streamed", registry=self.registry)
         self.disconnects = Counter(
             "tandem_gateway_disconnects_total", "clients that left before their answer's end", registry=self.registry

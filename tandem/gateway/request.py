@@ -49,7 +49,7 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What a client may see of one choice's `RequestOutput`: its text parsed into `parts`, and no more tokens than a
+    """Part of a `RequestOutput` that a client may see: its text parsed into `parts`, and no more tokens than a
     moderator has passed.
     """
 
@@ -127,23 +127,23 @@ class ChoiceResult:
     def num_reasoning_tokens(self) -> int:
         return 0 if self.reasoning is None else self.reasoning.num_tokens
 
-    def take(self, news: RequestOutput) -> ChoiceUpdate:
+    def read(self, output: RequestOutput) -> ChoiceUpdate:
         """Counts an update and returns it parsed."""
-        self.is_computed |= bool(news.token_ids)
+        self.is_computed |= bool(output.token_ids)
         if self.is_prompt_only:
-            news = _of_prompt(news)
-        parts = list(self.parser.feed(news.text))
-        if news.finish_reason is not None:
+            output = _of_prompt(output)
+        parts = list(self.parser.feed(output.text))
+        if output.finish_reason is not None:
             parts += self.parser.finish()
-        self._count(news)
+        self._count(output)
         return ChoiceUpdate(
-            news.index,
+            output.index,
             parts,
-            news.token_ids,
-            news.logprobs,
-            news.prompt_logprobs,
-            news.finish_reason,
-            news.stop_reason,
+            output.token_ids,
+            output.logprobs,
+            output.prompt_logprobs,
+            output.finish_reason,
+            output.stop_reason,
         )
 
     def add(self, update: ChoiceUpdate) -> None:
@@ -153,14 +153,14 @@ class ChoiceResult:
         if self.keep:
             self._keep(update)
 
-    def _count(self, news: RequestOutput) -> None:
-        self.num_output_tokens += len(news.token_ids)
-        if news.metrics is not None:
-            self.num_cached_tokens = max(self.num_cached_tokens, news.metrics.num_cached_tokens)
-            self.granted = news.metrics.pins
-        self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
+    def _count(self, output: RequestOutput) -> None:
+        self.num_output_tokens += len(output.token_ids)
+        if output.metrics is not None:
+            self.num_cached_tokens = max(self.num_cached_tokens, output.metrics.num_cached_tokens)
+            self.granted = output.metrics.pins
+        self.stop_reason = output.stop_reason if output.stop_reason is not None else self.stop_reason
         if self.reasoning is not None:
-            for token_id in news.token_ids:
+            for token_id in output.token_ids:
                 self.reasoning.observe(token_id)
 
     def _keep(self, update: ChoiceUpdate) -> None:
@@ -179,10 +179,10 @@ class ChoiceResult:
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
 
 
-def _of_prompt(news: RequestOutput) -> RequestOutput:
-    """`news` without generated output; its finish reason `stop` becomes `length`."""
-    reason = FinishReason.LENGTH if news.finish_reason is FinishReason.STOP else news.finish_reason
-    return replace(news, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)
+def _of_prompt(output: RequestOutput) -> RequestOutput:
+    """`output` without generated output; its finish reason `stop` becomes `length`."""
+    reason = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
+    return replace(output, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 @dataclass(frozen=True, slots=True)

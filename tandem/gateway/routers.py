@@ -124,7 +124,7 @@ class Routers:
             _logger.error("router %s cannot be used until this is mended: %s", address, error)
 
     def _note_outage(self, away: Sequence[str]) -> None:
-        """NOTE: once in a row; clients are not told the addresses."""
+        """NOTE: logged once for consecutive failures; clients do not see the addresses."""
         if not self._is_alone:
             self._is_alone = True
             _logger.error("no router answers: %s", "; ".join(away))

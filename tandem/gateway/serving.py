@@ -11,16 +11,16 @@ from tandem.core.errors import UnavailableError
 from tandem.core.output import RequestOutput
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.journey import Journey, JourneyContext
-from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.pace import StreamPacer
 from tandem.gateway.request import ServeRequest
 from tandem.gateway.settler import Settler
+from tandem.gateway.update_queue import UpdateQueue
 
 LINGER_S = 1.0  # for workers to say good-bye after their last token
 
 
 class ServeStream:
-    """One request being served, as `async with`; call `take` until it returns nothing."""
+    """One request being served, as `async with`; call `next_updates` until it returns nothing."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ServeStream:
         self._open_streams = open_streams
         self._request = request
         self._record = record
-        self._queue = NewsQueue()
+        self._queue = UpdateQueue()
         self._num_unfinished = len(request.choices)
         self._journeys = [Journey(ways, request, choice, record, self._queue) for choice in request.choices]
         self._tasks: list[asyncio.Task[None]] = []
@@ -51,7 +51,7 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
+    async def next_updates(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
         """New updates; empty when every choice has ended. `pace`: limits how often it returns.
 
         Raises:
@@ -59,11 +59,11 @@ class ServeStream:
         """
         if not self._num_unfinished:
             return ()
-        news = await self._queue.take(pace)
-        self._num_unfinished -= sum(item.finish_reason is not None for item in news)
+        outputs = await self._queue.get(pace)
+        self._num_unfinished -= sum(item.finish_reason is not None for item in outputs)
         if not self._num_unfinished:
             self._settle(None)
-        return news
+        return outputs
 
     def fail(self, reason: str) -> None:
         """Ends the request with an error that its client receives."""

@@ -17,109 +17,126 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 
 class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
-    """HTTP in, router and decode workers behind: the process that clients talk to. Computes nothing itself."""
+    """The HTTP server that clients call; forwards requests to routers and decode workers. Computes nothing itself."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
     admin_bind: Address | None = Field(
         None,
-        description="host:port of /metrics and /admin; port 0 = any free one; omitted: they are on --port, for a key "
-        "of an admin where there are accounts, else only where --host is a loopback address",
+        description="host:port of /metrics and /admin; port 0 = any free one; omitted: served on --port, for admin "
+        "keys if there are accounts, else only if --host is a loopback address",
     )
     routers: str = Field(
-        "127.0.0.1:7800", description="routers as host:port,host:port; the next serves when one is away"
+        "127.0.0.1:7800", description="routers as host:port,host:port; if one is unavailable, the next is used"
     )
     model: str = Field(description="directory or hub id of the tokenizer and chat template that the workers serve")
     served_model_name: str | None = Field(
-        None, description="name that clients ask for and workers serve; omitted: the directory's name"
+        None, description="model name in requests and of the workers; omitted: the directory's name"
     )
     tool_parser: str = Field(
         "auto",
-        description="how the model writes tool calls: auto (by its template), none, hermes, llama3_json, "
+        description="format of the model's tool calls: auto (by its template), none, hermes, llama3_json, "
         "llama_pythonic or mistral",
     )
     reasoning_parser: str = Field(
-        "auto", description="how it marks thinking: auto (by its template), none, think, mistral, or START,END"
+        "auto", description="marks of the model's thinking: auto (by its template), none, think, mistral, or START,END"
     )
     moderation: str | None = Field(
         None,
-        description="judges prompts and answers: blocklist:FILE, an http(s) URL that speaks OpenAI's moderation API, "
-        "or python:MODULE:CALLABLE; omitted: nobody",
+        description="moderator of prompts and answers: blocklist:FILE, an http(s) URL that speaks OpenAI's moderation "
+        "API, or python:MODULE:CALLABLE; omitted: none",
     )
     redis: str | None = Field(
         None,
-        description="redis://… that gateways share: stored responses, paid cache pins; omitted: each has its own",
+        description="redis:// URL of the state that gateways share: stored responses, paid cache pins; omitted: kept "
+        "in this process",
     )
     stored_responses_mib: float | None = Field(
-        None, ge=1, description="stored responses in all, MiB; default 128 in Redis, which others need too, else 512"
+        None, ge=1, description="memory for stored responses, MiB; omitted: 128 in Redis, which is shared, else 512"
     )
     responses_key: SecretStr | None = Field(
         None,
-        description="encrypts stored responses in Redis, the same for all gateways; NEW,OLD: the first encrypts, all "
-        "decrypt; omitted: made from the cluster secret, which workers know too",
+        description="key that encrypts stored responses in Redis, the same for all gateways; NEW,OLD: the first "
+        "encrypts, all decrypt; omitted: derived from the cluster secret, which workers know too",
     )
-    max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
-    max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
-    max_messages: int = Field(8192, ge=1, description="messages of one chat request")
-    max_body_mib: float = Field(32.0, gt=0, le=1024, description="longest request body, MiB")
+    max_concurrent_requests: int = Field(
+        1024, ge=1, le=65536, description="maximum HTTP requests served at once; more get 429"
+    )
+    max_choices: int = Field(256, ge=1, le=4096, description="maximum of prompts times n in one request")
+    max_messages: int = Field(8192, ge=1, description="maximum messages of one chat request")
+    max_body_mib: float = Field(32.0, gt=0, le=1024, description="maximum request body, MiB")
     max_body_values: int = Field(
-        2**20, ge=1, le=2**26, description="entries and members in all arrays and objects of one body; past it 413"
+        2**20,
+        ge=1,
+        le=2**26,
+        description="maximum entries and members in all arrays and objects of one body; more get 413",
     )
     max_body_members: int = Field(
-        2**17, ge=1, le=2**26, description="members of objects, and arrays and objects, in one body; past it 413"
+        2**17,
+        ge=1,
+        le=2**26,
+        description="maximum members of objects, plus arrays and objects, in one body; more get 413",
     )
-    request_timeout_s: float = Field(1800.0, gt=0, description="longest life of a request, seconds; past it 504")
-    router_timeout_s: float = Field(0.5, gt=0, description="a router silent for this long is away, seconds")
+    request_timeout_s: float = Field(1800.0, gt=0, description="maximum duration of a request, seconds; then 504")
+    router_timeout_s: float = Field(0.5, gt=0, description="timeout of a call to a router, seconds")
     silent_after_s: float = Field(
-        0.75, gt=0, description="a stream silent for this long has its worker asked for a sign of life, seconds"
+        0.75, gt=0, description="after this long without output the worker is probed, seconds"
     )
-    worker_timeout_s: float = Field(1.0, gt=0, description="a worker asked for a sign of life answers in this, seconds")
-    max_attempts: int = Field(4, ge=1, le=64, description="workers tried for one choice before it fails")
+    worker_timeout_s: float = Field(
+        1.0, gt=0, description="timeout of a probe, after which the worker counts as lost, seconds"
+    )
+    max_attempts: int = Field(4, ge=1, le=64, description="maximum workers tried for one choice")
     failover_timeout_s: float = Field(
         15.0,
         ge=0,
-        description="how long a request, begun or new, waits for a worker to come or to come back while none can serve "
-        "it, or for a router, seconds; past it 503, or an error that ends the stream; 0 = not at all",
+        description="how long a request, running or new, waits while no worker or router is available, seconds; then "
+        "503, or an error that ends the stream; 0 = not at all",
     )
     room_timeout_s: float = Field(
         60.0,
         ge=0,
-        description="how long a request waits for its turn while every worker's KV cache is promised away, seconds; "
-        "past it 429; 0 = not at all",
+        description="how long a request waits in the queue while every worker's KV cache is full, seconds; then 429; "
+        "0 = not at all",
     )
-    drain_timeout_s: float = Field(30.0, ge=0, description="after SIGTERM streams may go on for this long, seconds")
+    drain_timeout_s: float = Field(30.0, ge=0, description="time for running streams to finish after SIGTERM, seconds")
     allowed_origins: str = Field(
         "",
-        description="web pages that may call from browsers: https://chat.example,… or *; omitted: none but our own",
+        description="origins of web pages that may call from browsers: https://chat.example,… or *; omitted: only this "
+        "gateway's own pages",
     )
     allowed_hosts: str = Field(
         "",
-        description="names by which clients call this gateway, where it asks for no keys: llm.example,*.lan,… or *; "
-        "localhost, --host and IP addresses always are",
+        description="host names of this gateway, checked if no keys are required: llm.example,*.lan,… or *; "
+        "localhost, --host and IP addresses are always allowed",
     )
-    allow_anonymous: bool = Field(False, description="listen beyond loopback though no keys are asked for")
+    allow_anonymous: bool = Field(False, description="listen beyond loopback although no keys are required")
     accounts: SecretStr | None = Field(
         None,
-        description="where API keys, limits and the ledger are: redis:// URL, or a file for one gateway; omitted: no "
-        "keys are asked for, which beyond loopback needs --allow-anonymous",
+        description="store of API keys, limits and the ledger: redis:// URL, or a file for a single gateway; omitted: "
+        "no keys are required, which beyond loopback needs --allow-anonymous",
     )
     accounts_when_lost: Literal["refuse", "allow"] = Field(
-        "refuse", description="requests while the accounts' Redis is away: refuse, or allow: no limits, billed later"
+        "refuse",
+        description="requests while the accounts' Redis is unavailable: refuse; or allow: without limits, billed later",
     )
     accounts_lease_s: float = Field(
         LEASE_S,
         ge=1,
         le=3600,
-        description="what a killed gateway set aside comes back after so many seconds, less what its clients got: that"
-        " is billed as it was up to a twelfth of this before the end",
+        description="reservations of a killed gateway expire after so many seconds; what its clients had received is "
+        "billed, except for the last twelfth of this time",
     )
     accounts_journal: Path | None = Field(
-        None, description="file for bills that Redis has not taken, so that they outlive this process; omitted: none"
+        None,
+        description="file for settlements that Redis has not accepted yet, so that they survive this process; "
+        "omitted: none",
     )
     prices: str | None = Field(
-        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens; omitted: all 0'
+        None,
+        description='prices as JSON or a file of it: {"input": 1, "output": 5}, units per million tokens; omitted: '
+        "all 0",
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
     otlp_endpoint: str | None = Field(None, description="URL that OpenTelemetry spans are sent to; omitted: none")

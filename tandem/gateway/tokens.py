@@ -45,7 +45,7 @@ class _Body(BaseModel):
 
 
 class TokenizeBody(_Body):
-    """A prompt or a chat, never both."""
+    """A prompt or a chat, not both."""
 
     prompt: str | None = None
     messages: Entries[dict[str, Any]] | None = None
@@ -69,55 +69,55 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody), tags=["tokens"])
     async def tokenize_text(request: Request) -> Response:
-        """The token ids of a prompt or a chat."""
+        """Token ids of a prompt or a chat."""
         return await _answered(request, gateway, tokenize)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), tags=["tokens"])
     async def detokenize_ids(request: Request) -> Response:
-        """The text of token ids, special tokens included."""
+        """Text of token ids, including special tokens."""
         return await _answered(request, gateway, detokenize)
 
     @app.get("/tokenizer_info", tags=["tokens"])
     async def tokenizer_info() -> Response:
-        """What a client needs to render chats itself."""
+        """Description of the tokenizer, for clients that render chats themselves."""
         return Response(orjson.dumps(describe(gateway.model, gateway.directory.known)), media_type=JSON)
 
     @app.get("/ping", tags=["operations"])
     async def ping() -> Response:
-        """This process lives."""
+        """Whether this process is alive."""
         return Response(b"{}", media_type=JSON)
 
     app.post("/ping", tags=["operations"], name="ping_by_post")(ping)
 
 
-async def tokenize(body: bytes, around: DialectContext) -> bytes:
+async def tokenize(body: bytes, context: DialectContext) -> bytes:
     """The body of `/tokenize`; texts longer than the context are counted too.
 
     Raises:
         InvalidRequestError: naming the field that is wrong.
         UnavailableError: no worker is known.
     """
-    asked = await around.off_loop.run(len(body), partial(_read, TokenizeBody, body, around.model))
+    asked = await context.off_loop.run(len(body), partial(_read, TokenizeBody, body, context.model))
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
-    info = await around.directory.info()
+    info = await context.directory.info()
     if asked.prompt is None:
-        token_ids = await _of_chat(asked, around, info)
+        token_ids = await _of_chat(asked, context, info)
     else:
-        token_ids = await _of_prompt(asked, asked.prompt, around.model, info)
+        token_ids = await _of_prompt(asked, asked.prompt, context.model, info)
 
     def answered() -> bytes:
-        strings = _strings(around.model, token_ids) if asked.return_token_strs else None
+        strings = _strings(context.model, token_ids) if asked.return_token_strs else None
         value = {"count": len(token_ids), "max_model_len": info.max_model_len, "tokens": token_ids}
         return orjson.dumps(value | {"token_strs": strings})
 
     return await _off_loop(len(token_ids), answered)
 
 
-async def detokenize(body: bytes, around: DialectContext) -> bytes:
+async def detokenize(body: bytes, context: DialectContext) -> bytes:
     """The body of `/detokenize`; raises as `tokenize`."""
-    asked = await around.off_loop.run(len(body), partial(_read, DetokenizeBody, body, around.model))
-    info = await around.directory.info()
+    asked = await context.off_loop.run(len(body), partial(_read, DetokenizeBody, body, context.model))
+    info = await context.directory.info()
 
     def answered() -> bytes:
         wrong = next((token_id for token_id in asked.tokens if not 0 <= token_id < info.vocab_size), None)
@@ -125,7 +125,7 @@ async def detokenize(body: bytes, around: DialectContext) -> bytes:
             raise RequestError(
                 f"tokens holds {wrong}, which is not an id from 0 to {info.vocab_size - 1}", param="tokens"
             )
-        return orjson.dumps({"prompt": around.model.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+        return orjson.dumps({"prompt": context.model.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
 
     return await _off_loop(len(asked.tokens), answered)
 
@@ -154,7 +154,7 @@ async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Respo
     except ClientLeftError:
         return Response(status_code=_CLIENT_LEFT)
     with body, gateway.admission.place():
-        return Response(await reader(body.data, gateway.surroundings), media_type=JSON)
+        return Response(await reader(body.data, gateway.dialect_context), media_type=JSON)
 
 
 def _read(kind: type[AnyTokens], body: bytes, model: ServedModel) -> AnyTokens:
@@ -179,16 +179,16 @@ async def _of_prompt(asked: TokenizeBody, text: str, model: ServedModel, info: M
     return await model.encoder.encode(text, info.max_model_len, add_special_tokens=is_special, is_only_counted=True)
 
 
-async def _of_chat(asked: TokenizeBody, around: DialectContext, info: ModelInfo) -> list[int]:
+async def _of_chat(asked: TokenizeBody, context: DialectContext, info: ModelInfo) -> list[int]:
     tools, choice = read_tools(asked.tools, None, None)
     conversation = Conversation(
-        messages=MessageReader().read(asked.messages or (), around.limits.max_messages),
+        messages=MessageReader().read(asked.messages or (), context.limits.max_messages),
         tools=tools,
         tool_choice=choice,
         variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
         add_special_tokens=bool(asked.add_special_tokens),
     )
-    return (await assemble(conversation, around, info, is_only_counted=True)).token_ids
+    return (await assemble(conversation, context, info, is_only_counted=True)).token_ids
 
 
 def _strings(model: ServedModel, token_ids: Sequence[int]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tandem.loadtest.ask import LoadRequest
+from tandem.loadtest.load_request import LoadRequest
 from tandem.loadtest.plan import LoadPlan
 from tandem.loadtest.token_text import Tokens, TokenSource
 from tandem.workload.arrivals import spread_in_ticks
@@ -18,12 +18,12 @@ from tandem.workload.trace import MOONCAKE_BLOCK_SIZE, TraceRequest, read_trace
 class RequestSequence(Protocol):
     """Consecutive requests of one conversation."""
 
-    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
+    def next_request(self, answer: Sequence[int]) -> LoadRequest | None:
         """The next request, given the answer to the last one (empty before the first); None: there is none."""
         ...
 
 
-class Talk:
+class GeneratedConversation:
     """A generated conversation with turns of random lengths; each prompt is the whole history and new tokens."""
 
     def __init__(self, plan: LoadPlan, tokens: TokenSource, number: int, max_model_len: int | None) -> None:
@@ -36,18 +36,18 @@ class Talk:
         self._turn = 0
         self._history = Tokens()
 
-    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
+    def next_request(self, answer: Sequence[int]) -> LoadRequest | None:
         """The next request; the conversation ends before it exceeds the model's context."""
         if self._turn == self._num_turns:
             return None
         said = Tokens(b",".join(b"%d" % token_id for token_id in answer), len(answer))
         prompt = self._history + said + self._new()
-        ask = LoadRequest(prompt, self._plan.output_lengths.draw(self._random), self._turn)
-        if self._turn and self._max_model_len and prompt.count + ask.num_output_tokens > self._max_model_len:
+        request = LoadRequest(prompt, self._plan.output_lengths.draw(self._random), self._turn)
+        if self._turn and self._max_model_len and prompt.count + request.num_output_tokens > self._max_model_len:
             return None
         self._history = prompt
         self._turn += 1
-        return ask
+        return request
 
     def _new(self) -> Tokens:
         count = self._plan.prompt_lengths.draw(self._random)
@@ -59,7 +59,7 @@ class Talk:
         return self._tokens.block(f"prefix {which}", num_shared) + self._tokens.draw(name, count - num_shared)
 
 
-class Recorded:
+class RecordedConversation:
     """One recorded request of a trace. Equal block ids become equal tokens.
 
     Args:
@@ -67,13 +67,13 @@ class Recorded:
     """
 
     def __init__(self, request: TraceRequest, tokens: TokenSource, number: int, scale: float) -> None:
-        self._ask: LoadRequest | None = LoadRequest(
+        self._request: LoadRequest | None = LoadRequest(
             _prompt(request, tokens, number, scale), max(1, round(request.num_output_tokens * scale))
         )
 
-    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
-        ask, self._ask = self._ask, None
-        return ask
+    def next_request(self, answer: Sequence[int]) -> LoadRequest | None:
+        request, self._request = self._request, None
+        return request
 
 
 def recorded_requests(plan: LoadPlan) -> Iterator[TraceRequest]:

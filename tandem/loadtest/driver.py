@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError
-from tandem.loadtest.ask import LoadRequest
 from tandem.loadtest.conversations import RequestSequence
-from tandem.loadtest.endpoint import Answered, GatewayEndpoint
+from tandem.loadtest.endpoint import GatewayEndpoint, RequestResult
 from tandem.loadtest.failure import CLIENT_LIMIT, Failure
+from tandem.loadtest.load_request import LoadRequest
 from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.plan import LoadPlan
 from tandem.workload.arrivals import ClosedLoop
@@ -99,27 +99,27 @@ class Driver(ABC):
         self._num_counted += due_s >= 0
         self.num_sent += 1
 
-    async def _send(self, ask: LoadRequest, due_s: float) -> Answered:
+    async def _send(self, request: LoadRequest, due_s: float) -> RequestResult:
         """Sends one request; call `_count` before."""
         if self.num_open >= self.plan.max_open:
-            return self._not_sent(ask, due_s)
+            return self._not_sent(request, due_s)
         self.num_open += 1
         try:
-            answered = await self._endpoint.ask(ask, due_s)
+            result = await self._endpoint.send(request, due_s)
         finally:
             self.num_open -= 1
-        return self._kept(answered)
+        return self._kept(result)
 
-    def _not_sent(self, ask: LoadRequest, due_s: float) -> Answered:
+    def _not_sent(self, request: LoadRequest, due_s: float) -> RequestResult:
         now_s = self._endpoint.now_s()
         failure = Failure(CLIENT_LIMIT, f"{self.num_open} requests were open at once; see --max-open")
-        outcome = RequestOutcome(due_s, now_s, now_s, ask.prompt.count, turn=ask.turn, failure=failure)
-        return self._kept(Answered(outcome, []))
+        outcome = RequestOutcome(due_s, now_s, now_s, request.prompt.count, turn=request.turn, failure=failure)
+        return self._kept(RequestResult(outcome, []))
 
-    def _kept(self, answered: Answered) -> Answered:
-        self.outcomes.append(answered.outcome)
-        self.num_failed += answered.outcome.failure is not None
-        return answered
+    def _kept(self, result: RequestResult) -> RequestResult:
+        self.outcomes.append(result.outcome)
+        self.num_failed += result.outcome.failure is not None
+        return result
 
 
 class ClosedDriver(Driver):
@@ -144,8 +144,8 @@ class ClosedDriver(Driver):
         earliest_s = zero_s
         while True:
             conversation = next(self._conversations)
-            ask = conversation.next_ask(())
-            while ask is not None:
+            request = conversation.next_request(())
+            while request is not None:
                 pause_s = pauses.next_arrival_s()
                 assert pause_s is not None, "a client waits for its own answer only"
                 due_s = max(zero_s + pause_s, earliest_s)
@@ -155,12 +155,12 @@ class ClosedDriver(Driver):
                 if not self._is_within(due_s):
                     return
                 self._count(due_s)
-                answered = await self._send(ask, due_s)
+                result = await self._send(request, due_s)
                 pauses.ended(self._endpoint.now_s() - zero_s)
-                if answered.outcome.failure is not None:
-                    earliest_s = self._endpoint.now_s() + self._pause_after(answered.outcome.failure)
+                if result.outcome.failure is not None:
+                    earliest_s = self._endpoint.now_s() + self._pause_after(result.outcome.failure)
                     break
-                ask = conversation.next_ask(answered.token_ids)
+                request = conversation.next_request(result.token_ids)
 
     def _pause_after(self, failure: Failure) -> float:
         if not self.plan.arrivals.honour_retry_after or failure.retry_after_s is None:
@@ -186,26 +186,27 @@ class OpenDriver(Driver):
                 if self.has_lasted and self.plan.duration_s is not None:
                     await self._wait_until(self.plan.duration_s)  # NOTE: quiet seconds are a part of the load
                 return
-            ask = arrival.conversation.next_ask(())  # NOTE: before it is due: making a long prompt takes a while
+            # NOTE: made before it is due, since making a long prompt takes a while
+            request = arrival.conversation.next_request(())
             await self._wait_until(due_s)
-            if ask is None or not self._is_within(due_s):
+            if request is None or not self._is_within(due_s):
                 return
             self._count(due_s)
-            group.create_task(self._converse(arrival.conversation, ask, due_s))
+            group.create_task(self._converse(arrival.conversation, request, due_s))
 
     async def _converse(self, conversation: RequestSequence, first: LoadRequest, due_s: float) -> None:
         source = random.Random(f"{self.plan.seed}/open/{due_s}")
         pauses = ClosedLoop(1, self.plan.arrivals.think_time_s, source)
         pauses.next_arrival_s()  # NOTE: nobody thinks before the first
-        ask: LoadRequest | None = first
-        while ask is not None:
-            answered = await self._send(ask, due_s)
-            if answered.outcome.failure is not None:
+        request: LoadRequest | None = first
+        while request is not None:
+            result = await self._send(request, due_s)
+            if result.outcome.failure is not None:
                 return
             pauses.ended(self._endpoint.now_s())
-            ask = conversation.next_ask(answered.token_ids)
+            request = conversation.next_request(result.token_ids)
             due_s = pauses.next_arrival_s() or 0.0
-            if ask is None or not self._is_within(due_s):
+            if request is None or not self._is_within(due_s):
                 return
             await self._wait_until(due_s)
             if not self._is_within(due_s):

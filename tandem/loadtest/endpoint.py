@@ -12,9 +12,9 @@ from typing import Any
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, UnavailableError
 from tandem.loadtest.answer import AnswerReader
-from tandem.loadtest.ask import PATH, BodyWriter, LoadRequest
 from tandem.loadtest.failure import SHORT, UNFINISHED, ExchangeError, Failure
 from tandem.loadtest.http_client import HttpClient
+from tandem.loadtest.load_request import PATH, BodyWriter, LoadRequest
 from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.plan import LoadPlan
 
@@ -32,7 +32,7 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RequestResult:
     """An outcome, and the answer's token ids if the server reports them: the next turn's prompt contains them."""
 
     outcome: RequestOutcome
@@ -76,50 +76,50 @@ class GatewayEndpoint:
     def now_s(self) -> float:
         return self._clock.now_s() - self._zero_s
 
-    async def ask(self, ask: LoadRequest, due_s: float) -> Answered:
+    async def send(self, request: LoadRequest, due_s: float) -> RequestResult:
         """Sends a request now and reads the answer to its end."""
         assert self._writer is not None, "open it first"
         reader = AnswerReader(self._clock)
-        body = self._writer.body(ask)
+        body = self._writer.body(request)
         sent_s = self.now_s()
         failure: Failure | None = None
         try:
             await self.http.exchange("POST", PATH, body, reader, self._plan.request_timeout_s)
             reader.end()
-            failure = reader.failure or self._judged(ask, reader)
+            failure = reader.failure or self._judged(request, reader)
         except ExchangeError as error:
             failure = reader.failure or Failure(error.kind, str(error))
         except asyncio.CancelledError:
-            return self._answered(ask, reader, due_s, sent_s, Failure(UNFINISHED, "the test was stopped"))
-        return self._answered(ask, reader, due_s, sent_s, failure)
+            return self._answered(request, reader, due_s, sent_s, Failure(UNFINISHED, "the test was stopped"))
+        return self._answered(request, reader, due_s, sent_s, failure)
 
-    def _judged(self, ask: LoadRequest, reader: AnswerReader) -> Failure | None:
+    def _judged(self, request: LoadRequest, reader: AnswerReader) -> Failure | None:
         """The failure of a complete answer that is too short; None if it is not."""
         num_tokens = _num_output(reader)
         if not reader.arrivals:
             return Failure(SHORT, "the answer has no token")
-        if self._plan.ignore_eos and num_tokens != ask.num_output_tokens:
-            return Failure(SHORT, f"the answer has {num_tokens} tokens instead of {ask.num_output_tokens}")
+        if self._plan.ignore_eos and num_tokens != request.num_output_tokens:
+            return Failure(SHORT, f"the answer has {num_tokens} tokens instead of {request.num_output_tokens}")
         return None
 
     def _answered(
-        self, ask: LoadRequest, reader: AnswerReader, due_s: float, sent_s: float, failure: Failure | None
-    ) -> Answered:
+        self, request: LoadRequest, reader: AnswerReader, due_s: float, sent_s: float, failure: Failure | None
+    ) -> RequestResult:
         details = reader.usage.get("prompt_tokens_details")
         outcome = RequestOutcome(
             due_s=due_s,
             sent_s=sent_s,
             ended_s=self.now_s(),
-            num_prompt_tokens=ask.prompt.count,
+            num_prompt_tokens=request.prompt.count,
             num_cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else 0,
             num_output_tokens=_num_output(reader),
-            turn=ask.turn,
+            turn=request.turn,
             event_times_s=array("d", [at_s - self._zero_s for at_s, _ in reader.arrivals]),
             event_tokens=array("I", [count for _, count in reader.arrivals]),
             failure=failure,
             request_id=reader.request_id,
         )
-        return Answered(outcome, reader.token_ids)
+        return RequestResult(outcome, reader.token_ids)
 
     async def _wait_ready(self) -> None:
         """NOTE: other servers have no /ready; a 404 counts as ready."""

@@ -12,7 +12,7 @@ import psutil
 from tandem import __version__
 
 
-def circumstances() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Hardware and software of the client's machine; the server may run on another."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

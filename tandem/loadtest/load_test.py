@@ -13,7 +13,7 @@ from typing import Any
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, UnavailableError
 from tandem.loadtest.client_cost import CostMeter
-from tandem.loadtest.conversations import Recorded, Talk, recorded_requests
+from tandem.loadtest.conversations import GeneratedConversation, RecordedConversation, recorded_requests
 from tandem.loadtest.driver import Arrival, ClosedDriver, Driver, OpenDriver
 from tandem.loadtest.endpoint import GatewayEndpoint, ServerFacts
 from tandem.loadtest.plan import LoadPlan
@@ -99,13 +99,15 @@ def make_driver(plan: LoadPlan, endpoint: GatewayEndpoint, facts: ServerFacts) -
     """The driver that sends the plan's requests."""
     tokens = TokenSource(*plan.token_ids, plan.seed)
 
-    def talk(number: int) -> Talk:
-        return Talk(plan, tokens, number, facts.max_model_len)
+    def generated(number: int) -> GeneratedConversation:
+        return GeneratedConversation(plan, tokens, number, facts.max_model_len)
 
     if plan.arrivals.mode == "closed":
-        return ClosedDriver(plan, endpoint, talk)
+        return ClosedDriver(plan, endpoint, generated)
     if plan.arrivals.mode == "open":
-        return OpenDriver(plan, endpoint, (Arrival(at_s, talk(number)) for number, at_s in enumerate(_times(plan))))
+        return OpenDriver(
+            plan, endpoint, (Arrival(at_s, generated(number)) for number, at_s in enumerate(_times(plan)))
+        )
     return OpenDriver(plan, endpoint, _replay(plan, tokens))
 
 
@@ -129,9 +131,9 @@ def _replay(plan: LoadPlan, tokens: TokenSource) -> Iterator[Arrival]:
         raise ConfigurationError(f"trace={plan.arrivals.trace} has no request")
 
     def arrivals() -> Iterator[Arrival]:
-        yield Arrival(first.arrival_s, Recorded(first, tokens, 0, plan.arrivals.length_scale))
+        yield Arrival(first.arrival_s, RecordedConversation(first, tokens, 0, plan.arrivals.length_scale))
         for number, request in enumerate(requests, 1):
-            yield Arrival(request.arrival_s, Recorded(request, tokens, number, plan.arrivals.length_scale))
+            yield Arrival(request.arrival_s, RecordedConversation(request, tokens, number, plan.arrivals.length_scale))
 
     return arrivals()
 

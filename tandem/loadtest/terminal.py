@@ -25,7 +25,7 @@ _MEASURES = {
 }
 
 
-class Narrator:
+class ProgressDisplay:
     """Shows the progress of a test: a line that is updated on a terminal, else a new line at intervals."""
 
     def __init__(self, plan: LoadPlan, console: Console, interval_s: float, *, is_quiet: bool) -> None:

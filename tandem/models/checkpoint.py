@@ -48,7 +48,7 @@ class Checkpoint:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Of its files."""
+        """Paths of its files."""
         return tuple(sorted(file.path for file in self._different_files))
 
     def cache_in_huge_pages(self) -> None:
@@ -57,7 +57,7 @@ class Checkpoint:
             cache_in_huge_pages(path)
 
     def touched(self, num_bytes: int) -> None:
-        """Says that about `num_bytes` were read from tensors that nobody kept."""
+        """Reports that about `num_bytes` were read from tensors that are not kept."""
         self._touched_bytes += num_bytes
         if self._touched_bytes >= self._resident_bytes:
             self.release()

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
+from tandem.architecture.model import HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.mixers import build_mixer
 from tandem.models.layers.norm import Norm
@@ -145,7 +146,7 @@ class Decoder:
         self.spec = spec
         self.parameters = parameters
         self._kernels = kernels
-        self._embedding = parameters.tensors[EMBEDDING]
+        self._embedding = TokenEmbedding.take(spec, parameters, kernels)
         self._head = parameters.weights[HEAD]
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
         self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
@@ -209,5 +210,5 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = self._kernels.take_rows(self._embedding, input_ids)
+        hidden = self._embedding(input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)

@@ -1,4 +1,4 @@
-"""A lock that processes of one machine take by a file, so that each thing is written to a cache once."""
+"""Lock file: processes of one machine write each cache entry once."""
 
 import fcntl
 import time
@@ -12,7 +12,7 @@ _POLL_S = 0.05
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Until the end of the block, alone among processes.
+    """Holds the lock until the end of the block.
 
     Raises:
         OSError: another one has been in it for too long, or the file cannot be made.

@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def resolve_model_path(
-    path_or_hub_id: str, *, dtype: str = "auto", has_weights: bool = True, allow_pickle: bool = False
+    path_or_hub_id: str, *, decoded_to: str | None = None, has_weights: bool = True, allow_pickle: bool = False
 ) -> Path:
     """The directory itself where it is one; that of a GGUF file or the default model, converted or cached; otherwise
     the Hugging Face repository of that name, downloaded or cached.
 
     Args:
-        dtype: what a GGUF file's weights are decoded to; auto = bfloat16.
+        decoded_to: the dtype to which a GGUF file's codes are decoded; None = they stay codes.
         has_weights: they are wanted too, not only the tokenizer and the chat template.
         allow_pickle: PyTorch files are fetched where a repository has no safetensors.
 
@@ -48,12 +48,12 @@ def resolve_model_path(
         if file is not None:
             from tandem.models.gguf.convert import converted  # NOTE: most models are none, and it takes a moment
 
-            return converted(file, default_cache_dir() / "gguf", dtype=dtype, has_weights=has_weights)
+            return converted(file, default_cache_dir() / "gguf", decoded_to=decoded_to, has_weights=has_weights)
         if path.is_dir():
             return path
     if path_or_hub_id == NAME and not path.exists():
         return resolve_model_path(
-            str(fetch_default_model(default_cache_dir() / "models")), dtype=dtype, has_weights=has_weights
+            str(fetch_default_model(default_cache_dir() / "models")), decoded_to=decoded_to, has_weights=has_weights
         )
     repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:

@@ -14,7 +14,9 @@ from tandem.compute.weights.formats import choose_format
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """`tensors`: all that are not weights of linear maps."""
+    """`tensors`: all that are not weights of linear maps. `weights`: these, and an embedding of codes, which is a
+    tied head too, so that the head is left out.
+    """
 
     tensors: tuple[TensorSpec, ...]
     weights: tuple[tuple[TensorSpec, WeightFormat], ...]
@@ -26,8 +28,14 @@ class LoadingPlan:
         Raises:
             UnsupportedCheckpointError: all of them refuse one.
         """
-        tensors = tuple(tensor for tensor in spec.tensors() if not tensor.is_weight)
-        return cls(tensors, tuple((weight, choose_format(weight, formats)) for weight in spec.weights()))
+        tensors = [tensor for tensor in spec.tensors() if not tensor.is_weight]
+        weights = [(weight, choose_format(weight, formats)) for weight in spec.weights()]
+        table = next((each for each in formats if each.has_table(spec.embedding)), None)
+        if table is not None:
+            tensors.remove(spec.embedding)
+            weights = [entry for entry in weights if entry != (spec.head, table) or not spec.tie_word_embeddings]
+            weights.append((spec.embedding, table))
+        return cls(tuple(tensors), tuple(weights))
 
     def stored(self) -> Iterator[TensorSpec]:
         """All that a checkpoint must have. A tied head and the embedding are made of the same."""

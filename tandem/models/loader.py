@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec, limit_length
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, limit_length
 from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
@@ -81,7 +81,7 @@ def load_model(
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
+    directory = resolve_model_path(path_or_hub_id, allow_pickle=allow_pickle)
     fields = read_config(directory)
     _check_dtype_name(dtype)
     family = find_family(fields)
@@ -140,6 +140,8 @@ def _load(
             checkpoint.touched(sum(part.nbytes for part in parts.values()))
         weights[weight.name] = found
     checkpoint.release()
+    if HEAD not in weights:
+        weights[HEAD] = weights[EMBEDDING]
     return Parameters(tensors, weights)
 
 

@@ -1,4 +1,4 @@
-"""A model's weights as its kernels want them, in a file: written by whoever needs it first, mapped by every process.
+"""File cache of packed weights: written by the first process that needs it, mapped by every process.
 
 The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
 had, the weights are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Where it is to be, of which file of a checkpoint's, and of which weights of a model of `dtype`, each with its
-    format and its packed form.
+    """Packed weights of a checkpoint's file in the cache: its path, its origin, and the weights of a model of `dtype`,
+    each with its format and its packed form.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class PackedFile:
     def of(
         cls, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, spec: ModelSpec, directory: Path
     ) -> "PackedFile | None":
-        """None: such a model is not packed, or it is too small."""
+        """The cache file of a model; None: the model is not packed, or it is too small."""
         weights = _packed_weights(plan, spec.dtype)
         if weights is None:
             return None
@@ -78,7 +78,7 @@ class PackedFile:
         return file if file.num_bytes >= LEAST_BYTES else None
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Weight]:
-        """The packed weights by name, from the file, which is written first if need be; none where it cannot be."""
+        """The packed weights by name, from the file, written first if needed; empty if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock")):
@@ -102,7 +102,7 @@ class PackedFile:
             yield from form.stored(weight)
 
     def _read(self) -> dict[str, Weight] | None:
-        """None: there is no such file, or a damaged one."""
+        """Reads the file; None if it does not exist or is damaged."""
         if not self.path.is_file():
             return None
         with suppress(OSError):  # NOTE: somebody else's, which we may read: then they say when it was loaded
@@ -156,8 +156,8 @@ class PackedFile:
 
 
 def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:
-    """All but small ones; None where one cannot be packed: calls that fuse products take weights in one order. The head
-    is multiplied alone, so it may be left out.
+    """All weights but small ones; None if one cannot be packed, since calls that fuse products need weights in one
+    order. The head is multiplied alone, so it may be left out.
     """
     found = []
     for weight, weight_format in plan.weights:
@@ -174,7 +174,7 @@ def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, We
 
 
 def _delete_old(directory: Path) -> None:
-    """What nobody has loaded for long, and what writers left who were killed."""
+    """Deletes files that have not been loaded for long, and remains of killed writers."""
     for path in directory.glob("*.safetensors"):
         _delete(path, _KEPT_S if _has_origin(path) else _ABANDONED_S)
     for path in directory.glob(f"{_UNFINISHED}*"):
@@ -182,7 +182,7 @@ def _delete_old(directory: Path) -> None:
 
 
 def _has_origin(path: Path) -> bool:
-    """Whether the checkpoint that a file was made of is still there; True where nobody can tell."""
+    """Whether the checkpoint from which a file was made still exists; True if unknown."""
     try:
         with safe_open(path, framework="pt") as file:
             origin = (file.metadata() or {}).get(_ORIGIN)

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to those a configuration calls for: each there, of the right shape, no other.
+"""Maps the tensors of a checkpoint to those of a configuration: all present, of the right shape, none left over.
 
 A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces,
 so that loading never holds much more than the parameters themselves.
@@ -33,7 +33,7 @@ def match_parameters(
     formats: Sequence[WeightFormat],
     stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
-    """What is to be loaded, and of what; the spec comes back with `tie_word_embeddings` as it really is.
+    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`.
 
     `stored`: see `stored_names`.
 
@@ -57,7 +57,7 @@ def match_parameters(
 
 
 def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
-    """From the names that specs have for tensors to those of the checkpoint.
+    """Maps the names of tensors in specs to those in the checkpoint.
 
     Raises:
         CorruptCheckpointError: the checkpoint has one twice.
@@ -71,7 +71,9 @@ def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | N
 
 
 def _resolve_tie(checkpoint: Checkpoint, spec: ModelSpec, sources: dict[str, str]) -> tuple[ModelSpec, dict[str, str]]:
-    """As transformers has it: with both tensors present they are tied only if equal; with one, it serves as both."""
+    """Decides as transformers does: if both tensors exist they are tied only if equal; if one exists, it serves as
+    both.
+    """
     if HEAD not in sources:
         return spec, sources
     if EMBEDDING in sources and not _are_equal(checkpoint, sources[EMBEDDING], sources[HEAD]):
@@ -155,7 +157,7 @@ def _shown(source: Source) -> str:
 
 
 def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: Iterable[TensorSpec]) -> None:
-    """A tensor that is taken in parts is taken whole: otherwise it is larger than the configuration says."""
+    """Checks that a tensor used in parts is used completely: otherwise it is larger than the configuration says."""
     taken: Counter[str] = Counter()
     for tensor in tensors:
         taken[sources[tensor.name].tensor] += tensor.size
@@ -176,7 +178,7 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
 
 
 def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What `source` describes, of `dtype` on `device`."""
+    """Loads the part described by `source`, as `dtype` on `device`."""
     stored = _part(checkpoint.tensor(source.tensor), source)
     if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
         advise_huge_pages(stored)

@@ -58,26 +58,26 @@ class CheckpointWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files of weights that are written."""
+        """Size of the written files of weights."""
         return sum(path.stat().st_size for path in self.directory.glob("model-*.safetensors"))
 
     def layer_file(self, index: int) -> Path:
-        """Where the layer is, once it is written."""
+        """Path of a layer's file."""
         return self.directory / f"model-layer-{index:05d}.safetensors"
 
     def read_layer(self, index: int) -> tuple[dict[str, torch.Tensor], str] | None:
-        """A layer's tensors and what was noted of them; None = it is not written yet."""
+        """Tensors of a layer and its notes; None = it is not written yet."""
         if not self.layer_file(index).is_file():
             return None
         return load_file(self.layer_file(index)), (self.directory / _notes(index)).read_text(encoding="utf-8")
 
     def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], notes: str) -> None:
-        """`notes`: a text that `read_layer` gives back; it is no part of the checkpoint."""
+        """Writes a layer. `notes`: text returned by `read_layer`; it is no part of the checkpoint."""
         self._write_text(_notes(index), notes)
         self._write_tensors(self.layer_file(index), tensors)
 
     def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What belongs to no layer, in files of about a GiB."""
+        """Writes tensors outside the layers, in files of about a GiB."""
         pending: dict[str, torch.Tensor] = {}
         num_bytes, number = 0, 0
         for name, tensor in tensors.items():

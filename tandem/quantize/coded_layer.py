@@ -24,7 +24,7 @@ class WeightError:
 
 @dataclass(frozen=True, slots=True)
 class GridWeight:
-    """A weight and the grid that its numbers are of."""
+    """A weight and the grid to which it was rounded."""
 
     rounded: Rounded
     grid: Grid
@@ -75,17 +75,17 @@ def from_stored(
 
 
 def write_errors(errors: Sequence[WeightError]) -> str:
-    """As JSON, so that a run that goes on can report them."""
+    """Errors as JSON, so that a resumed run can report them."""
     return json.dumps([asdict(error) for error in errors])
 
 
 def read_errors(text: str) -> list[WeightError]:
-    """Those of `write_errors`."""
+    """Inverse of `write_errors`."""
     return [WeightError(**entry) for entry in json.loads(text)]
 
 
 def _by_stored(model: SourceModel, names: Sequence[str]) -> dict[str, list[str]]:
-    """Stored tensor -> the parameters that are its rows, in their order."""
+    """Maps stored tensors to the parameters in their rows, in order."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: model.sources[name].start):
         found[model.sources[name].tensor].append(name)

@@ -57,5 +57,5 @@ def compare(
 
 
 def relative_error(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Of the root of the sum of squares."""
+    """Relative error, by root of the sum of squares."""
     return float((after - before).norm() / before.norm().clamp(min=1e-30))

@@ -31,33 +31,33 @@ class Grid(Protocol):
         ...
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
-        """float32 scales, as readers find them, of groups with these largest absolute values [out, groups]."""
+        """Scales, float32, of groups with these largest absolute values [out, groups], as readers find them."""
         ...
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
-        """The number of the grid that is nearest to each of `x`, float32, for a scale of 1."""
+        """Rounds each of `x`, float32, to the nearest number of the grid, for a scale of 1."""
         ...
 
     def stored(self, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors of the weight `numbers * scales`: numbers [out, in] of the grid, scales [out, groups]."""
+        """Stored tensors of the weight `numbers * scales`: numbers [out, in] of the grid, scales [out, groups]."""
         ...
 
     def read(self, tensors: Tensors, inputs: int) -> torch.Tensor:
-        """float32 [out, in] that tensors of `stored` stand for."""
+        """Decodes tensors of `stored`, float32 [out, in]."""
         ...
 
     def description(self) -> dict[str, object]:
-        """`weights` of a group in `quantization_config`."""
+        """The group's `weights` in `quantization_config`."""
         ...
 
     @property
     def format_name(self) -> str:
-        """Of compressed-tensors."""
+        """Name of the format in compressed-tensors."""
         ...
 
 
 def spread(scales: torch.Tensor, inputs: int) -> torch.Tensor:
-    """[out, groups] -> [out, in]."""
+    """Repeats [out, groups] to [out, in]."""
     return scales.repeat_interleave(inputs // scales.shape[1], dim=1)
 
 
@@ -179,7 +179,7 @@ class Nvfp4Grid:
         return replace(self, global_scale=float(torch.tensor(_E4M3_MAX * _E2M1_MAX / absmax)))
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
-        """Never 0: the smallest positive e4m3 at least."""
+        """Scales; at least the smallest positive e4m3, never 0."""
         found = _to_e4m3(absmax / _E2M1_MAX * self.global_scale).clamp(min=2.0**-9)
         return found / self.global_scale
 

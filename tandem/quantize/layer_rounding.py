@@ -1,4 +1,4 @@
-"""Rounds the weights of one layer by the method that is asked for, and measures what that changes."""
+"""Rounds the weights of one layer by the chosen method, and measures the errors."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Moments of the rows that a weight is multiplied by, gathered while a layer computes."""
+"""Moments of the input rows of a weight, gathered while a layer computes."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ class Moments:
         self.num_rows = 0
 
     def add(self, x: torch.Tensor) -> None:
-        """`x` [rows, in] float32."""
+        """Adds rows `x` [rows, in] float32."""
         self.second.addmm_(x.T, x)
         self.absolute += x.abs().sum(0)
         self.num_rows += len(x)
 
     @property
     def mean_absolute(self) -> torch.Tensor:
-        """[in]."""
+        """Mean of `|x|`, [in]."""
         return self.absolute / max(1, self.num_rows)
 
     def divided_by(self, factors: torch.Tensor) -> "Moments":
-        """Those of the rows divided by `factors` [in]."""
+        """Moments of the rows divided by `factors` [in]."""
         found = Moments(0)
         found.second = self.second / torch.outer(factors, factors)
         found.absolute, found.num_rows = self.absolute / factors, self.num_rows
@@ -36,7 +36,7 @@ class Moments:
 
 
 class ObservedWeight:
-    """Implements `Weight`: another one, whose rows are added to moments first."""
+    """Implements `Weight` by another one; adds the rows to moments first."""
 
     matrix = None
 

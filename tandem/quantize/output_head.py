@@ -1,4 +1,4 @@
-"""Logits of residual streams: the final norm and the head of a decoder that has no layers."""
+"""Logits of residual streams: the final norm and the head of a decoder, without its layers."""
 
 from dataclasses import replace
 

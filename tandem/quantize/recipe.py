@@ -1,4 +1,4 @@
-"""Recipe of a quantised checkpoint: format of the weights, method of rounding, and whether it is rotated first."""
+"""Recipe of a quantised checkpoint: format of the weights, method of rounding, and rotation."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,7 +23,9 @@ _SMALLEST_GROUP: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`group_size`: inputs that share a scale, `CHANNEL` = all of an output; None = the format's own."""
+    """How a checkpoint is quantised. `group_size`: inputs that share a scale, `CHANNEL` = all of an output; None = the
+    format's own.
+    """
 
     format: FormatName
     method: Method
@@ -31,7 +33,7 @@ class Recipe:
     rotate: bool = False
 
     def grid(self, dtype: torch.dtype) -> Grid:
-        """The numbers that weights are rounded to, for a checkpoint of that dtype.
+        """The grid of the weights, for a checkpoint of that dtype.
 
         Raises:
             ConfigurationError: the format has no groups of that size.
@@ -55,8 +57,10 @@ class Recipe:
 
 
 def check_divides(spec: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Raises:
-    ConfigurationError: a weight that is coded has inputs that are no whole number of groups, or of words of codes.
+    """Checks that groups and packed words divide the inputs of all coded weights.
+
+    Raises:
+        ConfigurationError: they do not; names the weight and the remedy.
     """
     word = _WORD_BITS // _INTEGER_BITS.get(recipe.format, _WORD_BITS)
     for layer in spec.layers:

@@ -46,7 +46,7 @@ class MergedRotation:
         return cls(_signed(spec.hidden_size), {size: _signed(size) for size in sizes})
 
     def turn_layer(self, layer: LayerSpec, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        """Replaces the layer's float32 tensors in `tensors`."""
+        """Rotates the layer's float32 tensors in `tensors`, in place."""
         mixer = layer.mixer
         assert isinstance(mixer, AttentionSpec), "others are refused"
         assert layer.before_mixer is not None
@@ -63,15 +63,15 @@ class MergedRotation:
             tensors[name] = _times(tensors[name], head)
 
     def turn_embedding(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] float32."""
+        """Rotates rows of the embedding, [rows, hidden] float32."""
         return _times(rows, self.stream)
 
     def turn_back(self, hidden: torch.Tensor) -> torch.Tensor:
-        """A rotated stream [..., hidden] float32 as it is without the rotation."""
+        """Undoes the rotation of a stream [..., hidden] float32."""
         return _times(hidden, self.stream.T)
 
     def turn_head(self, rows: torch.Tensor, norm: NormSpec, weight: torch.Tensor | None) -> torch.Tensor:
-        """Rows of the head, float32, with the final norm's weight in them."""
+        """Rotates rows of the head, float32, including the final norm's weight."""
         return _times(rows if weight is None else rows * (weight + float(norm.unit_offset)), self.stream)
 
     def _turn_readers(
@@ -132,7 +132,7 @@ def _refusal(layer: LayerSpec) -> str | None:
 
 
 def _block_linears(block: FeedForwardSpec) -> tuple[list[LinearSpec], list[LinearSpec]]:
-    """Those that read the stream and those that write into it."""
+    """Linear maps of a block that read the stream, and those that write to it."""
     if isinstance(block, GatedSpec):
         return [block.gate, block.up], [block.down]
     assert isinstance(block, MixtureOfExpertsSpec)

@@ -1,4 +1,4 @@
-"""Weights to numbers of a grid: to the nearest, or with the errors of earlier inputs made good by later ones (GPTQ).
+"""Rounds weights to a grid: to the nearest number, or with error feedback to later inputs (GPTQ).
 
 `second_moments` is the sum of `x^T x` over calibration tokens, [in, in] float32: the error that a change D of the
 weight makes in the outputs is `tr(D second_moments D^T)`.
@@ -20,24 +20,24 @@ _SHRINKAGES: Final = tuple(1 - step / 20 for step in range(9))  # 1 to 0.6
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """`numbers` [out, in] of a grid and `scales` [out, groups]."""
+    """A rounded weight: `numbers` [out, in] of a grid and `scales` [out, groups]."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
 
     def split(self, weights: Sequence[torch.Tensor]) -> "list[Rounded]":
-        """One for each of `weights` [out, in], whose outputs these are one after the other."""
+        """Splits it into one for each of `weights` [out, in], whose outputs are concatenated here."""
         sizes = [len(weight) for weight in weights]
         pairs = zip(torch.split(self.numbers, sizes), torch.split(self.scales, sizes), strict=True)
         return [Rounded(numbers, scales) for numbers, scales in pairs]
 
     def decoded(self) -> torch.Tensor:
-        """float32 [out, in]."""
+        """The weight as float32 [out, in]."""
         return self.numbers * spread(self.scales, self.numbers.shape[1])
 
 
 def round_to_nearest(weight: torch.Tensor, grid: Grid) -> Rounded:
-    """Each number of `weight` [out, in] to the nearest; scales of the absolute maxima."""
+    """Rounds each number of `weight` [out, in] to the nearest, with scales from the absolute maxima."""
     scales = grid.scales(_absmax(weight, grid))
     return Rounded(grid.nearest(weight / spread(scales, weight.shape[1])), scales)
 
@@ -52,7 +52,7 @@ def round_clipped(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor
 
 
 def choose_scales(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor) -> torch.Tensor:
-    """[out, groups], see `round_clipped`."""
+    """Chooses scales [out, groups]; see `round_clipped`."""
     absmax, inputs = _absmax(weight, grid), weight.shape[1]
     importance = second_moments.diagonal()
     best: torch.Tensor | None = None
@@ -127,11 +127,11 @@ def _inverse_factor(second_moments: torch.Tensor) -> torch.Tensor:
 
 
 def _grouped(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """[out, in] -> [out, groups, inputs of a group]."""
+    """Reshapes [out, in] to [out, groups, inputs of a group]."""
     outputs, inputs = weight.shape
     return weight.reshape(outputs, -1, grid.group_size or inputs)
 
 
 def _absmax(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """[out, groups]."""
+    """Absolute maximum of each group, [out, groups]."""
     return _grouped(weight, grid).abs().amax(-1)

@@ -69,7 +69,7 @@ class QuantizationRun:
             self._refuse_others()
 
     def identity(self) -> Mapping[str, Any]:
-        """What the result depends on."""
+        """Everything on which the result depends."""
         digest = hashlib.sha256()
         for tokens in (self._sequences.calibration, self._sequences.evaluation):
             digest.update(repr(tokens.shape).encode() + tokens.numpy().tobytes())
@@ -113,7 +113,7 @@ class QuantizationRun:
         calibration: ResidualStream,
         writer: CheckpointWriter,
     ) -> tuple[dict[str, torch.Tensor], list[WeightError]]:
-        """The layer's parameters as the written file has them, and the errors of its weights."""
+        """The layer's parameters as in the written file, and the errors of its weights."""
         found = writer.read_layer(index)
         if found is None:
             if self._rotation is not None:
@@ -164,13 +164,13 @@ class QuantizationRun:
         return OutputHead(self._model.spec, norm, rows, self._kernels)
 
     def _embedding(self, original: torch.Tensor) -> torch.Tensor:
-        """As the written file has it."""
+        """The embedding as in the written file."""
         if self._rotation is None:
             return original
         return _by_rows(original, self._rotation.turn_embedding)
 
     def _rest(self, embedding: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What belongs to no layer, by the checkpoint's names."""
+        """Tensors outside the layers, by the checkpoint's names."""
         model, rotation = self._model, self._rotation
         found = {name: model.checkpoint.tensor(name) for name in model.checkpoint.names if name not in self._own}
         if rotation is None:
@@ -205,7 +205,7 @@ class QuantizationRun:
         }
 
     def _ignored(self, rest: Mapping[str, torch.Tensor]) -> list[str]:
-        """Modules whose weights are matrices and stay as they are."""
+        """Modules whose weights are matrices and stay unquantised."""
         model = self._model
         found = {module_of(HEAD)}
         for index in range(model.spec.num_layers):

@@ -1,4 +1,4 @@
-"""The checkpoint that is quantised: its specs, and its tensors one layer at a time in float32."""
+"""The checkpoint to quantise: its specs, and its tensors one layer at a time in float32."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -53,23 +53,23 @@ class SourceModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its embedding: that of the scales and of what is not coded."""
+        """Dtype of its embedding, also used for scales and unquantised tensors."""
         return self.stored(EMBEDDING).dtype
 
     def stored(self, name: str) -> torch.Tensor:
-        """The whole stored tensor that the parameter `name` is made of."""
+        """The whole stored tensor that contains the parameter `name`."""
         return self.checkpoint.tensor(self.sources[name].tensor)
 
     def load(self, name: str) -> torch.Tensor:
-        """The parameter in float32, in memory of its own or of the file's: not to be written to."""
+        """Loads a parameter in float32. NOTE: its memory may be the file's, so it must not be written to."""
         return load_tensor(self.checkpoint, self.sources[name], torch.float32, _CPU)
 
     def load_layer(self, index: int) -> dict[str, torch.Tensor]:
-        """All parameters of a layer in float32."""
+        """Loads all parameters of a layer in float32."""
         return {tensor.name: self.load(tensor.name) for tensor in dict.fromkeys(self.spec.layers[index].tensors())}
 
     def own_tensors(self, index: int) -> list[TensorSpec]:
-        """Those of a layer whose stored tensors no other layer shares; tables are not among them."""
+        """Parameters of a layer whose stored tensors no other layer shares, without tables."""
         users = self._users()
         return [
             tensor
@@ -78,26 +78,26 @@ class SourceModel:
         ]
 
     def own_names(self) -> frozenset[str]:
-        """Stored tensors of which `own_tensors` of any layer are made."""
+        """Stored tensors that contain `own_tensors` of any layer."""
         own = (tensor for index in range(self.spec.num_layers) for tensor in self.own_tensors(index))
         return frozenset(self.sources[tensor.name].tensor for tensor in own)
 
     def head(self) -> torch.Tensor:
-        """[vocab, hidden], as stored."""
+        """Rows of the head, [vocab, hidden], as stored."""
         return self.stored(HEAD)
 
     @property
     def head_name(self) -> str:
-        """In a checkpoint whose head is a tensor of its own."""
+        """Name of the head's tensor in a checkpoint where it is not tied."""
         return HEAD if self.spec.tie_word_embeddings else self.sources[HEAD].tensor
 
     def final_norm(self) -> torch.Tensor | None:
-        """The weight of the final norm, float32; None = it has none."""
+        """Weight of the final norm, float32; None = it has none."""
         name = self.spec.final_norm.tensor_name
         return None if name is None else self.load(name)
 
     def refuse_stacks(self) -> None:
-        """Raises `UnsupportedCheckpointError` where weights are no rows of a matrix, as the layout wants them."""
+        """Raises `UnsupportedCheckpointError` if weights are stacked, which the layout cannot express."""
         for weight in self.spec.weights():
             source = self.sources[weight.name]
             if source != Source(source.tensor, start=source.start, stop=source.stop):
@@ -114,7 +114,7 @@ class SourceModel:
 
 
 def module_of(stored_name: str) -> str:
-    """`model.layers.0.mlp.up_proj.weight` -> its module."""
+    """Name of a parameter's module: without its last part."""
     return stored_name.removesuffix(".weight")
 
 

@@ -1,6 +1,6 @@
-"""Sequences on their way through a model, one layer at a time: the residual stream of all of them between two layers.
+"""Residual streams of all sequences, advanced through a model one layer at a time.
 
-The layers are the decoder's own, in float32. Only the layer that computes has its weights in memory.
+The layers are the decoder's own, in float32. Only the computing layer has its weights in memory.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ class LayerRunner:
         return ResidualStream(token_ids, hidden, hidden.clone() if keeps else None)
 
     def advance(self, index: int, tensors: LayerTensors, stream: ResidualStream) -> None:
-        """Moves `stream` past layer `index`."""
+        """Advances `stream` through layer `index`."""
         layer = self._layer(index, tensors, {})
         is_read_later = self._last_reader[layer.state] > index
         for number in range(len(stream.hidden)):
@@ -78,7 +78,7 @@ class LayerRunner:
     def observe(
         self, index: int, tensors: LayerTensors, stream: ResidualStream, moments: Mapping[str, Moments]
     ) -> None:
-        """Adds to `moments`, by weight, the rows that the weights of layer `index` are multiplied by."""
+        """Adds the input rows of the weights of layer `index` to `moments`, by weight."""
         layer = self._layer(index, tensors, moments)
         for number in range(len(stream.hidden)):
             self._computed(layer, stream, number, self._kv(layer.state, stream, number))
@@ -88,7 +88,7 @@ class LayerRunner:
         return DecoderLayer(spec, state, self._parameters(spec, tensors, moments), self._tables, self._kernels)
 
     def _kv(self, state: int, stream: ResidualStream, number: int) -> LayerState:
-        """State of a sequence that a layer before has kept, or room for it."""
+        """Cached state of a sequence from an earlier layer, or memory for it."""
         kept = stream.kept.get(state, ())
         if number < len(kept):
             return kept[number]
@@ -121,7 +121,7 @@ class LayerRunner:
 
 
 def _batch(length: int) -> AttentionBatch:
-    """One request, whose blocks are 1, 2, …"""
+    """A batch of one request, whose blocks are 1, 2, …"""
     positions = torch.arange(length)
     num_blocks = -(-length // _BLOCK_SIZE)
     return AttentionBatch(

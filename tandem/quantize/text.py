@@ -1,4 +1,4 @@
-"""Sequences of tokens for calibration and evaluation, out of files of text. The two never overlap.
+"""Token sequences for calibration and evaluation, from text files. The two never overlap.
 
 Without a file the text is the reference of the Python language that the running Python carries: English with code, some
 700 kB on every machine, so that nothing is bundled and nothing downloaded.
@@ -19,7 +19,7 @@ _SAMPLE = "the reference of Python (omit --calibrate)"
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """int64 [sequences, length] each; at least one of each."""
+    """Sequences for calibration and evaluation: int64 [sequences, length] each, at least one of each."""
 
     calibration: torch.Tensor
     evaluation: torch.Tensor
@@ -27,7 +27,9 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """`length`: tokens of a sequence. At most so many sequences are taken of a text, at even distances."""
+    """Limits of the sequences. `length`: tokens of a sequence; the maximum number of sequences is sampled from a text
+    at even distances.
+    """
 
     length: int
     most_calibration: int
@@ -83,7 +85,7 @@ def _cut(tokenizer: Tokenizer, text: str, where: str, length: int, fewest: int) 
 
 
 def _first(tokenizer: Tokenizer) -> list[int]:
-    """The token before a text; empty = there is none."""
+    """The token that begins a text; empty = there is none."""
     bos = tokenizer.bos_token_id
     return [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
 

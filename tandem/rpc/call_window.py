@@ -1,4 +1,4 @@
-"""The numbers of a session's calls: each counts once, in whatever order they arrive."""
+"""Window of the call numbers of a session: each number is accepted once, in any order of arrival."""
 
 SIZE = 1024  # calls; one that is overtaken by more than that is refused
 _MASK = (1 << SIZE) - 1
@@ -13,8 +13,8 @@ class CallWindow:
         self._highest = 0
         self._seen = 0
 
-    def take(self, number: int) -> bool:
-        """Whether `number` (above zero) was not taken before."""
+    def accept(self, number: int) -> bool:
+        """Whether `number` (above zero) is new; it is not accepted again."""
         ahead = number - self._highest
         if ahead > 0:
             self._seen = (self._seen << ahead | 1) & _MASK if ahead < SIZE else 1

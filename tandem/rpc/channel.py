@@ -1,6 +1,6 @@
-"""Options of both ends of a connection.
+"""gRPC options of both ends of a connection.
 
-A peer that is gone without a word is noticed within `KEEPALIVE_S + KEEPALIVE_TIMEOUT_S` while a call runs.
+While a call runs, a peer that disappeared silently is noticed within `KEEPALIVE_S + KEEPALIVE_TIMEOUT_S`.
 """
 
 MAX_MESSAGE_BYTES = 64 << 20

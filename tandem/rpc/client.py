@@ -19,21 +19,21 @@ from tandem.routing.settlement import Settlement
 from tandem.rpc import methods
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
-from tandem.rpc.link import Link
+from tandem.rpc.grpc_connection import GrpcConnection
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerAddress,
@@ -41,7 +41,7 @@ from tandem.rpc.messages import (
     WorkerRecord,
     WorkerStatus,
 )
-from tandem.rpc.network import Line, MetadataSource, current_network
+from tandem.rpc.network import MetadataSource, RpcConnection, current_network
 from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, is_short
 
@@ -49,40 +49,43 @@ DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
 
 
-def _line(address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None) -> Line:
+def _connect(
+    address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
+) -> RpcConnection:
     """A connection over gRPC, or over the network that this context has instead."""
     network = current_network.get()
-    connect = Link if network is None else network.connect
+    connect = GrpcConnection if network is None else network.connect
     return connect(address, credentials, expected, metadata_source)
 
 
 class _Client:
-    """What both clients share."""
+    """Common part of both clients: one connection."""
 
-    def __init__(self, link: Line) -> None:
-        self._link = link
+    def __init__(self, connection: RpcConnection) -> None:
+        self._connection = connection
 
     @property
     def address(self) -> str:
-        """Whom it calls, host:port."""
-        return self._link.address
+        """Address of the process that it calls, host:port."""
+        return self._connection.address
 
     @property
     def is_idle(self) -> bool:
         """Whether no call runs."""
-        return self._link.num_calls == 0
+        return self._connection.num_calls == 0
 
     async def close(self) -> None:
         """End the connection; calls that still run fail with `WorkerLostError`."""
-        await self._link.close()
+        await self._connection.close()
 
 
 class WorkerClient(_Client):
-    """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments.
+    """Client of a worker in another process; same methods as `handlers.WorkerHandler`. Closing or cancelling a stream
+    ends the call there within moments.
 
     Args:
         credentials: of this process.
-        advertised: the address that the worker must call its own; None = any.
+        advertised: the address that the worker must state as its own; None = any.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class WorkerClient(_Client):
         advertised: str | None = None,
         metadata_source: MetadataSource | None = None,
     ) -> None:
-        super().__init__(_line(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
+        super().__init__(_connect(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._shared_stream: SharedStream | None = None
         self._retired: list[SharedStream] = []
         self._unshared: WorkerAddress | None = None
@@ -103,32 +106,32 @@ class WorkerClient(_Client):
         await asyncio.gather(*(stream.close() for stream in streams))
         await super().close()
 
-    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
-        """`generate` on the one stream that requests of this client share, which costs both sides far less.
+    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
+        """Like `generate`, but on one stream shared by all requests of this client, which costs both sides far less.
 
-        A call of its own is made where its messages may be long, and to a worker of an older version.
+        Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
         data = methods.GENERATE.request.encode(call)
-        await self._link.require(methods.GENERATE, _incarnation(call.decode))
+        await self._connection.require(methods.GENERATE, _incarnation(call.decode))
         if is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
             shared_stream = self._live_stream()
             try:
                 async with aclosing(shared_stream.generate(data, call.request_id)) as shared:
-                    async for news in shared:
-                        yield news
+                    async for update in shared:
+                        yield update
                 return
             except IncompatiblePeerError:
                 if shared_stream.was_answered:
                     raise
                 self._unshared = call.decode
         async with aclosing(self.generate(call)) as own:
-            async for news in own:
-                yield news
+            async for update in own:
+                yield update
 
     def _live_stream(self) -> SharedStream:
-        if self._shared_stream is None or not self._shared_stream.takes_requests:
+        if self._shared_stream is None or not self._shared_stream.accepts_requests:
             self._retire_stream()
-            self._shared_stream = SharedStream(self._link)
+            self._shared_stream = SharedStream(self._connection)
             self._shared_stream.start()
         return self._shared_stream
 
@@ -140,81 +143,81 @@ class WorkerClient(_Client):
             self._retired.append(self._shared_stream)
 
     async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
-        return await self._link.ask(methods.STATUS, None, timeout_s)
+        return await self._connection.call(methods.STATUS, None, timeout_s)
 
     def watch(self, interval_s: float, *, timeout_s: float | None = None) -> AsyncGenerator[WorkerStatus, None]:
-        return self._link.stream(methods.WATCH, interval_s, timeout_s)
+        return self._connection.stream(methods.WATCH, interval_s, timeout_s)
 
     async def drain(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.DRAIN, None, timeout_s)
+        await self._connection.call(methods.DRAIN, None, timeout_s)
 
-    def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateNews, None]:
-        return self._link.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
+    def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateUpdate, None]:
+        return self._connection.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
-    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillNews, None]:
-        return self._link.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
+    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
+        return self._connection.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
-        return await self._link.ask(methods.GREET, greeting, timeout_s)
+        return await self._connection.call(methods.GREET, greeting, timeout_s)
 
-    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseNews:
-        return await self._link.ask(methods.LEASE, call, timeout_s)
+    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseUpdate:
+        return await self._connection.call(methods.LEASE, call, timeout_s)
 
     async def renew(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[str]:
-        return await self._link.ask(methods.RENEW, lease_ids, timeout_s)
+        return await self._connection.call(methods.RENEW, lease_ids, timeout_s)
 
     async def confirm(self, call: ConfirmCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ConfirmAnswer:
-        return await self._link.ask(methods.CONFIRM, call, timeout_s)
+        return await self._connection.call(methods.CONFIRM, call, timeout_s)
 
     async def release(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
+        await self._connection.call(methods.RELEASE, lease_ids, timeout_s)
 
 
 def client_of(
     worker: WorkerAddress, credentials: Credentials, *, metadata_source: MetadataSource | None = None
 ) -> WorkerClient:
-    """A client of a worker that was listed. One that is known by its id must call the listed address its own; of an
-    address that somebody wrote down (no id) it is not known what the worker there calls it.
+    """Client of a listed worker. A worker known by its id must state the listed address as its own; a configured
+    address (no id) may differ from the one that the worker states.
     """
     advertised = worker.address if worker.worker_id else None
     return WorkerClient(worker.address, credentials, advertised=advertised, metadata_source=metadata_source)
 
 
 class RouterClient(_Client):
-    """A router elsewhere, as `handlers.RouterHandler`. Several may share its address: after a question that was not
-    answered in time, the next goes to whoever takes a new connection, as with every client.
+    """Client of a router in another process; same methods as `handlers.RouterHandler`. Several routers may share the
+    address: after a call that was not answered in time, the next one opens a new connection.
     """
 
     def __init__(
         self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
     ) -> None:
-        super().__init__(_line(address, credentials, Expected(ROUTER_ROLES), metadata_source))
+        super().__init__(_connect(address, credentials, Expected(ROUTER_ROLES), metadata_source))
 
     async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
-        return await self._link.ask(methods.PAIR, call, timeout_s)
+        return await self._connection.call(methods.PAIR, call, timeout_s)
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.SETTLE, settlement, timeout_s)
+        await self._connection.call(methods.SETTLE, settlement, timeout_s)
 
     async def describe(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ProcessInfo:
-        return await self._link.ask(methods.DESCRIBE, None, timeout_s)
+        return await self._connection.call(methods.DESCRIBE, None, timeout_s)
 
     async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
-        return await self._link.ask(methods.MODELS, None, timeout_s)
+        return await self._connection.call(methods.MODELS, None, timeout_s)
 
     async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
-        return await self._link.ask(methods.WORKERS, None, timeout_s)
+        return await self._connection.call(methods.WORKERS, None, timeout_s)
 
     async def decisions(self, num_latest: int, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[Decision]:
-        return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
+        return await self._connection.call(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
         self, registration: Registration, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> Sequence[WorkerRecord]:
-        return await self._link.ask(methods.REGISTER, registration, timeout_s)
+        return await self._connection.call(methods.REGISTER, registration, timeout_s)
 
     async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.UNREGISTER, worker, timeout_s)
+        await self._connection.call(methods.UNREGISTER, worker, timeout_s)
 
     async def publish(
         self,
@@ -226,7 +229,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         report = BlockReport(worker_id, epoch, events, sequence)
-        return await self._link.ask(methods.PUBLISH, report, timeout_s)
+        return await self._connection.call(methods.PUBLISH, report, timeout_s)
 
     async def replace(
         self,
@@ -238,11 +241,11 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         snapshot = BlockSnapshot(worker_id, epoch, hashes, sequence)
-        return await self._link.ask(methods.REPLACE, snapshot, timeout_s)
+        return await self._connection.call(methods.REPLACE, snapshot, timeout_s)
 
 
 class Pooled(Protocol):
-    """A client, as the pool sees it."""
+    """Requirements of `ClientPool` on a client."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -254,11 +257,11 @@ C = TypeVar("C", bound=Pooled)
 
 
 class ClientPool(Generic[C]):
-    """One client for each address.
+    """Clients by address; the least recently used idle ones are closed.
 
     Args:
-        connect: makes the client of an address, as `WorkerClient` does.
-        max_clients: beyond it those that were not asked for longest are dropped, unless they are busy.
+        connect: creates the client of an address, as `WorkerClient` does.
+        max_clients: maximum number of clients; busy ones are kept beyond it.
     """
 
     def __init__(self, connect: Callable[[str], C], max_clients: int = DEFAULT_MAX_CLIENTS) -> None:

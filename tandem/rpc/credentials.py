@@ -14,7 +14,7 @@ from tandem.tls.identity import CertifiedRole
 
 
 class ProcessRole(StrEnum):
-    """What a process does in a cluster; decides what it may ask of others. OPERATOR: a tool that a person runs."""
+    """Role of a process in a cluster; determines the methods that it may call. OPERATOR: a tool run by a person."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -30,13 +30,15 @@ ROUTER_ROLES = frozenset({ProcessRole.ROUTER})
 
 
 def certified_role(role: str) -> CertifiedRole:
-    """Which role the certificate of a process of that role is for."""
+    """The certificate role that a process of this role needs."""
     return CertifiedRole.WORKER if role in WORKER_ROLES else CertifiedRole(role)
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """What a process says of itself. `address`: under which others call it, "" = nobody does."""
+    """Identity that a process claims in a handshake. `address`: its own, at which others call it; "" = it is not
+    called.
+    """
 
     role: str
     address: str
@@ -45,7 +47,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One process's.
+    """Credentials of one process.
 
     Args:
         secret: of the cluster.
@@ -66,7 +68,9 @@ class Credentials:
         return Party(str(self.role), self.address, self.incarnation)
 
     def may_talk_with(self, address: str) -> bool:
-        """Whether what is said with `address` (host:port) may be sent as these credentials have it sent."""
+        """Whether calls to `address` (host:port) are allowed: they are encrypted, stay on this machine, or may be plain
+        text.
+        """
         return self.tls is not None or self.is_insecure or is_loopback(address.rpartition(":")[0])
 
     def key(self, purpose: str) -> bytes:

@@ -1,10 +1,10 @@
-"""The deadline of a call, its handshake included."""
+"""Deadline of a call, including its handshake."""
 
 import asyncio
 
 
 class Deadline:
-    """`timeout_s`: from now on; None = as long as it takes."""
+    """Deadline `timeout_s` seconds from now; None = none."""
 
     __slots__ = ("_ends_at_s", "timeout_s")
 
@@ -13,5 +13,5 @@ class Deadline:
         self._ends_at_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
     def left_s(self) -> float | None:
-        """None = as long as it takes."""
+        """Seconds left; None = no deadline."""
         return None if self._ends_at_s is None else max(0.0, self._ends_at_s - asyncio.get_running_loop().time())

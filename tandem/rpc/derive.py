@@ -89,8 +89,8 @@ class Forms:
         return form
 
     def inside(self, annotation: Any, message_type: type[Message], rule: FieldRule = NO_RULE) -> Form[Any]:
-        """The form of a value that is all that a message holds: in its only field, or in one of its only `oneof`.
-        `None` is a message without fields.
+        """Form of a value that is the only content of a message: its only field, or one of its only `oneof`. `None` is
+        a message without fields.
         """
         declared = _declared(message_type)
         if annotation is None and not declared.fields:
@@ -132,7 +132,7 @@ class Forms:
         return _Part(form=form, may_be_none=is_optional, has_presence=True, unsaid=unsaid)
 
     def _single(self, annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
-        """Of one value: of a field, an entry of a list or of a mapping."""
+        """Form of a single value: a field, or an entry of a list or mapping."""
         if field.message_type is None:
             return scalar_form(annotation, field, rule)
         form = self._forms.get(annotation) or self.inside(annotation, GetMessageClass(field.message_type), rule)
@@ -198,7 +198,7 @@ def _defaults(value_type: Any) -> dict[str, Any]:
 
 
 def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str, _Part]) -> tuple[Any, Any]:
-    """`put` and `take` of a class."""
+    """Returns the functions `put` and `take` of a class."""
     sent = ", ".join(_sent(name, part, f"value.{name}") for name, part in parts.items())
     build = _compiled("value", f"message_type({sent})", parts, message_type=message_type)
 
@@ -216,7 +216,7 @@ def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str,
 
 
 def _sent(name: str, part: _Part, value: str) -> str:
-    """Source of a message's argument."""
+    """Returns the source code of a message's argument."""
     if part.oneof is not None:
         return f"**oneof_{name}.put({value})"
     sent = value if part.form.put is None else f"put_{name}({value})"
@@ -224,7 +224,7 @@ def _sent(name: str, part: _Part, value: str) -> str:
 
 
 def _read(name: str, part: _Part) -> str:
-    """Source of a field as it is read."""
+    """Returns the source code that reads a field."""
     if part.oneof is not None:
         return f"oneof_{name}.take(message)"
     read = f"message.{name}" if part.form.take is None else f"take_{name}(message.{name})"
@@ -254,7 +254,7 @@ def _refusal_of_missing(message_name: str) -> Callable[[str], Any]:
 def _unsendable(
     value: object, message_type: type[Message], parts: Mapping[str, _Part], error: Exception
 ) -> InvalidRequestError:
-    """`error` with the name of the field it comes from, which protobuf does not tell."""
+    """Returns `error` with the name of its field, which protobuf does not report."""
     for name, part in parts.items():
         try:
             given = getattr(value, name)

@@ -19,13 +19,13 @@ _DNS_NAMES = "peer_dns"  # of the certificate, as gRPC calls them
 
 
 class CallContext(Protocol):
-    """What says who made a call."""
+    """Part of gRPC's context that identifies the caller."""
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
 
 
 def open_channel(address: str, material: Material | None, role: CertifiedRole) -> grpc.aio.Channel:
-    """A channel to a process of that role; `material` None = plain."""
+    """Opens a channel to a process of that role. `material` None: plain text."""
     if material is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
@@ -34,10 +34,11 @@ def open_channel(address: str, material: Material | None, role: CertifiedRole) -
 
 
 def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
-    """Have `server` listen at `bind`; the port. Each connection is met with the certificate that is in the files then.
+    """Makes `server` listen at `bind` and returns the port. Each connection uses the certificate that is in the files
+    then.
 
     Raises:
-        RuntimeError: `bind` is taken or no address of this machine.
+        RuntimeError: `bind` is taken or is no address of this machine.
     """
     if tls is None:
         return server.add_insecure_port(bind)
@@ -48,10 +49,10 @@ def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
 
 
 def check_caller(context: CallContext, role: str, credentials: Credentials) -> None:
-    """Compare the role that a caller claims with its certificate.
+    """Compares the role that a caller claims with its certificate.
 
     Raises:
-        UntrustedPeerError: they differ, or it is of another deployment.
+        UntrustedPeerError: they differ, or the certificate is of another deployment.
     """
     if credentials.tls is None:
         return

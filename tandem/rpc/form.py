@@ -24,7 +24,7 @@ _TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """A value's message: `put` writes a value into one, `take` reads and checks one."""
+    """Conversion between a value and its protobuf message: `put` writes, `take` reads and checks."""
 
     message_type: type[Message]
     put: Callable[[T], Message]
@@ -71,13 +71,13 @@ class Names(Generic[T, W]):
         self._newer = newer
 
     def number(self, word: T) -> W:
-        """As sent."""
+        """The number sent for a name."""
         if word not in self._numbers:
             raise InvalidRequestError(f"{self._field}={shown(word)} is unknown; use one of {list(self._numbers)}")
         return self._numbers[word]
 
     def word(self, number: int) -> T:
-        """As understood."""
+        """The name meant by a received number."""
         if number not in self._words:
             if self._newer is not None and number > self._newest:
                 return self._newer

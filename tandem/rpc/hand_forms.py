@@ -1,6 +1,6 @@
-"""Forms written by hand: values whose message has another shape than they have.
+"""Hand-written forms of values whose message is structured differently.
 
-News of plain tokens is the hot path: it is read as four columns, without an object for each request.
+Text updates are the hot path: they are read as four columns, without an object for each request.
 """
 
 import math
@@ -11,29 +11,29 @@ from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.hashing import HASH_BYTES
 from tandem.core.types import TokenLogprobs
 from tandem.rpc.form import Form, finite, token_id, token_ids
-from tandem.rpc.serve_messages import Delivery, Plain, ServeNews
+from tandem.rpc.serve_messages import OtherUpdate, ServeUpdate, TextUpdate
 from tandem.rpc.v1 import router_pb2, worker_pb2
 
 
-def serve_news_form(delivery: Form[Delivery]) -> Form[ServeNews]:
-    """The form of `ServeNews`, whose others have the form `delivery`."""
+def serve_update_form(other: Form[OtherUpdate]) -> Form[ServeUpdate]:
+    """Form of `ServeUpdate`; `other` is the form of its `others`."""
 
-    def put(news: ServeNews) -> worker_pb2.ServeResponse:
+    def put(update: ServeUpdate) -> worker_pb2.ServeResponse:
         return worker_pb2.ServeResponse(
-            numbers=[item.number for item in news.plain],
-            num_tokens=[len(item.token_ids) for item in news.plain],
-            texts=[item.text for item in news.plain],
-            token_ids=[token_id for item in news.plain for token_id in item.token_ids],
-            others=[delivery.put(item) for item in news.others],  # type: ignore[misc]
+            numbers=[item.number for item in update.plain],
+            num_tokens=[len(item.token_ids) for item in update.plain],
+            texts=[item.text for item in update.plain],
+            token_ids=[token_id for item in update.plain for token_id in item.token_ids],
+            others=[other.put(item) for item in update.others],  # type: ignore[misc]
         )
 
-    def take(message: worker_pb2.ServeResponse) -> ServeNews:
-        return ServeNews(_take_plain(message), tuple(map(delivery.take, message.others)))
+    def take(message: worker_pb2.ServeResponse) -> ServeUpdate:
+        return ServeUpdate(_take_plain(message), tuple(map(other.take, message.others)))
 
     return Form(worker_pb2.ServeResponse, put, take)
 
 
-def _take_plain(message: worker_pb2.ServeResponse) -> tuple[Plain, ...]:
+def _take_plain(message: worker_pb2.ServeResponse) -> tuple[TextUpdate, ...]:
     numbers, counts, texts = message.numbers, list(message.num_tokens), message.texts
     ids = token_ids("token_ids", message.token_ids)
     if not len(numbers) == len(counts) == len(texts) or sum(counts) != len(ids):
@@ -43,7 +43,7 @@ def _take_plain(message: worker_pb2.ServeResponse) -> tuple[Plain, ...]:
         )
     ends = accumulate(counts)
     return tuple(
-        Plain(number, ids[end - count : end], text)
+        TextUpdate(number, ids[end - count : end], text)
         for number, count, end, text in zip(numbers, counts, ends, texts, strict=True)
     )
 

@@ -1,28 +1,28 @@
-"""Plain news of one request that waits for its reader, as one. Invariant: whoever reads it learns all that was said.
+"""Merges consecutive plain updates of one request that wait for their reader. Invariant: no information is lost.
 
-What is more than tokens and text stays by itself: a first token is heard before those that follow, and what was
-generated is the client's before its request is said to have failed.
+An update with more than tokens and text is never merged: the first token is seen before later ones, and generated
+tokens reach the client before the error that ends its request.
 """
 
 from tandem.core.output import RequestOutput
-from tandem.rpc.messages import GenerateNews
+from tandem.rpc.messages import GenerateUpdate
 
 
-def is_plain(news: GenerateNews) -> bool:
-    """Whether there are tokens and text of a request's one choice, and nothing else."""
-    output = news.output
+def is_plain(update: GenerateUpdate) -> bool:
+    """Whether an update has tokens and text of the only choice, and nothing else."""
+    output = update.output
     return (
         output.metrics is None
         and output.finish_reason is None
-        and not news.timeline
+        and not update.timeline
         and output.logprobs is None
         and output.prompt_logprobs is None
         and output.index == 0
     )
 
 
-def joined(first: GenerateNews, second: GenerateNews) -> GenerateNews:
-    """Two plain ones as one."""
+def joined(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
+    """Merges two plain updates."""
     before, after = first.output, second.output
     output = RequestOutput(before.request_id, 0, before.token_ids + after.token_ids, before.text + after.text)
-    return GenerateNews(output)
+    return GenerateUpdate(output)

@@ -1,4 +1,4 @@
-"""Kinds of fields that need no other message's form: numbers, texts, packed lists, words, and one of several."""
+"""Conversions of protobuf fields without messages: numbers, texts, packed lists, enums, and `oneof`."""
 
 import json
 import math
@@ -29,14 +29,14 @@ _KINDS: dict[int, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRule:
-    """What neither the annotation nor the descriptor says of a field.
+    """Rule for a field, for what neither its annotation nor its descriptor determines.
 
     Args:
-        check: given the field's name and what arrived, before it is converted; returns it or raises
-            `InvalidRequestError`. A number is checked for being finite where this is left out.
-        unsaid: what a field that is not set means; left out, the default of the class's own field.
-        newer: how a word of an enum that only a newer release knows is read; left out, it is refused.
-        keep: which entries of a list are read at all.
+        check: called with the field's name and the received value, before conversion; returns the value or raises
+            `InvalidRequestError`. Default for numbers: they must be finite.
+        unsaid: meaning of a field that is not set; default: the default of the class's field.
+        newer: value for an enum number that only a newer release knows; default: it is refused.
+        keep: selects the entries of a list that are read.
     """
 
     check: Callable[[str, Any], Any] | None = None
@@ -50,7 +50,9 @@ NO_RULE = FieldRule()
 
 @dataclass(frozen=True, slots=True)
 class FieldForm:
-    """`put` makes of our value what a message's constructor takes, `take` undoes it. None: it is the same."""
+    """Conversion of one field: `put` makes the argument of a message's constructor, `take` is its inverse. None:
+    identity.
+    """
 
     put: Callable[[Any], Any] | None = None
     take: Callable[[Any], Any] | None = None
@@ -60,12 +62,12 @@ AS_IT_IS = FieldForm()
 
 
 def misfit(annotation: object, place: str) -> TypeError:
-    """For a declaration that contradicts the message's."""
+    """Error for a declaration that contradicts the message's."""
     return TypeError(f"{annotation} has no form as {place}: annotate it as what the .proto file says, or enter a form")
 
 
 def kind_of(field: FieldDescriptor) -> type:
-    """Of Python's types, the one that a scalar field holds."""
+    """Python type of a scalar field."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return bytes if field.type == FieldDescriptor.TYPE_BYTES else str
     return _KINDS[field.cpp_type]
@@ -88,14 +90,14 @@ def entry_of(annotation: Any) -> Any:
 
 
 def oneofs_of(descriptor: Descriptor) -> Iterator[OneofDescriptor]:
-    """Those that the .proto file declares: each `optional` field has one of its own besides."""
+    """The `oneof`s declared in the .proto file, without the implicit one of each `optional` field."""
     for oneof in descriptor.oneofs:
         if not oneof.name.startswith("_"):
             yield oneof
 
 
 def scalar_form(annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
-    """The form of a field that holds no message."""
+    """Conversion of a field that is no message."""
     name = field.name
     if field.enum_type is not None:
         words = _words(annotation, name, field.enum_type, rule.newer)
@@ -111,7 +113,7 @@ def scalar_form(annotation: Any, field: FieldDescriptor, rule: FieldRule) -> Fie
 
 
 def scalar_list_form(entry: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
-    """The form of a list of numbers, texts or bytes."""
+    """Conversion of a list of numbers, texts or bytes."""
     name = field.name
     if field.enum_type is not None or kind_of(field) is not entry:
         raise misfit(f"list of {entry}", field.full_name)
@@ -124,7 +126,7 @@ def scalar_list_form(entry: Any, field: FieldDescriptor, rule: FieldRule) -> Fie
 
 
 def scalar_map_form(name: str, kind: type) -> FieldForm:
-    """The form of a mapping to numbers, texts or bytes."""
+    """Conversion of a mapping to numbers, texts or bytes."""
     if kind is not float:
         return FieldForm(None, dict)
 
@@ -178,7 +180,9 @@ def _finite_number(text: str) -> float:
 
 
 def _words(annotation: Any, name: str, enum: EnumDescriptor, newer: Any) -> Names[Any, int]:
-    """By name: `FINISH_REASON_STOP` is `FinishReason.STOP`, and "stop" where the annotation is `str`. Zero is None."""
+    """Enum numbers by name: `FINISH_REASON_STOP` is `FinishReason.STOP`, or "stop" where the annotation is `str`. Zero
+    is None.
+    """
     kind, may_be_none = without_none(annotation)
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
     numbers = {value.name.removeprefix(prefix): value.number for value in enum.values if value.number}
@@ -192,10 +196,10 @@ def _words(annotation: Any, name: str, enum: EnumDescriptor, newer: Any) -> Name
 
 
 class OneofForm:
-    """A value of one of several kinds, each in a field of its own, of which one is set.
+    """Conversion of a `oneof`: a value of one of several types, each in its own field, of which one is set.
 
     Args:
-        annotation: the kinds; every one has a field that holds it.
+        annotation: the union of types; each has a field.
     """
 
     def __init__(self, oneof: OneofDescriptor, annotation: Any) -> None:
@@ -206,7 +210,7 @@ class OneofForm:
             raise misfit(annotation, oneof.full_name)
 
     def put(self, value: object) -> dict[str, Any]:
-        """The first field that can hold it, as a message's argument; none for None.
+        """The first field that can hold the value, as an argument of the message; none for None.
 
         Raises:
             TypeError: no field can.
@@ -219,7 +223,7 @@ class OneofForm:
         raise TypeError(f"{self._name}={shown(value)} is none of {[kind.__name__ for _, kind, _ in self._members]}")
 
     def take(self, message: Message) -> Any:
-        """What is set; None where nothing is, as where only a newer release knows the field."""
+        """The value of the field that is set; None if none is, as for a field that only a newer release knows."""
         name = message.WhichOneof(self._name)
         if name is None:
             return None

@@ -1,4 +1,4 @@
-"""Forms of every value that crosses between processes, and what its declarations do not say of its fields."""
+"""Forms of all values sent between processes, and the rules of their fields."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from tandem.rpc import messages, serve_messages
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.derive import Forms
 from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
-from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_news_form
+from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
@@ -103,15 +103,15 @@ _forms.add(
     finish_reason=FieldRule(newer=FinishReason.STOP),
 )
 _forms.add(BlockRange, worker_pb2.BlockRange)
-_forms.add(messages.LeaseNews, worker_pb2.LeaseNews, ttl_s=_AMOUNT)
+_forms.add(messages.LeaseUpdate, worker_pb2.LeaseUpdate, ttl_s=_AMOUNT)
 _forms.add(messages.ChosenToken, worker_pb2.ChosenToken, token_id=FieldRule(check=token_id))
 _forms.add(messages.Greeting, worker_pb2.Greeting)
 _forms.add(messages.WorkerRecord, router_pb2.WorkerRecord)
 _forms.add(messages.Decision, router_pb2.Decision)
 _forms.add(messages.WorkerListing, router_pb2.WorkerListing)
-_forms.add(serve_messages.Opening, worker_pb2.Opening)
-_forms.add(serve_messages.Room, worker_pb2.Room)
-_forms.add(serve_messages.Ending, worker_pb2.Ending)
+_forms.add(serve_messages.RequestStart, worker_pb2.RequestStart)
+_forms.add(serve_messages.Credit, worker_pb2.Credit)
+_forms.add(serve_messages.CallStatus, worker_pb2.CallStatus)
 
 # --- what a worker is asked, and answers ------------------------------------------------------------------------------
 
@@ -121,17 +121,17 @@ WATCHED_STATUS = _forms.inside(messages.WorkerStatus, worker_pb2.WatchResponse)
 GENERATE_CALL = _forms.add(
     messages.GenerateCall, worker_pb2.GenerateRequest, request_id=_NAMED, prompt_token_ids=_PROMPT, pins=_PINS
 )
-GENERATE_NEWS = _forms.add(messages.GenerateNews, worker_pb2.GenerateResponse)
+GENERATE_NEWS = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
 SERVE_CALL = _forms.add(serve_messages.ServeCall, worker_pb2.ServeRequest)
-SERVE_NEWS = serve_news_form(_forms.add(serve_messages.Delivery, worker_pb2.Delivery))
+SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.OtherUpdate, worker_pb2.OtherUpdate))
 PREFILL_CALL = _forms.add(
     messages.PrefillCall, worker_pb2.PrefillRequest, request_id=_NAMED, prompt_token_ids=_PROMPT, pins=_PINS
 )
-PREFILL_NEWS = _forms.add(messages.PrefillNews, worker_pb2.PrefillResponse, pins=_PINS)
+PREFILL_NEWS = _forms.add(messages.PrefillUpdate, worker_pb2.PrefillResponse, pins=_PINS)
 GREET_CALL = _forms.inside(messages.Greeting, worker_pb2.GreetRequest)
 GREET_ANSWER = _forms.inside(messages.Greeting, worker_pb2.GreetResponse)
 LEASE_CALL = _forms.add(messages.LeaseCall, worker_pb2.LeaseRequest, lease_id=_NAMED)
-LEASE_ANSWER = _forms.inside(messages.LeaseNews, worker_pb2.LeaseResponse)
+LEASE_ANSWER = _forms.inside(messages.LeaseUpdate, worker_pb2.LeaseResponse)
 RENEW_CALL = _forms.inside(Sequence[str], worker_pb2.RenewRequest)
 RENEW_ANSWER = _forms.inside(Sequence[str], worker_pb2.RenewResponse)
 CONFIRM_CALL = _forms.add(messages.ConfirmCall, worker_pb2.ConfirmRequest, lease_id=_NAMED)

@@ -1,4 +1,4 @@
-"""Messages between processes, as frozen values. The codecs turn them into protobuf; nobody else sees that.
+"""Messages between processes, as frozen values; the forms convert them to protobuf.
 
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """
@@ -21,8 +21,8 @@ from tandem.routing.speed import PrefillWork
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Where a worker answers. `incarnation` changes with every start of its process: a call meant for another one is
-    refused with `WorkerLostError`; "" = whoever answers there.
+    """Address and identity of a worker. `incarnation` changes with every start of its process: a call meant for another
+    one is refused with `WorkerLostError`; "" = any.
     """
 
     worker_id: str
@@ -35,17 +35,18 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCall:
-    """Who should serve these tokens?
+    """Asks a router for the workers of a request.
 
     Args:
         model: served name.
-        token_ids: the prompt, and what was generated already when a request continues elsewhere. A router gets an
-            `array`, just as the wire brought it: it hashes them and looks at none.
-        num_expected_output: tokens it will probably still generate.
-        scope: between which requests its cached state is shared.
-        excluded: ids of workers that just failed it.
-        local_prefill: decode must compute the prompt itself.
-        fingerprint: of the model that began it (`PairingAnswer.fingerprint`); another could not continue exactly.
+        token_ids: the prompt, and the tokens generated so far if the request continues elsewhere. Routers receive an
+            `array`, as on the wire: it is hashed, not inspected.
+        num_expected_output: expected number of tokens still to be generated.
+        scope: requests of the same scope share cached state.
+        excluded: ids of workers that just failed this request.
+        local_prefill: the decode worker must compute the prompt itself.
+        fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
+            exactly.
     """
 
     request_id: str
@@ -63,15 +64,15 @@ class PairCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingAnswer:
-    """Who serves a request, and what the router expects of it.
+    """Workers chosen for a request, and the router's predictions.
 
     Args:
-        prefill: None = decode computes the prompt itself.
+        prefill: None = the decode worker computes the prompt itself.
         spares: prefill workers to try when the first fails, best first.
         fetch_from: a peer from which prefill fetches `num_fetch_blocks` leading blocks instead of computing them.
-        prefill_cached_blocks, decode_cached_blocks: leading blocks each side is thought to hold.
+        prefill_cached_blocks, decode_cached_blocks: leading blocks that each side is expected to have cached.
         predicted_ms: by stage: queue, prefill, fetch, transfer, decode, ttft, total.
-        decision_s: what deciding took in the router, hashing and the index included.
+        decision_s: duration of the decision in the router, including hashing and the index.
         fingerprint: of the model.
     """
 
@@ -90,7 +91,9 @@ class PairingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Who a process is, for operators. `incarnation` differs for every start; no `usage`: not measured."""
+    """Identity and usage of a process, for operators. `incarnation` differs for every start; `usage` None: not
+    measured.
+    """
 
     pid: int
     incarnation: str
@@ -100,13 +103,13 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One decision of a router's, and what became of it.
+    """One decision of a router and its outcome.
 
     Args:
-        age_s: since it was taken.
-        prefill_id: None = decode computes the prompt, or it was refused.
-        decode_id: None = it was refused, `refusal` says why.
-        predicted_ms, measured_ms: by stage; a stage that was not reached, or not yet, has no measured time.
+        age_s: seconds since the decision.
+        prefill_id: None = the decode worker computes the prompt, or the request was refused.
+        decode_id: None = the request was refused, for the reason `refusal`.
+        predicted_ms, measured_ms: by stage; stages not reached (yet) have no measured time.
     """
 
     request_id: str
@@ -122,7 +125,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model that some live worker serves."""
+    """A model served by live workers."""
 
     name: str
     fingerprint: str
@@ -136,8 +139,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerListing:
-    """A worker as a router sees it. `age_s`: since its last news. `is_alive`: whether it is given requests. `slowness`:
-    it is set aside for being so many times as slow as its peers.
+    """A worker as a router sees it.
+
+    Args:
+        age_s: seconds since its last report.
+        is_alive: whether it is given requests.
+        slowness: how many times as slow as its peers it is, if it is set aside for that; else None.
     """
 
     status: "WorkerStatus"
@@ -151,7 +158,7 @@ class WorkerListing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker announces until it stops: where it is and what it is for."""
+    """Announcement of a worker, repeated until it stops: its address, role, model and pool."""
 
     worker: WorkerAddress
     role: str
@@ -161,7 +168,9 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A worker's sign of life where there is no Redis. `without_records`: it does not ask who else is there."""
+    """Announcement of a worker to a router, where there is no Redis. `without_records`: it does not request the other
+    workers.
+    """
 
     record: WorkerRecord
     without_records: bool = False
@@ -172,7 +181,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """A measured way from a source's blocks to this worker's."""
+    """Measured connection from a source's blocks to this worker's."""
 
     source_id: str
     transport: str
@@ -184,7 +193,7 @@ class LinkReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSample:
-    """A step that computed prompts: its work and what it took."""
+    """Measured step that computed prompts only: its work and duration."""
 
     work: PrefillWork
     duration_s: float
@@ -192,7 +201,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """A step that only decoded."""
+    """Measured step that decoded only."""
 
     num_running: int
     num_context_tokens: int
@@ -201,7 +210,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker's news.
+    """A worker's status.
 
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
@@ -209,7 +218,7 @@ class WorkerStatus:
         epoch: grows with every incarnation.
         blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
         model: what it serves.
-        samples: measured since the last news to this receiver.
+        samples: measured since the last report to this receiver.
         unreachable: ids of workers that this one cannot read from now.
         usage: of its process; None = it does not measure it.
     """
@@ -234,16 +243,15 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCall:
-    """A request as every worker is asked to compute it, be it all of it or its prompt alone.
+    """Common fields of calls that compute a request, whole or its prompt alone.
 
     Args:
         prompt_token_ids: at least one.
-        output_token_ids: generated before, by a worker that was lost; the answer continues after them.
+        output_token_ids: tokens generated before by a lost worker; generation continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
         scope: as in `PairCall`.
         prefill, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
-        pins: beginnings of the prompt that the worker that computes it is to keep; `RequestMetrics.pins` of the last
-            news says what was granted.
+        pins: prefixes of the prompt to keep cached; the last update says what was granted (`RequestMetrics.pins`).
     """
 
     request_id: str
@@ -260,15 +268,17 @@ class ComputeCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(ComputeCall):
-    """One request for the rest of its life. `decode`: whom it is meant for; `spares`: as in `PairingAnswer`."""
+    """Asks a decode worker to serve a request to its end. `decode`: the worker it is meant for; `spares`: as in
+    `PairingAnswer`.
+    """
 
     decode: WorkerAddress | None = None
     spares: tuple[WorkerAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateNews:
-    """What is new of a request; the last has `output.finish_reason`, metrics and the whole timeline."""
+class GenerateUpdate:
+    """Update of a request; the last one has `output.finish_reason`, metrics and the whole timeline."""
 
     output: RequestOutput
     timeline: tuple[Stage, ...] = ()
@@ -278,7 +288,7 @@ class GenerateNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseNews:
+class LeaseUpdate:
     """More blocks are readable under this lease: their KV reaches to token `num_tokens`.
 
     Args:
@@ -296,10 +306,12 @@ class LeaseNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCall(ComputeCall):
-    """Compute a prompt, lease its blocks to `reader`, choose one token. `prefill`: whom it is meant for.
+    """Asks a prefill worker to compute a prompt, lease its blocks to `reader` and choose one token. `prefill`: the
+    worker it is meant for.
 
     Args:
-        lease_id: so that a reader can end a lease of which no news has reached it; empty = the worker chooses.
+        lease_id: chosen by the reader, so that it can end a lease of which it has received no update; empty = the
+            worker chooses.
     """
 
     reader: WorkerAddress
@@ -315,12 +327,12 @@ class ChosenToken:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillNews:
-    """A lease, the token, or the last message: the timeline. With the token comes how many prompt tokens the cache had
-    and which pins were granted.
+class PrefillUpdate:
+    """Update of a prefill: a lease, the token, or the final timeline. The token comes with the number of prompt tokens
+    that were cached and with the granted pins.
     """
 
-    lease: LeaseNews | None = None
+    lease: LeaseUpdate | None = None
     token: ChosenToken | None = None
     num_cached_tokens: int | None = None
     timeline: tuple[Stage, ...] = ()
@@ -329,10 +341,10 @@ class PrefillNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """The handshake: who a worker is, where it lives and how its blocks can be reached.
+    """Handshake between workers: identity, address, and how to read the sender's blocks.
 
     Args:
-        compatibility: everything that must be equal for blocks to mean the same, by name.
+        compatibility: properties that must be equal for blocks to be interchangeable, by name.
         site: `transport.choose.Site.to_fields()`.
         cards: by transport name, sealed.
         num_blocks: of its pool, the null block included.
@@ -349,7 +361,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCall:
-    """Lease the blocks of the longest prefix of this chain of hashes that is held."""
+    """Asks for a lease of the blocks of the longest cached prefix of this chain of hashes."""
 
     reader: WorkerAddress
     lease_id: str
@@ -358,7 +370,7 @@ class LeaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCall:
-    """Was the lease valid until now? And what do these blocks contain?"""
+    """Asks whether a lease has been valid until now, and for checksums of some blocks."""
 
     lease_id: str
     checksum_block_ids: tuple[int, ...] = ()

@@ -20,22 +20,22 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,
 )
-from tandem.rpc.serve_messages import ServeCall, ServeNews
+from tandem.rpc.serve_messages import ServeCall, ServeUpdate
 from tandem.rpc.session_messages import OPEN_ANSWER, OPEN_CALL, OpenAnswer, OpenCall
 from tandem.rpc.v1 import router_pb2, worker_pb2
 
@@ -48,7 +48,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """A remote method. Answers of a stream have its form one by one."""
+    """A remote method: its path and the forms of its request and answer; of a stream, of each of its answers."""
 
     service: str
     name: str
@@ -57,14 +57,14 @@ class Method(Generic[Q, A]):
 
     @property
     def path(self) -> str:
-        """As HTTP/2 names it."""
+        """Path in HTTP/2, as `/service/method`."""
         return f"/{self.service}/{self.name}"
 
     def encode_answer(self, answer: A) -> bytes:
-        """As sent.
+        """Returns the encoded answer.
 
         Raises:
-            RuntimeError: it cannot be: our bug, which the caller must not take for its own.
+            RuntimeError: it cannot be encoded: a bug of this process, which must not look like an error of the caller.
         """
         try:
             return self.answer.encode(answer)
@@ -89,11 +89,11 @@ OPEN: Method[OpenCall, OpenAnswer] = Method(SESSION_SERVICE, "Open", OPEN_CALL, 
 STATUS: Method[None, WorkerStatus] = _worker("Status", _nothing(worker_pb2.StatusRequest), forms.STATUS)
 WATCH: Method[float, WorkerStatus] = _worker("Watch", forms.WATCH_CALL, forms.WATCHED_STATUS)
 DRAIN: Method[None, None] = _worker("Drain", _nothing(worker_pb2.DrainRequest), _nothing(worker_pb2.DrainResponse))
-GENERATE: Method[GenerateCall, GenerateNews] = _worker("Generate", forms.GENERATE_CALL, forms.GENERATE_NEWS)
-SERVE: Method[ServeCall, ServeNews] = _worker("Serve", forms.SERVE_CALL, forms.SERVE_NEWS)
-PREFILL: Method[PrefillCall, PrefillNews] = _worker("Prefill", forms.PREFILL_CALL, forms.PREFILL_NEWS)
+GENERATE: Method[GenerateCall, GenerateUpdate] = _worker("Generate", forms.GENERATE_CALL, forms.GENERATE_NEWS)
+SERVE: Method[ServeCall, ServeUpdate] = _worker("Serve", forms.SERVE_CALL, forms.SERVE_UPDATE)
+PREFILL: Method[PrefillCall, PrefillUpdate] = _worker("Prefill", forms.PREFILL_CALL, forms.PREFILL_NEWS)
 GREET: Method[Greeting, Greeting] = _worker("Greet", forms.GREET_CALL, forms.GREET_ANSWER)
-LEASE: Method[LeaseCall, LeaseNews] = _worker("Lease", forms.LEASE_CALL, forms.LEASE_ANSWER)
+LEASE: Method[LeaseCall, LeaseUpdate] = _worker("Lease", forms.LEASE_CALL, forms.LEASE_ANSWER)
 RENEW: Method[Sequence[str], Sequence[str]] = _worker("Renew", forms.RENEW_CALL, forms.RENEW_ANSWER)
 CONFIRM: Method[ConfirmCall, ConfirmAnswer] = _worker("Confirm", forms.CONFIRM_CALL, forms.CONFIRM_ANSWER)
 RELEASE: Method[Sequence[str], None] = _worker("Release", forms.RELEASE_CALL, _nothing(worker_pb2.ReleaseResponse))

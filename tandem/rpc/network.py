@@ -1,7 +1,8 @@
-"""The seam between our calls and what carries them: gRPC by default, or what the context of a task names instead.
+"""Interface between calls and their transport: gRPC by default, or the one set in a task's context, such as the
+simulation's.
 
-A network carries whole calls: it encodes requests and answers by the methods' forms, turns failures into errors of
-`core.errors` as `link` and `status` do, and cancels a handler whose caller has gone. A simulation is one.
+A network encodes requests and answers by the methods' forms, turns failures into errors of `core.errors` as
+`grpc_connection` and `status` do, and cancels a handler whose caller has left.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -17,19 +18,19 @@ A = TypeVar("A")
 MetadataSource = Callable[[], Sequence[tuple[str, str]]]
 
 
-class Line(Protocol):
-    """A connection to one address; see `link.Link`, which is one."""
+class RpcConnection(Protocol):
+    """A connection to one address, as implemented by `grpc_connection.GrpcConnection`."""
 
     address: str
     num_calls: int
 
-    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
 
     def stream(
         self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
     ) -> AsyncGenerator[A, None]: ...
 
-    def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
+    def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None: ...
 
@@ -43,38 +44,38 @@ class Line(Protocol):
 
 
 class MethodTable(Protocol):
-    """Takes what answers each method of one service."""
+    """Registry of the functions that answer each method of a service."""
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None: ...
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None: ...
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
 
 
 class RpcServer(Protocol):
-    """A server that runs. `port` is the one it got, where it was asked for port 0."""
+    """A running server. `port`: the actual one if it was asked for port 0."""
 
     port: int
     address: str
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new calls, give those that run `grace_s`, then cancel them."""
+        """Refuses new calls, waits up to `grace_s` seconds for running ones, then cancels them."""
         ...
 
 
 class Network(Protocol):
-    """Carries calls between processes."""
+    """Transports calls between processes."""
 
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
-    ) -> Line: ...
+    ) -> RpcConnection: ...
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
-        """Serve the methods that `fill` enters, at `bind` (host:port), to those who open a session.
+        """Serves the methods registered by `fill` at `bind` (host:port) to callers that open a session.
 
         Raises:
-            ConfigurationError: it is taken.
+            ConfigurationError: the address is taken.
         """
         ...
 

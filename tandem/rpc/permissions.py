@@ -36,8 +36,8 @@ ALLOWED: Mapping[str, frozenset[ProcessRole]] = {
 }
 
 
-def why_not(role: str, path: str) -> str | None:
-    """Why a process of that role may not call `path`; None: it may."""
+def permission_problem(role: str, path: str) -> str | None:
+    """Reason why a process of that role may not call `path`; None if it may."""
     allowed = ALLOWED.get(path, frozenset())
     if role in allowed:
         return None

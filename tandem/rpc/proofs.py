@@ -1,4 +1,5 @@
-"""The MACs of a handshake and of a call. Pure functions of keys and bytes; `session.proto` writes the same down.
+"""Message authentication codes (MACs) of handshakes and calls. Pure functions of keys and bytes; specified in
+`session.proto`.
 
 Invariant: no two sequences of fields have the same bytes under a MAC, and no key serves two purposes.
 """
@@ -18,7 +19,7 @@ _CALL_PROOF_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What both sides of a handshake said, as far as the session depends on it."""
+    """Fields of a handshake, of both sides, on which the session depends."""
 
     client: Party
     client_nonce: bytes
@@ -39,28 +40,28 @@ class Transcript:
 
 
 def client_proof(key: bytes, party: Party, nonce: bytes, protocols: tuple[int, int], expected: str) -> bytes:
-    """What a client opens a session with. `protocols`: the oldest and the newest it speaks."""
+    """MAC with which a client opens a session. `protocols`: oldest and newest protocol versions that it speaks."""
     oldest, newest = map(_number, protocols)
     return _mac(key, b"client", *_words(party), nonce, oldest, newest, _text(expected))
 
 
 def server_proof(key: bytes, said: Transcript) -> bytes:
-    """What a server answers with."""
+    """MAC of the server's answer."""
     return _mac(key, b"server", *said.fields())
 
 
 def session_key(key: bytes, said: Transcript) -> bytes:
-    """The key of the session's calls, which nobody can compute who only listened."""
+    """Key of the session's calls; it cannot be computed by listening."""
     return _mac(key, b"session", *said.fields())
 
 
 def is_equal(one: bytes, other: bytes) -> bool:
-    """In a time that does not tell where they differ."""
+    """Compares in constant time."""
     return hmac.compare_digest(one, other)
 
 
 class CallProof:
-    """Proofs of one session's calls."""
+    """Computes the MACs of one session's calls."""
 
     __slots__ = ("_keyed",)
 
@@ -68,7 +69,7 @@ class CallProof:
         self._keyed = hashlib.blake2b(key=key, digest_size=_CALL_PROOF_BYTES)
 
     def of(self, number: int, path: str, body: bytes) -> str:
-        """In hexadecimal. `body`: the request of a call that has one only, else nothing."""
+        """MAC in hexadecimal. `body`: the request of a call with a single request, else empty."""
         mac, where = self._keyed.copy(), path.encode()
         mac.update(number.to_bytes(8, "big") + len(where).to_bytes(4, "big") + where)
         mac.update(body)

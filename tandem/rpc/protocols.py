@@ -29,5 +29,5 @@ def newest_common(theirs: tuple[int, int], ours: tuple[int, int] = SPOKEN) -> in
 
 
 def described(spoken: tuple[int, int]) -> str:
-    """As a message writes a range."""
+    """Text of a range of versions, for messages."""
     return f"{spoken[0]} to {spoken[1]}"

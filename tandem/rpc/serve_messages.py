@@ -1,4 +1,4 @@
-"""Messages of a stream that many requests share, as `messages` are for calls of their own. Plain values."""
+"""Messages of the stream that requests share, corresponding to those in `messages` for single calls. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,24 +6,24 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A request that begins.
+class RequestStart:
+    """Start of a request.
 
     Args:
-        number: its name on this stream, never used twice.
-        call: the encoded `GenerateCall`; what is wrong with it concerns this request alone.
-        traceparent: of the trace it belongs to; empty = none.
-        room: tokens that may be sent before more room is made.
+        number: identifies it on this stream; never reused.
+        call: the encoded `GenerateCall`; errors in it concern this request alone.
+        traceparent: of its trace; empty = none.
+        credit: number of tokens that may be sent before more credit is granted.
     """
 
     number: int
     call: bytes
     traceparent: str
-    room: int
+    credit: int
 
 
-class Room(NamedTuple):
-    """The caller has taken so many tokens of a request."""
+class Credit(NamedTuple):
+    """Flow control: permits `num_tokens` more tokens of a request."""
 
     number: int
     num_tokens: int
@@ -31,24 +31,24 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServeCall:
-    """What the caller has to say. `left`: numbers of requests of which it wants no more."""
+    """Message of the caller. `left`: numbers of requests that it cancels."""
 
-    openings: tuple[Opening, ...] = ()
-    rooms: tuple[Room, ...] = ()
+    starts: tuple[RequestStart, ...] = ()
+    credits: tuple[Credit, ...] = ()
     left: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a request ended, as the status of a call of its own would say. `code`: gRPC's; 0 = as it should."""
+class CallStatus:
+    """Status with which a request ended, as of a gRPC call. `code`: gRPC's; 0 = success."""
 
     code: int = 0
     details: str = ""
     trailing: Mapping[str, str] = field(default_factory=dict)
 
 
-class Plain(NamedTuple):
-    """Tokens and their text, and nothing else that is new of a request."""
+class TextUpdate(NamedTuple):
+    """Tokens and their text, without anything else."""
 
     number: int
     token_ids: tuple[int, ...]
@@ -56,17 +56,17 @@ class Plain(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """Whatever else is new of a request. `news`: an encoded `GenerateNews`; empty = none. None: it goes on."""
+class OtherUpdate:
+    """Any other update of a request. `update`: an encoded `GenerateUpdate`, or empty. `status`: None while it runs."""
 
     number: int
-    news: bytes = b""
-    ending: Ending | None = None
+    update: bytes = b""
+    status: CallStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ServeNews:
-    """What is new of many requests, at most once of each."""
+class ServeUpdate:
+    """Updates of many requests, at most one text update of each."""
 
-    plain: tuple[Plain, ...] = ()
-    others: tuple[Delivery, ...] = ()
+    plain: tuple[TextUpdate, ...] = ()
+    others: tuple[OtherUpdate, ...] = ()

@@ -1,7 +1,7 @@
-"""Serves a handler's methods to other processes, and sends what it raises to whoever called.
+"""gRPC server of a handler's methods; sends errors of handlers to their callers.
 
-Every call is checked before its handler sees it: who sends it, whether that role may, the message. When the caller
-goes away the handler is cancelled, and its generator closed, before anything else happens to the call.
+Every call is checked before it reaches its handler: the caller's identity, its role's permission, the message. When the
+caller leaves, the handler is cancelled and its generator closed before anything else happens to the call.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Context(Protocol):
-    """What we use of `grpc.aio.ServicerContext`."""
+    """Part of `grpc.aio.ServicerContext` that is used here."""
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
 
@@ -68,7 +68,7 @@ class _Context(Protocol):
 
 
 class _GrpcServer:
-    """An `RpcServer` of gRPC."""
+    """`RpcServer` over gRPC."""
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self._server = server
@@ -82,10 +82,10 @@ class _GrpcServer:
 async def serve_worker(
     handler: WorkerHandler, bind: str, credentials: Credentials, *, is_shared: bool = True
 ) -> RpcServer:
-    """Serve a worker's methods at `bind` (host:port; port 0 = any).
+    """Serves a worker's methods at `bind` (host:port; port 0 = any).
 
     Args:
-        credentials: of this process; an address that they lack is `bind` with its port.
+        credentials: of this process; an empty address is replaced by `bind` with its port.
         is_shared: False = every request has a call of its own, as with workers of older versions.
 
     Raises:
@@ -95,18 +95,18 @@ async def serve_worker(
 
 
 async def serve_router(handler: RouterHandler, bind: str, credentials: Credentials) -> RpcServer:
-    """Serve a router's methods at `bind`; as `serve_worker`."""
+    """Serves a router's methods at `bind`; as `serve_worker`."""
     return await _serve(methods.ROUTER_SERVICE, partial(fill_router, handler), bind, credentials)
 
 
 def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> None:
-    """Enter what answers each method of a worker."""
+    """Registers the methods of a worker."""
     table.unary(methods.STATUS, lambda _: handler.status())
     table.stream(methods.WATCH, handler.watch)
     table.unary(methods.DRAIN, lambda _: handler.drain())
     table.stream(methods.GENERATE, handler.generate)
     if is_shared:
-        table.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
+        table.bidirectional(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
     table.stream(methods.PREFILL, handler.prefill)
     table.unary(methods.GREET, handler.greet)
     table.unary(methods.LEASE, handler.lease)
@@ -116,7 +116,7 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
 
 
 def fill_router(handler: RouterHandler, table: MethodTable) -> None:
-    """Enter what answers each method of a router."""
+    """Registers the methods of a router."""
     table.unary(methods.PAIR, handler.pair)
     table.unary(methods.SETTLE, handler.settle)
     table.unary(methods.DESCRIBE, lambda _: handler.describe())
@@ -157,7 +157,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
 
 
 class _Service:
-    """The methods of one service, each wrapped in the same edge."""
+    """Methods of one service, each with the same checks and error handling."""
 
     sessions: SessionTable
     credentials: Credentials
@@ -167,7 +167,7 @@ class _Service:
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
 
     def open(self) -> None:
-        """Answer handshakes, which prove themselves."""
+        """Answers handshakes, which carry their own proofs."""
         method: Method[OpenCall, OpenAnswer] = methods.OPEN
 
         async def serve(data: bytes, context: _Context) -> bytes:
@@ -182,7 +182,7 @@ class _Service:
         self.handlers[method.name] = grpc.unary_unary_rpc_method_handler(serve)
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
-        """Answer `method` by `respond`."""
+        """Registers a method with one answer."""
 
         async def serve(data: bytes, context: _Context) -> bytes:
             call = _Call(method, context, self._complaints)
@@ -198,7 +198,7 @@ class _Service:
         self.handlers[method.name] = grpc.unary_unary_rpc_method_handler(serve)
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
-        """Answer `method` by all that `respond` yields."""
+        """Registers a method with a stream of answers."""
 
         async def serve(data: bytes, context: _Context) -> None:
             call = _Call(method, context, self._complaints)
@@ -210,8 +210,8 @@ class _Service:
 
         self.handlers[method.name] = grpc.unary_stream_rpc_method_handler(serve)
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
-        """Answer all requests of a caller by all that `respond` yields."""
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+        """Registers a method with streams of requests and answers."""
 
         async def serve(data: AsyncIterator[bytes], context: _Context) -> None:
             call = _Call(method, context, self._complaints)
@@ -238,13 +238,13 @@ class _Service:
 
 
 class _Complaints:
-    """Tells the log of callers that are refused for who they are or what they speak: of one a minute, by any reason."""
+    """Logs refused callers: at most one a minute for each reason."""
 
     def __init__(self) -> None:
         self._next_s: dict[str, float] = {}
 
     def note(self, caller: str, error: Exception) -> None:
-        """`error`: one of few classes and codes, each of which has its own minute."""
+        """Logs `error` unless its class and code were logged within the last minute."""
         kind = f"{type(error).__name__} {getattr(error, 'code', '')}"
         if time.monotonic() >= self._next_s.get(kind, 0.0):
             self._next_s[kind] = time.monotonic() + _COMPLAINT_INTERVAL_S
@@ -252,7 +252,7 @@ class _Complaints:
 
 
 class _Call(Generic[Q, A]):
-    """One call: reads its request, and ends it when something was raised."""
+    """One call: reads its request, and ends it with an error's status."""
 
     def __init__(self, method: Method[Q, A], context: _Context, complaints: _Complaints) -> None:
         self._method = method
@@ -270,7 +270,7 @@ class _Call(Generic[Q, A]):
             yield self._method.request.decode(data)
 
     async def fail(self, error: Exception | asyncio.CancelledError) -> NoReturn:
-        """Send `error`, if anyone still listens. What nobody raised on purpose is ours to repair, so it is logged."""
+        """Ends the call with `error` if the caller is still there. Unexpected errors are bugs, so they are logged."""
         task = asyncio.current_task()
         if self._context.cancelled() or (task is not None and task.cancelling()):
             raise asyncio.CancelledError from error

@@ -14,14 +14,14 @@ from tandem.rpc.session_messages import OpenAnswer, OpenCall
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a client knows of a server beforehand. `advertised`: the address it must call its own, None = any."""
+    """Requirements of a client on a server. `advertised`: the address that it must state as its own; None = any."""
 
     roles: frozenset[str]
     advertised: str | None = None
 
 
 class Session:
-    """Signs calls, each once. `server`: who proved itself; `protocol`: what both speak."""
+    """An open session that signs calls, each once. `server`: its proven identity; `protocol`: the agreed version."""
 
     def __init__(self, session_id: bytes, key: bytes, server: Party, protocol: int) -> None:
         self.server = server
@@ -31,13 +31,13 @@ class Session:
         self._numbers = count(1)
 
     def signed(self, path: str, body: bytes = b"") -> str:
-        """The header of the next call. `body`: its request, where it has only one."""
+        """Header of the next call. `body`: the request of a call with a single request."""
         number = next(self._numbers)
         return f"{self._id}.{number}.{self._proof.of(number, path, body)}"
 
 
 class Handshake:
-    """One handshake, seen from the client: what to send, and what to make of the answer."""
+    """Client side of one handshake: the message to send and the check of the answer."""
 
     def __init__(self, credentials: Credentials, expected: Expected, address: str, incarnation: str = "") -> None:
         self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
@@ -55,12 +55,12 @@ class Handshake:
         )
 
     def session(self, answer: OpenAnswer) -> Session:
-        """What was opened.
+        """The session opened by the server's answer.
 
         Raises:
-            UntrustedPeerError: the server does not know the secret, or is something else than it was taken for.
+            UntrustedPeerError: the server does not know the secret, or is not the expected one.
             IncompatibleProtocolError: it chose a protocol that this process does not speak.
-            AnotherIncarnationError: it was started again since.
+            AnotherIncarnationError: it was restarted.
         """
         server, call = answer.party, self.call
         said = Transcript(call.party, call.nonce, server, answer.nonce, answer.session_id, answer.protocol)

@@ -1,6 +1,6 @@
 """One channel to a process, with the session over it: signs calls, and repeats those whose session was forgotten.
 
-Errors of gRPC leave it as they are; `link` translates them.
+Errors of gRPC leave it as they are; `grpc_connection` translates them.
 """
 
 import asyncio
@@ -24,12 +24,13 @@ A = TypeVar("A")
 
 
 class SessionChannel:
-    """Connects when first used, and again whenever it must, with the certificates that were current when it was made.
+    """One gRPC channel and its session; connects when first used, with the certificates that were current when it was
+    created.
 
     Args:
         address: host:port.
         credentials: of this process.
-        expected: what the process at `address` must be.
+        expected: requirements on the process at `address`.
     """
 
     def __init__(self, address: str, credentials: Credentials, expected: Expected) -> None:
@@ -45,16 +46,16 @@ class SessionChannel:
 
     @property
     def was_silent(self) -> bool:
-        """Whether a question was not answered in time, though there was a connection."""
+        """Whether a call was not answered in time although there was a connection."""
         return self._was_silent or self._sessions.was_silent
 
     @property
     def is_outdated(self) -> bool:
-        """Whether there are other certificates by now than those it connects with."""
+        """Whether certificates have been replaced since it was created."""
         return self._tls is not None and self._tls.current() is not self._material
 
     def note_silence(self) -> None:
-        """A question was not answered in time."""
+        """Records that a call was not answered in time."""
         self._was_silent |= self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
@@ -63,7 +64,7 @@ class SessionChannel:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """For the time of a call."""
+        """Counts a call for the time of the block."""
         self._num_calls += 1
         try:
             yield
@@ -71,11 +72,11 @@ class SessionChannel:
             self._num_calls -= 1
 
     def has_session(self, incarnation: str) -> bool:
-        """Whether one with this incarnation is open; "" = any."""
+        """Whether a session with this incarnation is open; "" = any."""
         return self._sessions.ready(incarnation) is not None
 
-    async def ask(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
-        """One answer to one request."""
+    async def call(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
+        """Unary call: one request, one answer."""
         ask = self._unary.get(method.path) or self._unary.setdefault(
             method.path, self._channel.unary_unary(method.path)
         )
@@ -92,7 +93,7 @@ class SessionChannel:
     async def stream(
         self, method: Method[Q, A], data: bytes, deadline: Deadline, incarnation: str, metadata: Metadata
     ) -> AsyncGenerator[bytes, None]:
-        """Many answers to one request."""
+        """Streaming call: one request, many answers."""
         start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method.path)
         for is_last in (False, True):
             session = self._sessions.ready(incarnation) or await self.opened(method, deadline, incarnation)
@@ -109,7 +110,7 @@ class SessionChannel:
                 call.cancel()
 
     async def admitted(self, method: Method[Q, A], deadline: Deadline) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
-        """A call of many requests, once the server has let it in: what it was sent before could not be sent again."""
+        """Bidirectional call, returned once the server has admitted it: requests sent earlier could not be repeated."""
         start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
         for is_last in (False, True):
             session = self._sessions.ready("") or await self.opened(method, deadline)
@@ -130,16 +131,16 @@ class SessionChannel:
         raise AssertionError("unreachable")
 
     async def opened(self, method: Method[Q, A], deadline: Deadline, incarnation: str = "") -> Session:
-        """A session with this incarnation.
+        """Returns a session with this incarnation.
 
         Raises:
-            TimeoutError: none within the deadline.
+            TimeoutError: none could be opened within the deadline.
         """
         async with asyncio.timeout(deadline.left_s()):
             return await self._sessions.opened(incarnation)
 
     async def close(self) -> None:
-        """End it, and calls that still run."""
+        """Closes the channel; running calls end."""
         await self._sessions.close()
         await self._channel.close()
 

@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A client's side. `expected_incarnation`: of the server, "" = any."""
+    """The client's message of a handshake. `expected_incarnation`: of the server; "" = any."""
 
     party: Party
     nonce: bytes
@@ -25,13 +25,13 @@ class OpenCall:
 
     @property
     def protocols(self) -> tuple[int, int]:
-        """Oldest and newest spoken."""
+        """Oldest and newest protocol versions that the client speaks."""
         return self.oldest_protocol, self.newest_protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAnswer:
-    """A server's side. `protocol`: the one to speak."""
+    """The server's message of a handshake. `protocol`: the agreed version."""
 
     party: Party
     nonce: bytes

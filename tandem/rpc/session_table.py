@@ -1,7 +1,7 @@
-"""A server's sessions: opens them, and admits the calls that prove to belong to one.
+"""Sessions of a server: opens them and admits calls that prove to belong to one.
 
-Invariant: nothing is kept for a caller that has not proved to know the secret, and no more than `max_sessions` of those
-that have; the session that was used least recently goes first, and its client opens another without noticing.
+Invariant: nothing is stored for a caller that has not proved to know the secret, and at most `max_sessions` for those
+that have; the least recently used session is dropped first, and its client opens another transparently.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from tandem.core.machine import random_bytes
 from tandem.rpc import proofs
 from tandem.rpc.call_window import CallWindow
 from tandem.rpc.credentials import Credentials, Party
-from tandem.rpc.permissions import why_not
+from tandem.rpc.permissions import permission_problem
 from tandem.rpc.proofs import CallProof, Transcript
 from tandem.rpc.protocols import newest_common
 from tandem.rpc.session import check_incarnation
@@ -25,7 +25,7 @@ _MAX_NUMBER_DIGITS = 18
 
 
 class NotAdmittedError(Exception):
-    """A call that is refused before its handler hears of it."""
+    """A call refused before it reaches its handler."""
 
     def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
         super().__init__(words)
@@ -34,7 +34,7 @@ class NotAdmittedError(Exception):
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether only its session is not known any more, so that its client opens another."""
+        """Whether the only reason is that its session is unknown, so the client opens another."""
         return (SESSION_KEY, UNKNOWN_SESSION) in self.trailing
 
 
@@ -51,8 +51,8 @@ class _Session:
 
 
 class SessionTable:
-    """All sessions of one server. Those that no call was made in yet are kept apart: a handshake that somebody recorded
-    and sends again opens one that its sender has no key for, and must not drive out another's.
+    """All sessions of one server. Unused ones are kept apart: replaying a recorded handshake opens a session for which
+    the sender has no key, and must not displace others.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class SessionTable:
         return len(self._used) + len(self._unused)
 
     def open(self, call: OpenCall) -> OpenAnswer:
-        """Open a session.
+        """Opens a session.
 
         Raises:
             NotAdmittedError: the caller does not know the secret, or repeats a handshake.
-            IncompatibleProtocolError: it speaks no protocol that this process speaks.
-            AnotherIncarnationError: it expects another incarnation than this one.
+            IncompatibleProtocolError: there is no common protocol.
+            AnotherIncarnationError: the caller expects another incarnation than this one.
         """
         expected = proofs.client_proof(self._key, call.party, call.nonce, call.protocols, call.expected_incarnation)
         if not proofs.is_equal(call.proof, expected):
@@ -99,15 +99,15 @@ class SessionTable:
         )
 
     def admit(self, header: str, path: str, body: bytes) -> Party:
-        """Who calls, once it has proved it.
+        """Checks a call and returns the proven identity of its caller.
 
         Args:
-            header: as `Session.signed` wrote it.
-            body: the request, of a call that has one only.
+            header: written by `Session.signed`.
+            body: the request of a call with a single request.
 
         Raises:
-            NotAdmittedError: the session is not known, the proof is wrong, the call was made before, or that role may
-                not call this method.
+            NotAdmittedError: the session is unknown, the proof is wrong, the call is a repetition, or the role may not
+                call this method.
         """
         session_id, number, proof = _parts(header)
         session = self._used.get(session_id) or self._unused.get(session_id)
@@ -116,10 +116,10 @@ class SessionTable:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, words, trailing)
         if not proofs.is_equal(proof.encode(), session.proof.of(number, path, body).encode()):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the call does not prove who sent it")
-        if not session.numbers.take(number):
+        if not session.numbers.accept(number):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, f"call {number} of this session was made before")
         self._note_use(session_id, session)
-        reason = why_not(session.client.role, path)
+        reason = permission_problem(session.client.role, path)
         if reason is not None:
             raise NotAdmittedError(grpc.StatusCode.PERMISSION_DENIED, reason)
         return session.client

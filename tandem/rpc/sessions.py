@@ -1,10 +1,10 @@
-"""The session of one connection: opened when first needed, once for all who wait, and anew when either was lost.
+"""Session of one connection: opened when first needed, once for all waiting callers, and again when either was lost.
 
-Invariant: a session ends with the connection it was opened on. What listens at the address after a connection broke
-may be somebody else, who must prove itself before it is sent anything. A caller that is cancelled, or whose time is up,
-ends no handshake that others wait for.
-NOTE: a call whose connection breaks between our last look at it and gRPC's own goes over a new one. Without TLS who
-took the address by then reads that one call, and no other.
+Invariant: a session ends with the connection it was opened on. After a connection broke, another process may listen at
+the address; it must prove its identity before anything is sent to it. A cancelled or expired caller does not end a
+handshake that others wait for.
+NOTE: a call whose connection breaks between our last check and gRPC's own goes over a new connection. Without TLS, a
+process that took over the address by then can read that one call, and no other.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _READY = grpc.ChannelConnectivity.READY
 
 
 class Sessions:
-    """Of one channel. Must be used in one event loop."""
+    """Sessions of one channel. Must be used in one event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, credentials: Credentials, expected: Expected) -> None:
         self._channel = channel
@@ -38,19 +38,19 @@ class Sessions:
         self.was_silent = False  # a handshake was not answered in time, though there was a connection
 
     def ready(self, incarnation: str) -> Session | None:
-        """The session with this incarnation ("" = any), if it is open: what most calls find."""
+        """The open session with this incarnation ("" = any), or None; most calls need no more."""
         session = self._session
         if session is None or incarnation not in ("", session.server.incarnation):
             return None
         return session if self._channel.get_state() is _READY else None
 
     async def opened(self, incarnation: str) -> Session:
-        """The session with this incarnation, opened if need be.
+        """The session with this incarnation, opened if needed.
 
         Raises:
-            WorkerLostError: nobody answers, or not as a server of ours would.
+            WorkerLostError: there is no answer, or none of a Tandem server.
             UntrustedPeerError, IncompatibleProtocolError: as `Handshake.session`, or the server refuses.
-            AnotherIncarnationError: it was started again.
+            AnotherIncarnationError: the server was restarted.
         """
         for _ in range(_MAX_HANDSHAKES):
             if (session := self.ready(incarnation)) is not None:
@@ -67,7 +67,7 @@ class Sessions:
         return session
 
     def forget(self, session: Session) -> None:
-        """The server does not know it any more."""
+        """Drops a session that the server does not know any more."""
         if self._session is session:
             self._session = None
 

@@ -1,103 +1,103 @@
-"""Outbox of a worker for a stream that many requests share, until it can be written.
+"""Worker's queue of updates for a shared stream, until they can be written.
 
-Invariant: each request's news keeps its order and stays within the room that its caller made; a slow caller of one
-request holds up no other. While a message is being written, what comes is joined, so memory is bounded by the rooms.
+Invariant: each request's updates keep their order and stay within its credit; a slow reader of one request delays no
+other. Updates that arrive while a message is being written are merged, so memory is bounded by the credits.
 """
 
 import asyncio
 
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateNews
-from tandem.rpc.serve_messages import Delivery, Ending, Plain, ServeNews
+from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.serve_messages import CallStatus, OtherUpdate, ServeUpdate, TextUpdate
 
-_Item = GenerateNews | bytes  # plain news, or other news encoded
+_Item = GenerateUpdate | bytes  # a plain update, or another one, encoded
 
 
 class SharedOutbox:
-    """Requests put, one writer takes. Owned by one event loop."""
+    """Queue with many writers, the requests, and one reader. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._items: dict[int, list[_Item]] = {}
-        self._endings: list[Delivery] = []
-        self._rooms: dict[int, int] = {}
-        self._has_room: dict[int, asyncio.Event] = {}
-        self._has_news = asyncio.Event()
+        self._ends: list[OtherUpdate] = []
+        self._credits: dict[int, int] = {}
+        self._has_credit: dict[int, asyncio.Event] = {}
+        self._has_updates = asyncio.Event()
 
-    def open(self, number: int, room: int) -> None:
-        """A request begins; `room`: tokens that may be put."""
-        self._rooms[number] = room
+    def open(self, number: int, credit: int) -> None:
+        """Starts a request. `credit`: tokens that may be put."""
+        self._credits[number] = credit
 
-    def make_room(self, number: int, num_tokens: int) -> None:
-        """Harmless for a request that has ended."""
-        if number in self._rooms:
-            self._rooms[number] += num_tokens
-            if (waiting := self._has_room.get(number)) is not None:
+    def add_credit(self, number: int, num_tokens: int) -> None:
+        """Permits more tokens; no effect for a request that has ended."""
+        if number in self._credits:
+            self._credits[number] += num_tokens
+            if (waiting := self._has_credit.get(number)) is not None:
                 waiting.set()
 
-    async def put(self, number: int, news: GenerateNews) -> None:
-        """Waits while the request's caller has room for nothing.
+    async def put(self, number: int, update: GenerateUpdate) -> None:
+        """Adds an update; waits while the request has no credit.
 
         Raises:
             RuntimeError, ValueError: it cannot be sent.
         """
-        while self._rooms[number] <= 0:
-            waiting = self._has_room.setdefault(number, asyncio.Event())
+        while self._credits[number] <= 0:
+            waiting = self._has_credit.setdefault(number, asyncio.Event())
             waiting.clear()
             await waiting.wait()
-        self._rooms[number] -= len(news.output.token_ids)
-        self._append(number, _checked(news))
-        self._has_news.set()
+        self._credits[number] -= len(update.output.token_ids)
+        self._append(number, _checked(update))
+        self._has_updates.set()
 
-    def end(self, number: int, ending: Ending) -> None:
-        """Nothing of this request follows."""
-        self._endings.append(Delivery(number, ending=ending))
-        self._has_news.set()
+    def end(self, number: int, status: CallStatus) -> None:
+        """Adds the end of a request."""
+        self._ends.append(OtherUpdate(number, status=status))
+        self._has_updates.set()
 
     def forget(self, number: int) -> None:
-        """Nobody will put news of this request any more."""
-        del self._rooms[number]
-        self._has_room.pop(number, None)
+        """Removes a request for which nothing more will be put."""
+        del self._credits[number]
+        self._has_credit.pop(number, None)
 
     def wake(self) -> None:
-        """End a `wait` although there may be nothing."""
-        self._has_news.set()
+        """Ends a `wait` even if there is nothing to write."""
+        self._has_updates.set()
 
     async def wait(self) -> None:
-        """Until there is something to write."""
-        await self._has_news.wait()
+        """Waits until there is something to write."""
+        await self._has_updates.wait()
 
-    def take(self) -> ServeNews:
-        """All there is."""
-        self._has_news.clear()
+    def drain(self) -> ServeUpdate:
+        """Removes and returns everything queued."""
+        self._has_updates.clear()
         waiting, self._items = self._items, {}
-        endings, self._endings = self._endings, []
-        plain: list[Plain] = []
-        others: list[Delivery] = []
+        ends, self._ends = self._ends, []
+        plain: list[TextUpdate] = []
+        others: list[OtherUpdate] = []
         for number, items in waiting.items():
             only = items[0]
-            if len(items) == 1 and isinstance(only, GenerateNews):
-                plain.append(Plain(number, only.output.token_ids, only.output.text))
+            if len(items) == 1 and isinstance(only, GenerateUpdate):
+                plain.append(TextUpdate(number, only.output.token_ids, only.output.text))
             else:
-                others += (Delivery(number, item if isinstance(item, bytes) else _encoded(item)) for item in items)
-        return ServeNews(tuple(plain), (*others, *endings))
+                others += (OtherUpdate(number, item if isinstance(item, bytes) else _encoded(item)) for item in items)
+        return ServeUpdate(tuple(plain), (*others, *ends))
 
     def _append(self, number: int, item: _Item) -> None:
         items = self._items.setdefault(number, [])
         before = items[-1] if items else None
-        if isinstance(before, GenerateNews) and isinstance(item, GenerateNews):
+        if isinstance(before, GenerateUpdate) and isinstance(item, GenerateUpdate):
             items[-1] = joined(before, item)
         else:
             items.append(item)
 
 
-def _checked(news: GenerateNews) -> _Item:
-    """NOTE: whatever cannot be sent is found out here, where it concerns its own request alone."""
-    if not is_plain(news):
-        return _encoded(news)
-    news.output.text.encode()
-    return news
+def _checked(update: GenerateUpdate) -> _Item:
+    """NOTE: an update that cannot be sent is detected here, where it concerns its own request alone."""
+    if not is_plain(update):
+        return _encoded(update)
+    update.output.text.encode()
+    return update
 
 
-def _encoded(news: GenerateNews) -> bytes:
-    return methods.GENERATE.encode_answer(news)
+def _encoded(update: GenerateUpdate) -> bytes:
+    return methods.GENERATE.encode_answer(update)

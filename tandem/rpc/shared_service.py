@@ -1,7 +1,7 @@
-"""Serves the requests that come over one stream of one caller, each by the handler's `generate` in a task of its own.
+"""Worker side of a shared stream: serves each of its requests by the handler's `generate`, in a task of its own.
 
-Invariant: when the stream ends, for whatever reason, every request of it is cancelled and has ended before anything
-else happens. What goes wrong with one request is told to its caller and concerns no other.
+Invariant: when the stream ends, for any reason, all its requests are cancelled and have ended before anything else
+happens. An error of one request is reported to its caller and concerns no other.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from tandem.rpc import methods
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.handlers import WorkerHandler
 from tandem.rpc.messages import GenerateCall
-from tandem.rpc.serve_messages import Ending, Opening, ServeCall, ServeNews
+from tandem.rpc.serve_messages import CallStatus, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
-from tandem.rpc.status import ending_of
+from tandem.rpc.status import status_of
 
 logger = logging.getLogger(__name__)
 
 
 class SharedService:
-    """One such stream."""
+    """Serves the requests of one shared stream."""
 
     def __init__(self, handler: WorkerHandler) -> None:
         self._handler = handler
         self._outbox = SharedOutbox()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeNews, None]:
-        """All that is new, until there are no more calls.
+    async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeUpdate, None]:
+        """Yields updates until the calls end.
 
         Raises:
-            InvalidRequestError: a call makes no sense.
+            InvalidRequestError: a call is invalid.
         """
         reader = asyncio.create_task(self._read(calls), name="shared stream")
         reader.add_done_callback(lambda _: self._outbox.wake())
@@ -44,7 +44,7 @@ class SharedService:
                 if reader.done():
                     reader.result()
                     return
-                yield self._outbox.take()
+                yield self._outbox.drain()
         finally:
             tasks = [reader, *self._tasks.values()]
             for task in tasks:
@@ -53,46 +53,46 @@ class SharedService:
 
     async def _read(self, calls: AsyncIterator[ServeCall]) -> None:
         async for call in calls:
-            for opening in call.openings:
-                self._open(opening)
-            for room in call.rooms:
-                self._outbox.make_room(room.number, room.num_tokens)
+            for start in call.starts:
+                self._open(start)
+            for credit in call.credits:
+                self._outbox.add_credit(credit.number, credit.num_tokens)
             for number in call.left:
                 if (task := self._tasks.get(number)) is not None:
                     task.cancel()
 
-    def _open(self, opening: Opening) -> None:
-        if opening.number in self._tasks:
-            raise InvalidRequestError(f"number={opening.number} is taken by a request that has not ended")
-        self._outbox.open(opening.number, opening.room)
-        task = asyncio.create_task(self._serve(opening), name="shared request")
-        self._tasks[opening.number] = task
-        task.add_done_callback(lambda _: self._forget(opening.number))
+    def _open(self, start: RequestStart) -> None:
+        if start.number in self._tasks:
+            raise InvalidRequestError(f"number={start.number} is taken by a request that has not ended")
+        self._outbox.open(start.number, start.credit)
+        task = asyncio.create_task(self._serve(start), name="shared request")
+        self._tasks[start.number] = task
+        task.add_done_callback(lambda _: self._forget(start.number))
 
     def _forget(self, number: int) -> None:
         del self._tasks[number]
         self._outbox.forget(number)
 
-    async def _serve(self, opening: Opening) -> None:
-        incoming_traceparent.set(opening.traceparent or None)
+    async def _serve(self, start: RequestStart) -> None:
+        incoming_traceparent.set(start.traceparent or None)
         request_id = "-"
         try:
-            call = methods.GENERATE.request.decode(opening.call)
+            call = methods.GENERATE.request.decode(start.call)
             request_id = call.request_id
-            await self._pass_on(opening.number, call)
+            await self._pass_on(start.number, call)
         except (Exception, asyncio.CancelledError) as error:  # NOTE: whatever a handler raises is sent to its caller
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
-            self._outbox.end(opening.number, _ending_of(error, request_id))
+            self._outbox.end(start.number, _status_of(error, request_id))
         else:
-            self._outbox.end(opening.number, Ending())
+            self._outbox.end(start.number, CallStatus())
 
     async def _pass_on(self, number: int, call: GenerateCall) -> None:
         answers = self._handler.generate(call)
         try:
-            async for news in answers:
-                await self._outbox.put(number, news)
+            async for update in answers:
+                await self._outbox.put(number, update)
                 await asyncio.sleep(0)  # NOTE: one that never waits must not hold up others, nor its own first word
         finally:
             close = getattr(answers, "aclose", None)
@@ -100,11 +100,11 @@ class SharedService:
                 await close()
 
 
-def _ending_of(error: BaseException, request_id: str) -> Ending:
-    """What nobody raised on purpose is ours to repair, so it is logged."""
+def _status_of(error: BaseException, request_id: str) -> CallStatus:
+    """Returns the status; unexpected errors are bugs, so they are logged."""
     if isinstance(error, asyncio.CancelledError):
         error = WorkerLostError("Generate was cancelled by the process that served it")
-    ending = ending_of(error)
-    if ending.code == grpc.StatusCode.INTERNAL.value[0]:
+    status = status_of(error)
+    if status.code == grpc.StatusCode.INTERNAL.value[0]:
         logger.error("Generate failed; request %s", request_id, exc_info=error)
-    return ending
+    return status

@@ -1,8 +1,8 @@
-"""The caller's end of the one stream on which a worker serves all of a process' requests.
+"""Caller's side of a shared stream: one stream on which a worker serves all requests of this process.
 
-What a step of the worker made for many requests comes in one message: its price is paid once. Invariant: a request
-fares as by a call of its own. Its order, its errors and its end are its own; when the stream breaks all its requests
-are lost; one whose news nobody takes is sent no more than `ROOM_TOKENS` and holds up no other.
+Updates that one step of the worker makes for many requests travel in one message, whose cost is paid once. Invariant: a
+request behaves as on a call of its own: it has its own order, errors and end; if the stream breaks, all its requests
+are lost; a request whose updates are not read receives at most `CREDIT_TOKENS` and delays no other.
 """
 
 import asyncio
@@ -16,114 +16,116 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateNews
-from tandem.rpc.network import Line
-from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeNews
-from tandem.rpc.status import TRACE_KEY, error_of_ending
+from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.network import RpcConnection
+from tandem.rpc.serve_messages import CallStatus, Credit, RequestStart, ServeCall, ServeUpdate
+from tandem.rpc.status import TRACE_KEY, error_of_status
 
-ROOM_TOKENS = 1024
-MAX_OPENINGS = 64  # in one message
+CREDIT_TOKENS = 1024
+MAX_STARTS = 64  # in one message
 MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
 
 
 def is_short(call: bytes, params: SamplingParams) -> bool:
-    """Whether a request and its news may share messages with others', which have a largest size."""
+    """Whether a request and its updates are small enough for the shared stream, whose messages have a maximum size."""
     return len(call) <= MAX_CALL_BYTES and params.logprobs is None and params.prompt_logprobs is None
 
 
 class _Inbox:
-    """One request's news on its way to who asked for it. Bounded by the room; plain news that waits is joined."""
+    """Updates of one request until its caller reads them; waiting plain updates are merged. Bounded by the request's
+    credit.
+    """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.num_untold = 0
-        self._news: deque[GenerateNews] = deque()
+        self._updates: deque[GenerateUpdate] = deque()
         self._end: TandemError | None = None
         self._has_ended = False
         self._has_any = asyncio.Event()
 
     def put_plain(self, token_ids: tuple[int, ...], text: str) -> None:
-        news = GenerateNews(RequestOutput(self.request_id, 0, token_ids, text))
-        if self._news and is_plain(self._news[-1]):
-            self._news[-1] = joined(self._news[-1], news)
+        update = GenerateUpdate(RequestOutput(self.request_id, 0, token_ids, text))
+        if self._updates and is_plain(self._updates[-1]):
+            self._updates[-1] = joined(self._updates[-1], update)
         else:
-            self.put(news)
+            self.put(update)
 
-    def put(self, news: GenerateNews) -> None:
-        self._news.append(news)
+    def put(self, update: GenerateUpdate) -> None:
+        self._updates.append(update)
         self._has_any.set()
 
     def end(self, error: TandemError | None) -> None:
-        """Nothing follows; None: as it should."""
+        """Ends the updates; None = success."""
         self._end, self._has_ended = error, True
         self._has_any.set()
 
-    async def take(self) -> GenerateNews | None:
-        """What is new; None at the end. Raises what the end was."""
+    async def get(self) -> GenerateUpdate | None:
+        """Waits for the next update; None at the end. Raises the error with which the request ended."""
         await self._has_any.wait()
-        if not self._news:
+        if not self._updates:
             if self._end is not None:
                 raise self._end
             return None
-        news = self._news.popleft()
-        if not self._news and not self._has_ended:
+        update = self._updates.popleft()
+        if not self._updates and not self._has_ended:
             self._has_any.clear()
-        return news
+        return update
 
 
 class SharedStream:
-    """One channel's: once that is another, or this has ended, another is needed. `start` before anything, in the event
-    loop.
+    """A shared stream on one channel; if it has ended, or the connection uses another channel, a new one is needed.
+    Call `start` first, in the event loop.
     """
 
-    def __init__(self, link: Line) -> None:
-        self._link = link
+    def __init__(self, connection: RpcConnection) -> None:
+        self._connection = connection
         self._numbers = count(1)
         self._inboxes: dict[int, _Inbox] = {}
-        self._openings: dict[int, Opening] = {}
-        self._rooms: list[Room] = []
+        self._starts: dict[int, RequestStart] = {}
+        self._credits: list[Credit] = []
         self._left: list[int] = []
         self._has_words = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._channel_number = link.channel_number
+        self._channel_number = connection.channel_number
         self._is_retired = False
         self.has_ended = False
         self.was_answered = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"shared stream to {self._link.address}")
+        self._task = asyncio.create_task(self._run(), name=f"shared stream to {self._connection.address}")
 
     async def close(self) -> None:
-        """End it, and every request on it, as lost."""
+        """Ends the stream; its requests are lost."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether it is the one for requests that begin now."""
-        return not self.has_ended and self._channel_number == self._link.channel_number
+    def accepts_requests(self) -> bool:
+        """Whether new requests may use this stream."""
+        return not self.has_ended and self._channel_number == self._connection.channel_number
 
     def retire(self) -> None:
-        """End with the last request that runs; no other may begin."""
+        """Accepts no more requests and ends after the last running one."""
         self._is_retired = True
         self._end_if_unused()
 
-    async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateNews, None]:
-        """As `WorkerClient.generate` of an encoded call."""
+    async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateUpdate, None]:
+        """Like `WorkerClient.generate`, of an encoded call."""
         assert not self.has_ended
         number = next(self._numbers)
         inbox = self._inboxes[number] = _Inbox(request_id)
-        traceparent = dict(self._link.own_metadata).get(TRACE_KEY, "")
-        self._openings[number] = Opening(number, call, traceparent, ROOM_TOKENS)
+        traceparent = dict(self._connection.own_metadata).get(TRACE_KEY, "")
+        self._starts[number] = RequestStart(number, call, traceparent, CREDIT_TOKENS)
         self._has_words.set()
-        self._link.num_calls += 1
+        self._connection.num_calls += 1
         try:
-            while (news := await inbox.take()) is not None:
-                self._make_room(number, inbox, len(news.output.token_ids))
-                yield news
+            while (update := await inbox.get()) is not None:
+                self._grant_credit(number, inbox, len(update.output.token_ids))
+                yield update
         finally:
-            self._link.num_calls -= 1
+            self._connection.num_calls -= 1
             if self._inboxes.pop(number, None) is not None:
                 self._leave(number)
             self._end_if_unused()
@@ -133,30 +135,30 @@ class SharedStream:
             self._task.cancel()
 
     def _leave(self, number: int) -> None:
-        """Nothing more of it is wanted; what has not been opened yet never is."""
-        if self._openings.pop(number, None) is None:
+        """Cancels a request; one whose start has not been sent never starts."""
+        if self._starts.pop(number, None) is None:
             self._left.append(number)
             self._has_words.set()
 
-    def _make_room(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
-        """NOTE: told by halves of the room, so that it is seldom told and never runs out while news is taken."""
+    def _grant_credit(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
+        """NOTE: granted by halves, so that messages are rare and credit never runs out while updates are read."""
         inbox.num_untold += num_tokens
-        if 2 * inbox.num_untold >= ROOM_TOKENS and number in self._inboxes:
-            self._rooms.append(Room(number, inbox.num_untold))
+        if 2 * inbox.num_untold >= CREDIT_TOKENS and number in self._inboxes:
+            self._credits.append(Credit(number, inbox.num_untold))
             inbox.num_untold = 0
             self._has_words.set()
 
     async def _run(self) -> None:
-        error: TandemError = WorkerLostError(f"{self._link.address} ended the stream of all requests")
+        error: TandemError = WorkerLostError(f"{self._connection.address} ended the stream of all requests")
         try:
-            async with aclosing(self._link.converse(methods.SERVE, self._words())) as answers:
-                async for news in answers:
+            async with aclosing(self._connection.bidirectional(methods.SERVE, self._words())) as answers:
+                async for update in answers:
                     self.was_answered = True
-                    self._deliver(news)
+                    self._deliver(update)
         except TandemError as lost:
             error = lost
         except asyncio.CancelledError:
-            error = WorkerLostError(f"Generate at {self._link.address}: this side has closed the connection")
+            error = WorkerLostError(f"Generate at {self._connection.address}: this side has closed the connection")
             raise
         finally:
             self.has_ended = True
@@ -165,34 +167,34 @@ class SharedStream:
                 inbox.end(error)
 
     async def _words(self) -> AsyncGenerator[ServeCall, None]:
-        """What is to be said, as it comes up."""
+        """Yields messages to the worker as they become due."""
         while True:
             await self._has_words.wait()
             self._has_words.clear()
-            openings = [self._openings.pop(number) for number in list(islice(self._openings, MAX_OPENINGS))]
-            rooms, self._rooms = self._rooms, []
+            starts = [self._starts.pop(number) for number in list(islice(self._starts, MAX_STARTS))]
+            granted, self._credits = self._credits, []
             left, self._left = self._left, []
-            if self._openings:
+            if self._starts:
                 self._has_words.set()
-            yield ServeCall(tuple(openings), tuple(rooms), tuple(left))
+            yield ServeCall(tuple(starts), tuple(granted), tuple(left))
 
-    def _deliver(self, news: ServeNews) -> None:
-        """NOTE: of a request that was left nothing is wanted."""
-        for plain in news.plain:
+    def _deliver(self, update: ServeUpdate) -> None:
+        """NOTE: updates of cancelled requests are ignored."""
+        for plain in update.plain:
             if (inbox := self._inboxes.get(plain.number)) is not None:
                 inbox.put_plain(plain.token_ids, plain.text)
-        for delivery in news.others:
-            if delivery.number in self._inboxes:
-                self._take(delivery.number, delivery.news, delivery.ending)
+        for other in update.others:
+            if other.number in self._inboxes:
+                self._take(other.number, other.update, other.status)
 
-    def _take(self, number: int, data: bytes, ending: Ending | None) -> None:
+    def _take(self, number: int, data: bytes, status: CallStatus | None) -> None:
         try:
             if data:
                 self._inboxes[number].put(methods.GENERATE.answer.decode(data))
         except InvalidRequestError as error:
-            nonsense = WorkerLostError(f"{self._link.address} answered nonsense: {error}")
+            nonsense = WorkerLostError(f"{self._connection.address} answered nonsense: {error}")
             self._inboxes.pop(number).end(nonsense)
             self._leave(number)
             return
-        if ending is not None:
-            self._inboxes.pop(number).end(error_of_ending(ending, self._link.address, "Generate"))
+        if status is not None:
+            self._inboxes.pop(number).end(error_of_status(status, self._connection.address, "Generate"))

@@ -1,7 +1,7 @@
-"""Watches a channel's state: tells once when it has left the one it had.
+"""Watches a gRPC channel's state and calls back once when it has changed.
 
-NOTE: gRPC writes into the memory of whoever waits in `wait_for_state_change` after the wait was cancelled. So nobody
-can cancel this one: it is no task, and it is kept until it is over, which closing the channel brings about.
+NOTE: after a cancelled `wait_for_state_change`, gRPC writes into the waiter's memory. So this wait cannot be cancelled:
+it is no task, and it is kept until it ends, at the latest when the channel is closed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _running: set[Coroutine[Any, Any, None]] = set()
 
 
 def tell_of_change(channel: grpc.aio.Channel, state: grpc.ChannelConnectivity, tell: Callable[[], None]) -> None:
-    """Call `tell` in the running loop once `channel` is not, or has meanwhile not been, in `state`."""
+    """Calls `tell` once in the running loop when `channel` has left `state`, even for a moment."""
     watching = channel.wait_for_state_change(state)
     waiter: asyncio.Future[bool] = watching.send(None)
     _running.add(watching)

@@ -26,7 +26,7 @@ from tandem.core.errors import (
     WorkerStoppedError,
 )
 from tandem.rpc.protocols import PROTOCOL_VERSION, SPOKEN, WITHOUT_SESSIONS, described
-from tandem.rpc.serve_messages import Ending
+from tandem.rpc.serve_messages import CallStatus
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -77,7 +77,7 @@ def details_of(error: BaseException) -> str:
 
 
 def metadata_of(error: BaseException) -> Metadata:
-    """What lets the caller raise the same class."""
+    """Trailing metadata by which the caller raises the same class."""
     name = next((kind.__name__ for kind in type(error).__mro__ if _CLASSES.get(kind.__name__) is kind), None)
     if name is None:
         return ()
@@ -87,15 +87,17 @@ def metadata_of(error: BaseException) -> Metadata:
 
 
 def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float | None) -> TandemError:
-    """What the caller of `method` at `address` raises."""
+    """The error that a caller of `method` at `address` raises for a gRPC error."""
     trailing = _text_entries(error.trailing_metadata() or ())
     return _error_of(error.code(), error.details() or "", trailing, address, method, timeout_s)
 
 
 def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float, *, was_reached: bool) -> TandemError:
-    """What a caller raises when no session was opened: WorkerLostError, UntrustedPeerError, IncompatibleProtocolError.
+    """The error that a caller raises when no session was opened: WorkerLostError, UntrustedPeerError,
+    IncompatibleProtocolError.
 
-    NOTE: whoever refuses has not proved who it is: its words are not quoted; only which of the three it claims counts.
+    NOTE: the refusing server has not proved its identity, so its message is not quoted; only the class that it claims
+    counts.
 
     Args:
         was_reached: whether there was a connection; False = `error` is this side's own.
@@ -113,23 +115,23 @@ def is_session_unknown(error: grpc.aio.AioRpcError) -> bool:
     return _text_entries(error.trailing_metadata() or ()).get(SESSION_KEY) == UNKNOWN_SESSION
 
 
-def ending_of(error: BaseException) -> Ending:
-    """What the caller sees of `error` where the request shares its stream with others."""
-    return Ending(code_of(error).value[0], details_of(error), dict(metadata_of(error)))
+def status_of(error: BaseException) -> CallStatus:
+    """Status that reports `error` of a request on a shared stream."""
+    return CallStatus(code_of(error).value[0], details_of(error), dict(metadata_of(error)))
 
 
-def error_of_ending(ending: Ending, address: str, method: str) -> TandemError | None:
-    """Undo `ending_of`; None: it ended as it should."""
-    code = _BY_NUMBER.get(ending.code, grpc.StatusCode.UNKNOWN)
+def error_of_status(status: CallStatus, address: str, method: str) -> TandemError | None:
+    """Inverse of `status_of`; None for success."""
+    code = _BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.OK:
         return None
-    return _error_of(code, ending.details, ending.trailing, address, method, None)
+    return _error_of(code, status.details, status.trailing, address, method, None)
 
 
-def handshake_error_of_ending(ending: Ending, address: str) -> TandemError:
-    """As `handshake_error`, of a server that was reached."""
-    code = _BY_NUMBER.get(ending.code, grpc.StatusCode.UNKNOWN)
-    return _refused_handshake(code, ending.trailing.get(_CLASS_KEY), address)
+def handshake_error_of_status(status: CallStatus, address: str) -> TandemError:
+    """Like `handshake_error`, from the status of a server that was reached."""
+    code = _BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
+    return _refused_handshake(code, status.trailing.get(_CLASS_KEY), address)
 
 
 def _refused_handshake(code: grpc.StatusCode, claimed: str | None, address: str) -> TandemError:
@@ -190,7 +192,7 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
 
 
 def _unreached(code: grpc.StatusCode, details: str, where: str, address: str) -> TandemError:
-    """gRPC's own words for a connection that was not made or is over."""
+    """gRPC's message for a connection that could not be made or has ended."""
     if any(sign in details for sign in _REFUSED_TLS):
         return UntrustedPeerError(
             f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "

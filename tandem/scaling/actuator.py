@@ -15,7 +15,7 @@ from tandem.core.errors import TandemError, UnavailableError
 from tandem.kube.errors import ConflictError, KubeUnavailableError
 from tandem.planning.observation import Plan
 from tandem.scaling.claim import Claim
-from tandem.scaling.observer import Sight
+from tandem.scaling.observer import ClusterObservation
 from tandem.scaling.targets import Leadership, Pool, PoolReplicas, ScaleTargets
 
 _LOG = logging.getLogger(__name__)
@@ -96,22 +96,24 @@ class Actuator:
         self._write_timeout_s = write_timeout_s
         self._claims = {pool: Claim(yield_s) for pool in Pool}
 
-    async def apply(self, plan: Plan, sight: Sight) -> tuple[Action, ...]:
+    async def apply(self, plan: Plan, observed: ClusterObservation) -> tuple[Action, ...]:
         """Apply a plan; a pool that shrinks comes first, to free budget. External failures never raise."""
         planned = {Pool.PREFILL: plan.num_prefill, Pool.DECODE: plan.num_decode}
-        asked = {pool: _asked_before(pool, sight) for pool in Pool}
+        asked = {pool: _asked_before(pool, observed) for pool in Pool}
         actions: dict[Pool, Action] = {}
         for pool in sorted(Pool, key=lambda one: planned[one] - asked[one]):
-            action = await self._apply(pool, planned[pool], asked, sight)
+            action = await self._apply(pool, planned[pool], asked, observed)
             asked[pool] = action.num_asked
             actions[pool] = action
         return tuple(actions[pool] for pool in Pool)
 
-    async def _apply(self, pool: Pool, num_planned: int, asked: Mapping[Pool, int], sight: Sight) -> Action:
-        num_before, seen = asked[pool], sight.replicas.get(pool)
+    async def _apply(
+        self, pool: Pool, num_planned: int, asked: Mapping[Pool, int], observed: ClusterObservation
+    ) -> Action:
+        num_before, seen = asked[pool], observed.replicas.get(pool)
         wanted, note = self._within_bounds(pool, num_planned, num_before)
         target = self._within_budget(pool, wanted, asked) if self._acts else wanted
-        outcome, why = await self._do(pool, target, asked, sight, seen)
+        outcome, why = await self._do(pool, target, asked, observed, seen)
         if target < wanted and outcome in (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN):
             outcome = ScalingOutcome.BUDGET if outcome is ScalingOutcome.UNCHANGED else outcome
             note = (
@@ -128,7 +130,12 @@ class Actuator:
         )
 
     async def _do(
-        self, pool: Pool, target: int, asked: Mapping[Pool, int], sight: Sight, seen: PoolReplicas | None
+        self,
+        pool: Pool,
+        target: int,
+        asked: Mapping[Pool, int],
+        observed: ClusterObservation,
+        seen: PoolReplicas | None,
     ) -> tuple[ScalingOutcome, str]:
         """Write `target`, or return the reason why not."""
         if not self._acts:
@@ -137,7 +144,7 @@ class Actuator:
             return ScalingOutcome.AWAY, "how many replicas are asked for is not known"
         claim, now_s = self._claims[pool], self._clock.now_s()
         if not self._leadership.is_leader:
-            claim.drop()
+            claim.release()
             return ScalingOutcome.FOLLOWING, "another planner leads, or nobody can"
         if seen.num_wanted == 0:  # NOTE: no plan asks for none, so somebody has switched the pool off
             return (
@@ -150,12 +157,12 @@ class Actuator:
             return ScalingOutcome.YIELDED, f"somebody else scales the {pool} pool"
         if target == asked[pool]:
             return ScalingOutcome.UNCHANGED, ""
-        if target < asked[pool] and sight.problems:
-            return ScalingOutcome.BLIND, f"nothing shrinks while something is not seen: {sight.problems[0]}"
+        if target < asked[pool] and observed.problems:
+            return ScalingOutcome.BLIND, f"nothing shrinks while something is not seen: {observed.problems[0]}"
         return await self._write(pool, target, seen, claim)
 
     async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[ScalingOutcome, str]:
-        claim.drop()  # NOTE: a failed write may have taken effect all the same; the next observation shows it
+        claim.release()  # NOTE: a failed write may have taken effect all the same; the next observation shows it
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._targets.write(pool, target, seen)
@@ -165,7 +172,7 @@ class Actuator:
             return ScalingOutcome.AWAY, str(error)
         except TandemError as error:
             return ScalingOutcome.REFUSED, str(error)
-        claim.take(target, self._clock.now_s())
+        claim.acquire(target, self._clock.now_s())
         return ScalingOutcome.WRITTEN, ""
 
     def _within_bounds(self, pool: Pool, num_planned: int, num_before: int) -> tuple[int, str]:
@@ -184,12 +191,12 @@ class Actuator:
         return min(wanted, max(asked[pool], (most - taken) // pools[pool].num_accelerators))
 
 
-def _asked_before(pool: Pool, sight: Sight) -> int:
+def _asked_before(pool: Pool, observed: ClusterObservation) -> int:
     """Replicas requested last; if unknown, those that are ready."""
-    if pool in sight.replicas:
-        return sight.replicas[pool].num_wanted
-    assert sight.observation is not None, "a plan follows from an observation"
-    return (sight.observation.prefill if pool is Pool.PREFILL else sight.observation.decode).num_wanted
+    if pool in observed.replicas:
+        return observed.replicas[pool].num_wanted
+    assert observed.observation is not None, "a plan follows from an observation"
+    return (observed.observation.prefill if pool is Pool.PREFILL else observed.observation.decode).num_wanted
 
 
 def _yielding(pool: Pool, num_wanted: int, hold_s: float) -> str:

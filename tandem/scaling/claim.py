@@ -22,11 +22,11 @@ class Claim:
         """Seconds for which the last change by another autoscaler is respected."""
         return float(self._yield_s * 2 ** min(_MOST_DOUBLINGS, max(0, self._num_broken - 1)))
 
-    def take(self, num_replicas: int, now_s: float) -> None:
+    def acquire(self, num_replicas: int, now_s: float) -> None:
         """Record that this planner set `num_replicas`."""
         self._asked, self._asked_at_s = num_replicas, now_s
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Forget the number set last: it is unknown whose the current one is."""
         self._asked = None
 

@@ -13,17 +13,17 @@ from tandem.planning.observation import Plan, ScalingPolicy
 from tandem.scaling.actuator import Actuator
 from tandem.scaling.decision import ScalingDecision, as_json, error_ms
 from tandem.scaling.metrics import PlannerMetrics
-from tandem.scaling.observer import Sight
+from tandem.scaling.observer import ClusterObservation
 from tandem.scaling.targets import Leadership
 
 _LOG = logging.getLogger(__name__)
 _MOST_ROUND_S = 60.0
 
 
-class Looker(Protocol):
+class ClusterObserver(Protocol):
     """Source of observations; `Observer` implements it."""
 
-    async def look(self) -> Sight: ...
+    async def observe(self) -> ClusterObservation: ...
 
 
 class ControlLoop:
@@ -31,7 +31,7 @@ class ControlLoop:
 
     def __init__(
         self,
-        observer: Looker,
+        observer: ClusterObserver,
         policy: ScalingPolicy,
         actuator: Actuator,
         leadership: Leadership,
@@ -50,10 +50,10 @@ class ControlLoop:
         self._interval_s = interval_s
         self._mode = mode
         self._started_s = clock.now_s()
-        self._looked_at_s = self._started_s
+        self._observed_at_s = self._started_s
         self._said: tuple[object, ...] = ()
         self._problems: frozenset[str] = frozenset()
-        self.sight: Sight | None = None
+        self.observed: ClusterObservation | None = None
         self.last: ScalingDecision | None = None
 
     async def run(self) -> None:
@@ -65,53 +65,53 @@ class ControlLoop:
 
     async def round(self) -> ScalingDecision | None:
         """Run one round; None if too little was observed to plan."""
-        sight = self.sight = await self._observer.look()
-        self._metrics.saw(sight, self._leadership.is_leader)
-        self._tell_problems(sight.problems)
+        observed = self.observed = await self._observer.observe()
+        self._metrics.record_observation(observed, self._leadership.is_leader)
+        self._tell_problems(observed.problems)
         decision = None
-        if sight.observation is not None:
-            decision = await self._decide(sight, self._policy.plan(sight.observation))
-        self._looked_at_s = self._clock.now_s()
+        if observed.observation is not None:
+            decision = await self._decide(observed, self._policy.plan(observed.observation))
+        self._observed_at_s = self._clock.now_s()
         return decision
 
     def health(self) -> tuple[int, dict[str, object]]:
         """Status and body of /health; status 503 if no round has completed for too long."""
-        age_s = self._clock.now_s() - self._looked_at_s
+        age_s = self._clock.now_s() - self._observed_at_s
         is_stuck = age_s > 3 * self._interval_s + _MOST_ROUND_S
         return 503 if is_stuck else 200, {
             "status": "stuck" if is_stuck else "ok",
             "mode": self._mode,
             "is_leader": self._leadership.is_leader,
-            "last_look_s": round(age_s, 3),
+            "last_observation_s": round(age_s, 3),
             "has_plan": self.last is not None,
         }
 
     def page(self) -> dict[str, object]:
         """Body of /plan: the last decision, and the problems of the last observation."""
-        sight, last = self.sight, self.last
+        observed, last = self.observed, self.last
         said: dict[str, Any] = {
             "mode": self._mode,
             "is_leader": self._leadership.is_leader,
-            "problems": [] if sight is None else list(sight.problems),
+            "problems": [] if observed is None else list(observed.problems),
             "plan": None,
         }
         if last is not None:
             said |= _page_of(last)
         return said
 
-    async def _decide(self, sight: Sight, plan: Plan) -> ScalingDecision:
+    async def _decide(self, observed: ClusterObservation, plan: Plan) -> ScalingDecision:
         before = None if self.last is None else self.last.plan.now
-        actions = await self._actuator.apply(plan, sight)
+        actions = await self._actuator.apply(plan, observed)
         decision = ScalingDecision(
-            sight=sight,
+            observed=observed,
             plan=plan,
             actions=actions,
             is_leader=self._leadership.is_leader,
-            ttft_error_ms=error_ms(sight.ttft.share_ms, None if before is None else before.ttft_ms),
-            tpot_error_ms=error_ms(sight.tpot.share_ms, None if before is None else before.tpot_ms),
+            ttft_error_ms=error_ms(observed.ttft.share_ms, None if before is None else before.ttft_ms),
+            tpot_error_ms=error_ms(observed.tpot.share_ms, None if before is None else before.tpot_ms),
         )
         self.last = decision
-        self._metrics.decided(decision)
+        self._metrics.record_decision(decision)
         self._tell(decision)
         return decision
 
@@ -141,12 +141,12 @@ class ControlLoop:
 
 
 def _page_of(decision: ScalingDecision) -> Mapping[str, Any]:
-    sight = decision.sight
+    observed = decision.observed
     return {
-        "at_s": sight.at_s,
+        "at_s": observed.at_s,
         "plan": as_json(decision.plan),
         "actions": as_json(decision.actions),
-        "measured": as_json({"ttft": sight.ttft, "tpot": sight.tpot}),
+        "measured": as_json({"ttft": observed.ttft, "tpot": observed.tpot}),
         "prediction_error": {"ttft_ms": decision.ttft_error_ms, "tpot_ms": decision.tpot_error_ms},
-        "observation": as_json(sight.observation),
+        "observation": as_json(observed.observation),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.planning.observation import Plan
 from tandem.scaling.actuator import Action
-from tandem.scaling.observer import Sight
+from tandem.scaling.observer import ClusterObservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class ScalingDecision:
     ttft_error_ms, tpot_error_ms: measured latency minus that predicted by the previous plan; None if one is missing.
     """
 
-    sight: Sight
+    observed: ClusterObservation
     plan: Plan
     actions: tuple[Action, ...]
     is_leader: bool

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tandem.planning.observation import Outlook
 from tandem.scaling.decision import ScalingDecision
-from tandem.scaling.observer import MeasuredLatency, Sight
+from tandem.scaling.observer import ClusterObservation, MeasuredLatency
 
 _LATENCIES = ("ttft", "tpot")
 
@@ -52,23 +52,23 @@ class PlannerMetrics:
             registry=self.registry,
         )
 
-    def saw(self, sight: Sight, is_leader: bool) -> None:
+    def record_observation(self, observed: ClusterObservation, is_leader: bool) -> None:
         """Record one observation."""
         self._leader.set(is_leader)
-        self._unseen.set(len(sight.problems))
-        self._looks.labels("blind" if sight.observation is None else "planned").inc()
-        for name, latency in zip(_LATENCIES, (sight.ttft, sight.tpot), strict=True):
+        self._unseen.set(len(observed.problems))
+        self._looks.labels("blind" if observed.observation is None else "planned").inc()
+        for name, latency in zip(_LATENCIES, (observed.ttft, observed.tpot), strict=True):
             self._show_latency(name, latency)
-        if sight.observation is None:
+        if observed.observation is None:
             return
-        traffic = sight.observation.traffic
+        traffic = observed.observation.traffic
         self._rate.set(traffic.num_requests / traffic.duration_s)
-        for pool, state in (("prefill", sight.observation.prefill), ("decode", sight.observation.decode)):
+        for pool, state in (("prefill", observed.observation.prefill), ("decode", observed.observation.decode)):
             self._ready.labels(pool).set(state.num_ready)
             if state.startup_s is not None:
                 self._startup_s.labels(pool).set(state.startup_s)
 
-    def decided(self, decision: ScalingDecision) -> None:
+    def record_decision(self, decision: ScalingDecision) -> None:
         """Record one plan and the actions taken."""
         plan = decision.plan
         for action in decision.actions:

@@ -1,7 +1,7 @@
 """Assembles the planner's observation from gateway counters, worker reports and the replicas set.
 
-Invariant: missing data is reported in `Sight.problems`, never guessed. Without traffic counts, or without ready workers
-in a pool, there is no observation at all. Failures outside do not raise.
+Invariant: missing data is reported in `ClusterObservation.problems`, never guessed. Without traffic counts, or without
+ready workers in a pool, there is no observation at all. Failures outside do not raise.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class MeasuredLatency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ClusterObservation:
     """Everything observed in one round.
 
     Args:
@@ -50,7 +50,7 @@ class Sight:
 
 
 class Observer:
-    """Collects one observation per call of `look`.
+    """Collects one observation per call of `observe`.
 
     Args:
         wall_s: wall clock, in seconds since 1970.
@@ -82,25 +82,27 @@ class Observer:
         self._meter = TrafficMeter()
         self._startups = {pool: Startups() for pool in Pool}
 
-    async def look(self) -> Sight:
+    async def observe(self) -> ClusterObservation:
         """Returns the current state; its traffic is that since the last call."""
         problems: list[str] = []
         replicas = await self._read_replicas(problems)
         scrape = await self._scraper.scrape()
         now_s, wall_s = self._clock.now_s(), self._wall_s()
-        window = self._meter.take(now_s, wall_s, scrape.counts)
+        window = self._meter.update(now_s, wall_s, scrape.counts)
         loads = self._workers.loads()
         pools = {pool: self._pool(pool, loads[pool], replicas.get(pool), wall_s) for pool in Pool}
         problems += [*scrape.problems, *filter(None, [self._workers.problem])]
         problems += filter(None, (_unseen(pool, loads[pool], replicas.get(pool)) for pool in Pool))
-        sight = Sight(at_s=wall_s, observation=None, replicas=replicas, problems=tuple(problems))
-        return sight if window is None else self._with_window(sight, now_s, window, pools)
+        observed = ClusterObservation(at_s=wall_s, observation=None, replicas=replicas, problems=tuple(problems))
+        return observed if window is None else self._with_window(observed, now_s, window, pools)
 
-    def _with_window(self, sight: Sight, now_s: float, window: TrafficWindow, pools: Mapping[Pool, PoolState]) -> Sight:
+    def _with_window(
+        self, observed: ClusterObservation, now_s: float, window: TrafficWindow, pools: Mapping[Pool, PoolState]
+    ) -> ClusterObservation:
         ttft, tpot = self._latency(window.ttft), self._latency(window.tpot)
-        sight = replace(sight, ttft=ttft, tpot=tpot)
+        observed = replace(observed, ttft=ttft, tpot=tpot)
         if not all(state.num_ready for state in pools.values()):
-            return sight
+            return observed
         observation = Observation(
             now_s=now_s,
             traffic=window.traffic,
@@ -109,13 +111,13 @@ class Observer:
             ttft_ms=ttft.mean_ms,
             tpot_ms=tpot.mean_ms,
         )
-        return replace(sight, observation=observation)
+        return replace(observed, observation=observation)
 
     async def _read_replicas(self, problems: list[str]) -> Mapping[Pool, PoolReplicas]:
         found = await asyncio.gather(*(self._read(pool, problems) for pool in Pool))
         known = {pool: replicas for pool, replicas in zip(Pool, found, strict=True) if replicas is not None}
         for pool, replicas in known.items():
-            self._startups[pool].take(replicas.replicas or ())
+            self._startups[pool].observe(replicas.replicas or ())
         return known
 
     async def _read(self, pool: Pool, problems: list[str]) -> PoolReplicas | None:

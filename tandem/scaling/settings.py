@@ -11,83 +11,92 @@ from tandem.serving.settings import required_secret
 
 
 class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
-    """Watches prefill and decode workers, and says how many replicas of each pool are wanted, or sees to it."""
+    """Observes prefill and decode workers, and recommends the number of replicas of each pool, or sets it."""
 
     mode: Literal["advise", "act"] = Field(
-        "advise", description="advise: only say what it would do; act: write the replicas of both Deployments"
+        "advise", description="advise: only recommend; act: set the replicas of both Deployments"
     )
-    interval_s: float = Field(10.0, ge=0.2, le=600, description="time from one decision to the next, seconds")
+    interval_s: float = Field(10.0, ge=0.2, le=600, description="time between decisions, seconds")
 
     ttft_ms: float = Field(1000.0, gt=0, description="objective of the time to the first token, milliseconds")
     tpot_ms: float = Field(50.0, gt=0, description="objective of the time per output token, milliseconds")
     slo_share: float = Field(
-        0.95, ge=0.5, lt=1, description="share of the requests that objectives are for: 0.95 = p95"
+        0.95, ge=0.5, lt=1, description="share of the requests that must meet the objectives: 0.95 = p95"
     )
-    min_prefill: int = Field(1, ge=1, description="prefill replicas: never fewer")
-    max_prefill: int = Field(8, ge=1, description="prefill replicas: never more")
-    min_decode: int = Field(1, ge=1, description="decode replicas: never fewer")
-    max_decode: int = Field(8, ge=1, description="decode replicas: never more")
+    min_prefill: int = Field(1, ge=1, description="minimum prefill replicas")
+    max_prefill: int = Field(8, ge=1, description="maximum prefill replicas")
+    min_decode: int = Field(1, ge=1, description="minimum decode replicas")
+    max_decode: int = Field(8, ge=1, description="maximum decode replicas")
     prefill_accelerators: int = Field(1, ge=1, description="accelerators of one prefill replica")
     decode_accelerators: int = Field(1, ge=1, description="accelerators of one decode replica")
-    max_accelerators: int | None = Field(None, ge=2, description="of both pools together; omitted: no such limit")
-    max_step_up: int = Field(16, ge=1, description="replicas that one decision may add to a pool")
-    max_step_down: int = Field(2, ge=1, description="replicas that one decision may take from a pool")
-    hold_s: float = Field(180.0, ge=0, description="a pool shrinks when fewer have been enough for this long, seconds")
+    max_accelerators: int | None = Field(
+        None, ge=2, description="maximum accelerators of both pools together; omitted: no limit"
+    )
+    max_step_up: int = Field(16, ge=1, description="maximum replicas that one decision adds to a pool")
+    max_step_down: int = Field(2, ge=1, description="maximum replicas that one decision removes from a pool")
+    hold_s: float = Field(
+        180.0, ge=0, description="a pool shrinks after fewer replicas have been enough for this long, seconds"
+    )
     yield_s: float = Field(
-        300.0, ge=0, description="a pool that somebody else scales is left alone for this long, then twice; seconds"
+        300.0,
+        ge=0,
+        description="a pool scaled by another autoscaler is left alone for this long, doubled each time; seconds",
     )
     startup_s: float = Field(
-        60.0, ge=0, le=3600, description="how long a replica takes to be ready, until that was measured; seconds"
+        60.0, ge=0, le=3600, description="start-up time of a replica until it has been measured, seconds"
     )
     warmup_s: float = Field(
-        10.0, ge=0, le=600, description="a worker's measurements of its first so many seconds do not count"
+        10.0, ge=0, le=600, description="measurements of a worker's first so many seconds are ignored"
     )
-    max_num_running: int = Field(256, ge=1, description="requests that one decode worker runs at once, as it was told")
+    max_num_running: int = Field(
+        256, ge=1, description="maximum requests that one decode worker runs at once, as in its own settings"
+    )
 
     model: str | None = Field(
-        None, description="model of which speeds are guessed until measured, as of `tandem plan`; omitted: none are"
+        None,
+        description="model for estimating speeds until they are measured, as in `tandem plan`; omitted: no estimates",
     )
     prefill_hardware: str | None = Field(
-        None, description="accelerator of prefill workers, as of `tandem plan`; omitted: no guess"
+        None, description="accelerator of prefill workers, as in `tandem plan`; omitted: no estimates"
     )
     decode_hardware: str | None = Field(
-        None, description="accelerator of decode workers, as of `tandem plan`; omitted: no guess"
+        None, description="accelerator of decode workers, as in `tandem plan`; omitted: no estimates"
     )
     served_model_name: str | None = Field(None, description="count only workers of this model; omitted: all")
 
     routers: str = Field("127.0.0.1:7800", description="routers that know the workers, as host:port,host:port")
     gateways: str = Field(
         "",
-        description="gateways' --admin-bind, as host:port,host:port; every address of a name is asked (a headless "
-        "Service's)",
+        description="gateways' --admin-bind, as host:port,host:port; every address of a name is scraped (headless "
+        "Service)",
     )
     gateway_selector: str | None = Field(
         None,
-        description="label selector of the gateways' pods, whose port named metrics is asked, too; omitted: none",
+        description="label selector of the gateways' pods, whose port named metrics is scraped too; omitted: none",
     )
 
     kubernetes_namespace: str | None = Field(
-        None, description="of pods and Deployments; omitted: that of this pod or of KUBECONFIG"
+        None, description="namespace of pods and Deployments; omitted: that of this pod or of KUBECONFIG"
     )
     prefill_deployment: str | None = Field(None, description="Deployment of the prefill workers; omitted: advise only")
     decode_deployment: str | None = Field(None, description="Deployment of the decode workers; omitted: advise only")
     prefill_selector: str | None = Field(
-        None, description="label selector of the prefill workers' pods; omitted: replicas that start are not seen"
+        None, description="label selector of the prefill workers' pods; omitted: starting replicas are not observed"
     )
     decode_selector: str | None = Field(
-        None, description="label selector of the decode workers' pods; omitted: replicas that start are not seen"
+        None, description="label selector of the decode workers' pods; omitted: starting replicas are not observed"
     )
-    lease_name: str = Field("tandem-planner", description="Lease that makes one of several planners act")
-    lease_s: float = Field(
-        15.0, ge=3, le=600, description="a planner that falls silent is replaced after this, seconds"
+    lease_name: str = Field("tandem-planner", description="Lease by which one of several planners is elected to act")
+    lease_s: float = Field(15.0, ge=3, le=600, description="time after which a silent planner is replaced, seconds")
+    planner_id: str | None = Field(
+        None, description="this planner's name in the Lease; omitted: host name and a random part"
     )
-    planner_id: str | None = Field(None, description="this planner's name in the Lease; omitted: host name and chance")
 
-    host: str = Field("127.0.0.1", description="address to serve /metrics, /health and /plan at")
+    host: str = Field("127.0.0.1", description="address of /metrics, /health and /plan")
     metrics_port: int | None = Field(
         7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
 

@@ -14,7 +14,7 @@ _MOST_S = 3600.0
 
 
 class Startups:
-    """Start-up times of one pool. Call `take` for every observation of its replicas."""
+    """Start-up times of one pool. Call `observe` for every observation of its replicas."""
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=_MEMORY)
@@ -26,7 +26,7 @@ class Startups:
         """Median of the latest start-up times in seconds; None if none was observed."""
         return median(self._durations_s) if self._durations_s else None
 
-    def take(self, replicas: Sequence[Replica]) -> None:
+    def observe(self, replicas: Sequence[Replica]) -> None:
         """Record one observation of all replicas.
 
         NOTE: a replica that is ready when first seen counts only if it is new since the previous observation.

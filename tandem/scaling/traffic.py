@@ -33,14 +33,14 @@ class _Seen:
 
 
 class TrafficMeter:
-    """Computes traffic from counters. Call `take` once for every observation of the gateways."""
+    """Computes traffic from counters. Call `update` once for every observation of the gateways."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._last_s: float | None = None
         self._cached_share = 0.0
 
-    def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> TrafficWindow | None:
+    def update(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> TrafficWindow | None:
         """Returns the traffic since the last call.
 
         Args:

@@ -1,7 +1,8 @@
-"""Refuses requests that can never run, before they queue."""
+"""Refuses requests that can never run, before they queue; later finds what a waiting one could start from."""
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.request import Request
 
 MAX_PRIORITY = 100  # levels; each equals `aging_steps` steps of waiting, so a larger range would allow starvation
@@ -40,3 +41,18 @@ def refuse_impossible(request: Request, max_model_len: int, kv: KVCacheManager) 
         raise InvalidRequestError(
             f"num_expected_tokens={request.num_expected_tokens} exceeds the request's {request.num_tokens} tokens"
         )
+
+
+def find_prefix(request: Request, kv: KVCacheManager) -> PrefixMatch:
+    """Longest cached prefix from which the request could start."""
+    hashes = [] if request.needs_whole_prompt else request.block_hashes
+    return kv.match(hashes, request.num_tokens)
+
+
+def has_room_for(request: Request, kv: KVCacheManager) -> bool:
+    """Whether the request could be opened. NOTE: its prefix, which needs no free blocks, is looked up only if that
+    decides, since the lookup of a long prompt is slow.
+    """
+    if kv.can_open(kv.match([], request.num_tokens), request.num_tokens):
+        return True
+    return kv.can_open(find_prefix(request, kv), request.num_tokens)

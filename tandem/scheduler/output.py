@@ -5,7 +5,7 @@ once, when it is first scheduled; later steps carry its changes only, until `rel
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
@@ -59,9 +59,11 @@ class ScheduledRequest:
         request_id: id of a request that this or an earlier step described.
         start: position of the first token: the request's cursor before this step.
         token_ids: tokens to compute, at least one.
-        samples: whether a new token is sampled from the last token's logits: only when the cursor reaches the end.
+        samples: whether new tokens are sampled: only when the cursor reaches the end of the request's list.
         scores_prompt: whether the logits of all tokens are needed, for prompt logprobs.
         blocks: changes of its block tables; None if there are none.
+        num_drafts: number of last tokens that nobody has chosen yet. The logits of the token before the first draft
+            choose a token; those of a draft do too if all before, itself included, equal the tokens chosen.
     """
 
     request_id: str
@@ -70,6 +72,7 @@ class ScheduledRequest:
     samples: bool
     scores_prompt: bool = False
     blocks: NewBlocks | None = None
+    num_drafts: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -77,8 +80,12 @@ class ScheduledRequest:
 
     @property
     def end(self) -> int:
-        """Position of the cursor after this step."""
+        """Position of the cursor after this step if every draft is accepted."""
         return self.start + len(self.token_ids)
+
+    @property
+    def draft_token_ids(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +127,23 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOutput:
-    """Results of a step: a token for every request that samples, and prompt logprobs where requested.
+    """Results of a step.
 
-    `prompt_logprobs[request_id]` covers the prompt positions this step computed, in order.
+    Args:
+        sampled: for every request that samples, its next tokens, at least one: as many drafts as were right, which are
+            sampled tokens like any others, and one more.
+        prompt_logprobs: where requested, of the prompt positions that this step computed, in order.
+        drafts: guesses of the tokens after those sampled, by request. They need not be right.
     """
 
-    sampled: Mapping[str, SampledToken]
+    sampled: Mapping[str, Sequence[SampledToken]]
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]]
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def num_accepted(self) -> int:
+        """Number of drafts that became tokens."""
+        return sum(map(len, self.sampled.values())) - len(self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +174,4 @@ class KVComputed:
     is_last: bool
 
 
-KVNews = KVReserved | KVComputed
+KVEvent = KVReserved | KVComputed

@@ -2,6 +2,7 @@
 
 `num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
 prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
+Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from tandem.core.hashing import extend_hashes
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
+from tandem.scheduler.output import SampledToken
 
 
 class RequestState(Enum):
@@ -85,6 +87,7 @@ class Request:
     num_preemptions: int = field(init=False, default=0)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
+    draft_token_ids: Sequence[int] = field(init=False, default=())
     state: RequestState = field(init=False, default=RequestState.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
     stop_reason: int | str | None = field(init=False, default=None)
@@ -143,6 +146,15 @@ class Request:
     def extend_hashes(self, block_size: int) -> None:
         """Bring `block_hashes` up to date with `token_ids`."""
         extend_hashes(self.hash_root, self.block_hashes, self.token_ids, block_size)
+
+    def take(self, sampled: SampledToken) -> None:
+        """Append what was sampled, or set the finish reason."""
+        if sampled.error is not None:
+            self.finish_reason, self.stop_reason = FinishReason.ERROR, sampled.error
+        elif sampled.ends:
+            self.finish_reason = FinishReason.STOP
+        else:
+            self.append(sampled.token_id)
 
     def append(self, token_id: int) -> None:
         """Append a sampled token, and set the finish reason if it ends the request."""

@@ -4,11 +4,11 @@ Running decodes come first, so a long prompt never stalls them; then prompts in 
 blocks last. When blocks run out, the least urgent running request is preempted: its cursor is reset and it waits again.
 The most urgent request can always advance, so every request ends. A request whose KV comes from another worker is
 allocated its blocks like any other and then waits; it is never preempted, since it would lose the KV in transit.
+Drafts get the budget and the blocks that all others have left.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 from tandem.core.config import SchedulerConfig
 from tandem.core.errors import CapacityError, InvalidRequestError
@@ -16,9 +16,10 @@ from tandem.core.types import FinishReason
 from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
-from tandem.scheduler.admission import refuse_impossible
+from tandem.scheduler.admission import find_prefix, has_room_for, refuse_impossible
 from tandem.scheduler.awaited_blocks import AwaitedBlocks
-from tandem.scheduler.output import ExecutorOutput, KVNews, SchedulerOutput
+from tandem.scheduler.counters import SchedulerCounters
+from tandem.scheduler.output import ExecutorOutput, KVEvent, SampledToken, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.sharing import KVSharing
@@ -26,16 +27,6 @@ from tandem.scheduler.step_deltas import StepDeltas
 from tandem.scheduler.step_plan import StepPlan
 
 _MAX_PASSED = 32  # waiting requests that a full step looks past
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since start."""
-
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
-    num_fetched_tokens: int = 0
 
 
 class Scheduler:
@@ -164,9 +155,9 @@ class Scheduler:
         insort(self._running, request, key=_order)
         self._sharing.note_computed(request)
 
-    def take_news(self) -> list[KVNews]:
+    def take_kv_events(self) -> list[KVEvent]:
         """Returns the reservations and leases since the last call."""
-        return self._sharing.take_news()
+        return self._sharing.take_kv_events()
 
     def take_evicted(self) -> list[Request]:
         """Returns the requests ended since the last call because their leased blocks could not be preempted."""
@@ -182,6 +173,7 @@ class Scheduler:
             self._advance(request, plan)
         if self.counters.num_preemptions == num_preempted:
             self._admit(plan)
+        self._add_drafts(plan)
         if not plan.shares:
             return SchedulerOutput((), (), ())
         released, self._released = tuple(self._released), []
@@ -192,33 +184,58 @@ class Scheduler:
         ]
         return SchedulerOutput(deltas.take_new(), tuple(scheduled), released)
 
-    def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
-        """Move the cursors as planned by `output` and append the sampled tokens; returns the requests that ended."""
+    def update(
+        self,
+        output: SchedulerOutput,
+        result: ExecutorOutput,
+        on_token: Callable[[Request, SampledToken], None] | None = None,
+    ) -> list[Request]:
+        """Move the cursors as planned by `output` and append the sampled tokens; returns the requests that ended.
+
+        on_token: called after each token, which may end its request: the tokens after that one are dropped.
+        """
         ended = []
         for item in output.scheduled:
             request = self._requests.get(item.request_id)
             if request is None or request.state is not RequestState.RUNNING:
                 continue
-            request.num_computed_tokens = item.end
+            request.num_computed_tokens = item.end - item.num_drafts
+            request.draft_token_ids = ()
             sampled = result.sampled.get(request.request_id)
-            if sampled is None or sampled.error is None:  # NOTE: KV of a failed request must not enter the prefix cache
-                self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
-                self._sharing.note_computed(request)
             if sampled is None:
+                self._note_computed(request)
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
             assert not request.num_pending_tokens, f"{request.request_id} got a token before its prompt was computed"
-            if sampled.error is not None:
-                request.finish_reason, request.stop_reason = FinishReason.ERROR, sampled.error
-            elif sampled.ends:
-                request.finish_reason = FinishReason.STOP
-            else:
-                request.append(sampled.token_id)
-                request.extend_hashes(self._kv.layout.block_size)
-            if request.finish_reason is not None:
-                self._remove(request)
-                ended.append(request)
+            assert 1 <= len(sampled) <= 1 + item.num_drafts, f"{request.request_id} got {len(sampled)} tokens"
+            self.counters.num_drafted += item.num_drafts
+            self.counters.num_accepted += len(sampled) - 1
+            for token in sampled:
+                # NOTE: all tokens of the list have KV here; that of a draft that was right has been computed as well
+                request.num_computed_tokens = request.num_tokens
+                self._take_sampled(request, token)
+                if on_token is not None:
+                    on_token(request, token)
+                if request.finish_reason is not None:
+                    ended.append(request)
+                    break
+        for request_id, token_ids in result.drafts.items():
+            request = self._requests.get(request_id)
+            if request is not None and request.is_decoding:
+                request.draft_token_ids = token_ids[: request.max_tokens - request.num_output_tokens - 1]
         return ended
+
+    def _take_sampled(self, request: Request, sampled: SampledToken) -> None:
+        if sampled.error is None:  # NOTE: KV of a failed request must not enter the prefix cache
+            self._note_computed(request)
+        request.take(sampled)
+        request.extend_hashes(self._kv.layout.block_size)
+        if request.finish_reason is not None:
+            self._remove(request)
+
+    def _note_computed(self, request: Request) -> None:
+        self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
+        self._sharing.note_computed(request)
 
     def check(self) -> None:
         """Check that exactly the running and fetching requests own blocks, and that the block accounting holds.
@@ -262,6 +279,13 @@ class Scheduler:
                 return
         plan.add(request, count)
 
+    def _add_drafts(self, plan: StepPlan) -> None:
+        for request, _ in list(plan.shares.values()):
+            num_drafts = min(len(request.draft_token_ids), plan.budget)
+            end = request.num_tokens + num_drafts
+            if num_drafts and self._kv.grow(request.request_id, request.num_computed_tokens, end):
+                plan.extend(request, num_drafts)
+
     def _preempt(self, request: Request) -> None:
         """Queue a running request again. NOTE: a leased one ends with an error instead: its blocks stay allocated, so
         two such requests could wait for each other.
@@ -272,7 +296,7 @@ class Scheduler:
             self._evicted.append(request)
             return
         self._release(request)
-        request.num_computed_tokens = 0
+        request.num_computed_tokens, request.draft_token_ids = 0, ()
         request.num_preemptions += 1
         request.state = RequestState.WAITING
         self.counters.num_preemptions += 1
@@ -296,10 +320,10 @@ class Scheduler:
                 continue
             if not plan.budget and not request.num_expected_tokens:
                 aside.append(request)
-                if not self._has_room_for(request):
+                if not has_room_for(request, self._kv):
                     break
                 continue
-            match = self._find_prefix(request)
+            match = find_prefix(request, self._kv)
             if awaited.waits(request, match):
                 aside.append(request)
             elif not self._start(request, match):
@@ -309,19 +333,6 @@ class Scheduler:
                 self._advance(request, plan)
         for request in aside:
             self._waiting.push(request)
-
-    def _has_room_for(self, request: Request) -> bool:
-        """Whether the request could be opened. NOTE: its prefix, which needs no free blocks, is looked up only if that
-        decides, since the lookup of a long prompt is slow.
-        """
-        nothing = self._kv.match([], request.num_tokens)
-        if self._kv.can_open(nothing, request.num_tokens):
-            return True
-        return self._kv.can_open(self._find_prefix(request), request.num_tokens)
-
-    def _find_prefix(self, request: Request) -> PrefixMatch:
-        hashes = [] if request.needs_whole_prompt else request.block_hashes
-        return self._kv.match(hashes, request.num_tokens)
 
     def _start(self, request: Request, match: PrefixMatch) -> bool:
         if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):

@@ -7,7 +7,7 @@ the request.
 
 from tandem.kvcache.block_table import BlockRange
 from tandem.kvcache.manager import HoldKind, KVCacheManager
-from tandem.scheduler.output import KVComputed, KVNews, KVReserved
+from tandem.scheduler.output import KVComputed, KVEvent, KVReserved
 from tandem.scheduler.request import Request
 
 
@@ -16,7 +16,7 @@ class KVSharing:
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
-        self._news: list[KVNews] = []
+        self._news: list[KVEvent] = []
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
@@ -65,7 +65,7 @@ class KVSharing:
         self._news.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
         return fetch_id
 
-    def take_news(self) -> list[KVNews]:
+    def take_kv_events(self) -> list[KVEvent]:
         """Returns the reservations and leases since the last call."""
         news, self._news = self._news, []
         return news

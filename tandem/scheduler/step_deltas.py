@@ -23,7 +23,7 @@ class StepDeltas:
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
-        """Returns the step data of the next `num_tokens` tokens; `take_new` describes a request not sent before."""
+        """Returns step data of the next `num_tokens` tokens and drafts. `take_new` describes a request first."""
         told = self._told.get(request.request_id)
         if told is None:
             told = self._told[request.request_id] = _Told(0, [0] * len(table.groups))
@@ -36,9 +36,11 @@ class StepDeltas:
             told.num_blocks, told.num_dropped = len(table.groups[0]), list(table.num_dropped)
         # NOTE: the first test decides for nearly all requests, and a call of the property costs a tenth of this method
         scores_prompt = request.params.prompt_logprobs is not None and request.needs_whole_prompt
-        return ScheduledRequest(
-            request.request_id, start, token_ids[start:end], end == len(token_ids), scores_prompt, blocks
-        )
+        scheduled, num_drafts = token_ids[start:end], max(0, end - len(token_ids))
+        if num_drafts:
+            scheduled += request.draft_token_ids[:num_drafts]
+        samples = end >= len(token_ids)
+        return ScheduledRequest(request.request_id, start, scheduled, samples, scores_prompt, blocks, num_drafts)
 
     def take_new(self) -> tuple[NewRequest, ...]:
         """Returns the descriptions of requests first scheduled since the last call."""

@@ -14,6 +14,11 @@ class StepPlan:
         self.shares[request.request_id] = request, num_tokens
         self.budget -= num_tokens
 
+    def extend(self, request: Request, num_tokens: int) -> None:
+        """Add to the share that the request has."""
+        self.shares[request.request_id] = request, self.shares[request.request_id][1] + num_tokens
+        self.budget -= num_tokens
+
     def drop(self, request: Request) -> None:
         share = self.shares.pop(request.request_id, None)
         if share is not None:

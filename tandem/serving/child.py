@@ -16,19 +16,21 @@ _CANNOT_RUN = 2
 
 
 def launch_command(command: Sequence[str], cpus: Sequence[int] = (), tied: bool = True) -> list[str]:
-    """What to execute so that `command` runs on `cpus` (none: anywhere) and, if `tied`, dies with this process."""
+    """Command line that runs `command` on `cpus` (none: anywhere) and, if `tied`, ends it with this process."""
     parent = str(os.getpid()) if tied else "0"
     return [sys.executable, "-I", "-S", __file__, parent, ",".join(map(str, cpus)), *command]
 
 
-def _tie_to(parent: int) -> None:
+def tie_to(parent: int) -> None:
+    """Let the kernel kill this process when the thread of `parent` that started it ends (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:  # it died before we asked to be told
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _pin_to(cpus: str) -> None:
+def pin_to(cpus: str) -> None:
+    """Confine this process to cores, as `0,2`."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # NOTE: a core that went away costs speed, not service
             os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
@@ -36,9 +38,9 @@ def _pin_to(cpus: str) -> None:
 
 def _become(parent: int, cpus: str, command: list[str]) -> None:
     if parent:
-        _tie_to(parent)
+        tie_to(parent)
     if cpus:
-        _pin_to(cpus)
+        pin_to(cpus)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -40,7 +40,7 @@ class Discovery(Protocol):
         ...
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        """Returns the workers announced during the last `TTL_S`. A long list is costly: see `look_interval_s`."""
+        """Returns the workers announced during the last `TTL_S`. A long list is costly: see `list_interval_s`."""
         ...
 
     async def close(self) -> None:
@@ -48,7 +48,7 @@ class Discovery(Protocol):
         ...
 
 
-def look_interval_s(num_workers: int) -> float:
+def list_interval_s(num_workers: int) -> float:
     """Returns the random interval between two reads of the list by a worker, in seconds.
 
     Each of n workers reads n entries, 4 us apiece in Redis. The interval grows so that all workers together use 4 % of
@@ -100,7 +100,7 @@ class EmbeddedDiscovery:
 class RouterDiscovery:
     """`Discovery` for workers without Redis: announces to every router.
 
-    Returns the lists that routers sent last, requested at `look_interval_s`, plus the announcements since then. One
+    Returns the lists that routers sent last, requested at `list_interval_s`, plus the announcements since then. One
     router that answers is enough; the others receive the announcement when they are back.
     """
 
@@ -153,7 +153,7 @@ class RouterDiscovery:
         except TandemError as error:
             return error
         if is_asking:
-            now_s, interval_s = self._clock.now_s(), look_interval_s(len(records))
+            now_s, interval_s = self._clock.now_s(), list_interval_s(len(records))
             until_s = now_s + max(self._ttl_s, 2 * interval_s)
             self._answers[number] = (until_s, {known.worker.worker_id: known for known in records})
             self._ask_at_s[number] = now_s + interval_s

@@ -81,7 +81,7 @@ class FleetView:
         self._num_changes = 1
         self._chains: Mapping[str, Sequence[Chain]] | None = None
 
-    def take(self, address: str, status: WorkerStatus) -> None:
+    def update(self, address: str, status: WorkerStatus) -> None:
         """Store the status of the worker that answers at `address`.
 
         Raises:

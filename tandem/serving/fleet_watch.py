@@ -175,11 +175,11 @@ class FleetWatch:
     async def _take_news(self, address: str, client: Watchable) -> None:
         """Read one stream, as long as its interval suits the size of the fleet."""
         interval_s = self._interval_s()
-        async with contextlib.aclosing(client.watch(interval_s)) as news:
+        async with contextlib.aclosing(client.watch(interval_s)) as update:
             while True:
                 async with asyncio.timeout(self._silence_s):
-                    status = await anext(news)
-                self._view.take(address, status)
+                    status = await anext(update)
+                self._view.update(address, status)
                 self._told.discard(address)
                 if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
                     return

@@ -20,10 +20,10 @@ class PeerSettings(Settings):
 
     tls_dir: Path | None = Field(
         None,
-        description=f"directory of {CERTIFICATE}, {KEY} and {CA}, read again when they change, for TLS between all "
-        "processes; omitted: plain text, which needs --insecure beyond loopback",
+        description=f"directory of {CERTIFICATE}, {KEY} and {CA} for TLS between all processes, reread when they "
+        "change; omitted: plain text, which needs --insecure beyond loopback",
     )
-    insecure: bool = Field(False, description="calls and KV blocks may be plain text beyond loopback")
+    insecure: bool = Field(False, description="allow calls and KV blocks in plain text beyond loopback")
 
     def credentials(
         self, secret: bytes, role: ProcessRole, addresses: Iterable[str], *, address: str = "", incarnation: str = ""

@@ -77,7 +77,7 @@ class RouterMetrics:
             self._workers.labels(role, state).set(num_workers)
 
     def show_index(self, stats: LocalityStats | None, num_unanswered: int) -> None:
-        """How full the index is (None: unknown, the last is kept) and how often it did not answer since the start."""
+        """Shows the index's size in blocks (None: unknown, the last is kept) and its calls without an answer so far."""
         self._unavailable.inc(num_unanswered - self._num_unanswered)
         self._num_unanswered = num_unanswered
         if stats is not None:

@@ -18,48 +18,53 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     bind: str = Field("127.0.0.1:7800", description="host:port to listen on; port 0 = any free one")
     redis: str | None = Field(
-        None, description="redis:// URL where workers announce themselves and their blocks; omitted: with this router"
+        None, description="redis:// URL at which workers register themselves and their blocks; omitted: at this router"
     )
     discovery: Literal["auto", "announce", "redis", "kubernetes"] = Field(
         "auto",
-        description="how workers are found: announce (they tell this router), redis (they tell Redis) or kubernetes"
-        " (ready pods); auto: redis where there is a URL, else announce",
+        description="discovery of workers: announce (they register at this router), redis (they register in Redis) or "
+        "kubernetes (ready pods); auto: redis if there is a URL, else announce",
     )
     kubernetes_namespace: str | None = Field(
-        None, description="where the workers' pods are; omitted: where this pod is, or the kubeconfig's"
+        None, description="namespace of the workers' pods; omitted: this pod's, or the kubeconfig's"
     )
     kubernetes_selector: str = Field(
         "app.kubernetes.io/name=tandem,tandem.dev/role",
         min_length=1,
-        description="labels of the workers' pods; each is called at its container port named grpc",
+        description="label selector of the workers' pods; each is called at its container port named grpc",
     )
-    workers: str = Field("", description="workers that do not announce themselves, as host:port,host:port")
-    policy: str = Field("predicted-cost", description=f"who serves a request: {', '.join(POLICIES)}")
+    workers: str = Field("", description="workers that do not register, as host:port,host:port")
+    policy: str = Field("predicted-cost", description=f"routing policy: {', '.join(POLICIES)}")
     max_ttft_s: float = Field(
-        60.0, gt=0, description="requests whose first token is predicted to take longer are refused, seconds"
+        60.0, gt=0, description="requests are refused if their first token is predicted to take longer, seconds"
     )
     dead_after_s: float = Field(
-        2.0, ge=0.5, le=60, description="a worker silent for this long gets nothing, seconds; news come every 0.25 s"
+        2.0,
+        ge=0.5,
+        le=60,
+        description="a worker that has not reported for this long gets no requests, seconds; workers report every "
+        "0.25 s",
     )
     outlier_factor: float = Field(
         4.0,
         gt=1,
-        description="a worker this many times as slow as its peers' median is set aside, and probed after a while; inf:"
-        " none ever is",
+        description="workers this many times as slow as their peers' median are set aside and probed later; inf: never",
     )
     max_local_tokens: int = Field(
-        512, ge=0, description="a decode worker may compute a prompt itself when it lacks at most so many tokens of it"
+        512,
+        ge=0,
+        description="a decode worker may compute a prompt itself if at most so many of its tokens are not cached",
     )
     max_block_replicas: int = Field(
         DEFAULT_MAX_BLOCK_REPLICAS,
         ge=MIN_BLOCK_REPLICAS,
-        description="bound of the locality index: blocks, counted once for each worker that holds them",
+        description="maximum size of the locality index: blocks, counted once for each worker that has them",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
-    grace_s: float = Field(5.0, ge=0, description="after SIGTERM running calls may go on for this long, seconds")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
+    grace_s: float = Field(5.0, ge=0, description="time for running calls to finish after SIGTERM, seconds")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
 
@@ -89,11 +94,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     @property
     def found_by(self) -> str:
-        """How workers are found, "auto" resolved.
-
-        Raises:
-            ConfigurationError: that does not go together with `redis`.
-        """
+        """The kind of discovery, with "auto" resolved."""
         if self.discovery == "auto":
             return "redis" if self.redis else "announce"
         if self.discovery == "redis" and not self.redis:
@@ -106,7 +107,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     @property
     def host(self) -> str:
-        """Where to listen, also for metrics; brackets of an IPv6 address left out."""
+        """Host to listen at, also for metrics; without the brackets of an IPv6 address."""
         return self.bind.rpartition(":")[0].strip("[]")
 
     @property
@@ -119,7 +120,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def limits(self) -> AdmissionLimits:
-        """What routing tolerates."""
+        """Limits of admission."""
         return AdmissionLimits(
             fresh_s=min(self.dead_after_s, max(0.75, 0.375 * self.dead_after_s)),
             dead_s=self.dead_after_s,

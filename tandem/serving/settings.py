@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.core.addresses import is_loopback
-from tandem.core.config import EngineConfig
+from tandem.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.transport.card import MIN_SECRET_BYTES
@@ -99,19 +99,19 @@ class EngineSettings(Settings):
         None, gt=0, le=1e6, description="memory for KV blocks, GiB; omitted: automatic, a part of what is free"
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, where no --kv-cache-gib is given"
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, if --kv-cache-gib is omitted"
     )
     max_model_len: int | None = Field(
         None,
-        description="longest prompt plus answer, tokens; omitted: automatic, the model's or what the KV blocks hold",
+        description="maximum prompt plus answer, tokens; omitted: automatic, the model's or what the KV blocks hold",
     )
     max_num_batched_tokens: int | None = Field(
         None, description="token budget of one step; omitted: automatic, by the device"
     )
-    max_num_running: int = Field(256, description="requests that run at once")
-    max_num_waiting: int = Field(4096, description="requests that may queue")
-    prefix_caching: bool = Field(True, description="reuse the KV of prompts that start alike")
-    engine_seed: int = Field(0, description="from which requests without a seed draw theirs")
+    max_num_running: int = Field(256, description="maximum requests that run at once")
+    max_num_waiting: int = Field(4096, description="maximum requests in the queue")
+    prefix_caching: bool = Field(True, description="reuse the KV of common prefixes of prompts")
+    engine_seed: int = Field(0, description="seed for requests without a seed")
     num_threads: int | None = Field(
         None, description="CPU threads of the model; omitted: automatic, the cores it may use"
     )
@@ -121,6 +121,10 @@ class EngineSettings(Settings):
     )
     allow_pickle: bool = Field(
         False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
+    )
+    speculate: str = Field("off", description="drafter of the tokens that a step checks: off, auto, ngram or suffix")
+    num_speculative_tokens: int = Field(
+        7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"
     )
 
     def engine_config(self) -> EngineConfig:
@@ -143,6 +147,8 @@ class EngineSettings(Settings):
             native_kernels=self.native_kernels,
             pack_weights=self.pack_weights,
             allow_pickle=self.allow_pickle,
+            speculate=self.speculate,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
 
 

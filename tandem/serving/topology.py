@@ -76,7 +76,7 @@ class Topology:
         return [*self._routers(), *self._workers(), *self._gateways()]
 
     def metrics_url(self, name: str) -> str:
-        """Where a process shows its metrics: a base address."""
+        """Base address of a process's metrics server."""
         names = [spec.name for spec in self.specs()]
         index = names.index(name)
         first_gateway = self.num_routers + self.num_workers
@@ -85,11 +85,11 @@ class Topology:
         return f"http://{LOOPBACK}:{self.ports[2 * index + 1]}"
 
     def gateway_url(self, index: int = 0) -> str:
-        """Where a client on this machine finds a gateway."""
+        """Address of a gateway for clients on this machine."""
         return f"http://{_reached_at(self.host)}:{self.gateway_ports[index]}"
 
     def admin_url(self, index: int = 0) -> str:
-        """Where an operator on this machine asks a gateway."""
+        """Address of a gateway for operators on this machine."""
         if not self.admin_binds:
             return self.gateway_url(index)
         host, _, port = self.admin_binds[index].rpartition(":")

@@ -1,4 +1,4 @@
-"""`python -m tandem.simulation`: runs seeds, says what did not hold, and makes a failing seed smaller.
+"""`python -m tandem.simulation`: runs seeds, prints violated invariants, and shrinks a failing seed.
 
 Prints a table, then one JSON line. The exit code is 1 when a seed failed.
 """
@@ -19,7 +19,7 @@ from tandem.simulation.shrink import shrunk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tandem.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

@@ -1,6 +1,6 @@
 """Client of a simulated gateway: one HTTP request and its outcome. Calls the ASGI app directly, without a socket.
 
-Invariant: `tokens` are those that were sent to it, in order, without those that a crashed gateway never sent.
+Invariant: `tokens` are those received, in order, without those that a crashed gateway never sent.
 """
 
 import asyncio

@@ -27,8 +27,8 @@ class _Inbox(queue.SimpleQueue[_Action]):
         self._wake()
 
 
-class TurnedEngine(AsyncEngine):
-    """`AsyncEngine` whose loop runs on `node`. `on_turn` is told after each turn."""
+class SteppedEngine(AsyncEngine):
+    """`AsyncEngine` whose loop runs on `node`. `on_turn` is called after each turn."""
 
     def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:
         super().__init__(engine)
@@ -48,7 +48,7 @@ class TurnedEngine(AsyncEngine):
         self._fail("the engine was stopped")
 
     def busy_s(self) -> float:
-        """Nobody waits for a turn here."""
+        """Always 0: nothing waits for a turn here."""
         return 0.0
 
     def _wake(self) -> None:

@@ -33,7 +33,7 @@ def owner_of(request_id: str) -> str:
 
 @dataclass(slots=True)
 class _Known:
-    """A request that steps have described, and the blocks they have given it."""
+    """State of a request as described by the steps so far."""
 
     request: NewRequest
     blocks: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class SimulatedExecutor:
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         writes: list[tuple[int, int, bytes]] = []
-        sampled: dict[str, SampledToken] = {}
+        sampled: dict[str, list[SampledToken]] = {}
         for item in step.scheduled:
             known = self._known[item.request_id]
             if item.blocks is not None:
@@ -76,13 +76,13 @@ class SimulatedExecutor:
             if item.samples:
                 request = known.request
                 seed = None if request.params.temperature == 0 else request.seed
-                sampled[item.request_id] = SampledToken(token_after(states, seed))
+                sampled[item.request_id] = [SampledToken(token_after(states, seed))]
         self._loop.spend(self._cost.seconds(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
         self._loop.call_soon_threadsafe(self._write, writes)
         return ExecutorOutput(sampled, {})
 
     def _compute(self, item: ScheduledRequest, blocks: Sequence[int], writes: list[tuple[int, int, bytes]]) -> bytes:
-        """The KV of all positions up to the item's end."""
+        """Computes the KV of all positions up to the item's end."""
         size = self._block_size
         before = self._read(blocks, item.start)
         state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))

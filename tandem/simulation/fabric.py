@@ -21,7 +21,7 @@ _RETRANSMIT_S = (0.05, 0.4)
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkConditions:
     """Delays of the network. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
 
     mean_s: float = 4e-4
@@ -87,7 +87,7 @@ class Pipe:
             self._fabric.loop.call_later(after_s, self._arrive_late, context=self.target.context)
 
     def _arrive(self, action: Callable[[], None]) -> None:
-        """NOTE: what comes while something before it is held back waits behind it."""
+        """NOTE: a message waits behind earlier ones that are held back."""
         if self.is_cut:
             return
         if self._held or self._is_blocked:
@@ -135,11 +135,13 @@ class Fabric:
         source: source of random delays.
     """
 
-    def __init__(self, loop: VirtualLoop, source: random.Random, trace: EventTrace, weather: Weather) -> None:
+    def __init__(
+        self, loop: VirtualLoop, source: random.Random, trace: EventTrace, conditions: NetworkConditions
+    ) -> None:
         self.loop = loop
         self.random = source
         self.trace = trace
-        self.weather = weather
+        self.conditions = conditions
         self.connections: list[SimulatedConnection] = []
         self.silent: dict[Node, None] = {}  # whose end nobody was told
         self._blocked: dict[tuple[str, str], int] = {}
@@ -148,9 +150,9 @@ class Fabric:
 
     def delay_s(self) -> float:
         """Returns the delay of one message."""
-        if self.random.random() < self.weather.slow_share:
-            return self.random.uniform(0.1, 1.0) * self.weather.slow_s
-        return 5e-5 + self.random.expovariate(1 / self.weather.mean_s)
+        if self.random.random() < self.conditions.slow_share:
+            return self.random.uniform(0.1, 1.0) * self.conditions.slow_s
+        return 5e-5 + self.random.expovariate(1 / self.conditions.mean_s)
 
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
@@ -187,7 +189,7 @@ class Fabric:
                     pipe.release()
 
     def crash(self, node: Node, *, is_silent: bool) -> None:
-        """`node` has died. Silent: its host has too, so peers are told by their own keepalive only."""
+        """Records that `node` has died. Silent: its host died too, so peers notice by their keepalive only."""
         if is_silent:
             self.silent[node] = None
         for connection in [one for one in self.connections if one.has(node)]:
@@ -197,7 +199,7 @@ class Fabric:
                 self.loop.call_later(self.delay_s(), self.cut, connection, "connection reset by peer")
 
     def come_back(self, name: str, outage_s: float) -> None:
-        """A host that had died is there again: it refuses what is sent once more on connections it does not know."""
+        """Restarts the host of a node: it refuses messages on connections that it does not know."""
         for node in [node for node in self.silent if node.name == name]:
             del self.silent[node]
             for connection in [one for one in self.connections if one.has(node)]:
@@ -230,5 +232,5 @@ class Fabric:
 
 
 async def connect_delays(fabric: Fabric) -> None:
-    """The time of one round trip."""
+    """Waits for one round trip."""
     await asyncio.sleep(fabric.delay_s() + fabric.delay_s())

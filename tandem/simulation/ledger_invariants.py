@@ -1,8 +1,9 @@
-"""Invariants of the accounts at a run's end: spent equals the ledger, nothing set aside, each request once.
+"""Invariants of the accounts at a run's end: spending equals the ledger, nothing stays reserved, each request is billed
+once.
 
-What a request comes to is what its client got. Where its gateway died before it was settled, it is the last checkpoint
-that the store took, which is no more than was delivered and no older than a renewal. Looks, and changes nothing but
-that it lets leases expire.
+A request costs what its client received. If its gateway died before the settlement, it costs the last checkpoint that
+the store accepted, which is no more than was delivered and no older than a renewal. Changes nothing except that leases
+expire.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ _WORK_S = 0.02  # more than both ends of a call take
 
 
 def check_ledger(world: World) -> None:
-    """Note every violation in the world."""
+    """Records every violation in the world."""
     store = world.store
     store.expire(store.now_ms())
     _check_balances(world)
@@ -68,15 +69,15 @@ def _check_entries(world: World, outcome: ClientOutcome, entries: Sequence[Ledge
 
 
 def _died_at_s(world: World, outcome: ClientOutcome) -> float | None:
-    """When the gateway of a request died, if that was before its settlement may be taken for safe."""
+    """Time at which the gateway of a request died, if that was before its settlement was certainly stored."""
     ended_s = outcome.ended_s or 0.0
     return next((at_s for at_s in world.crashed.get(outcome.ask.gateway, ()) if at_s >= ended_s), None)
 
 
 def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) -> int:
-    """Tokens that a checkpoint must cover: those of a stream from before the last renewal that was sure to arrive."""
+    """Tokens that a checkpoint must cover: those streamed before the last renewal that certainly arrived."""
     scenario = world.scenario
-    round_s = _CALLS_OF_ROUND * 2 * (scenario.weather.slow_s + _WORK_S)
+    round_s = _CALLS_OF_ROUND * 2 * (scenario.conditions.slow_s + _WORK_S)
     since_s = died_at_s - scenario.account_lease_s / RENEWALS_PER_LEASE - round_s
     is_sure = outcome.ask.is_stream and world.was_well(outcome.ask.gateway, since_s, died_at_s)
     if not is_sure or world.store.num_failovers:

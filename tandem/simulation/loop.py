@@ -43,9 +43,9 @@ class _Task(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs nodes. `world` is the node of everything that belongs to none.
+    """Event loop of all nodes. `world` is the node of callbacks that belong to no other.
 
-    `num_events` counts callbacks that ran; `bugs` collects what no task has caught.
+    `num_events` counts callbacks that ran; `bugs` collects uncaught exceptions of tasks.
     """
 
     def __init__(self, seed: str) -> None:
@@ -67,11 +67,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda _, what: self._note_bug(what))
 
     def add(self, node: Node) -> None:
-        """A node that may run."""
+        """Adds a node."""
         self._nodes.append(node)
 
     def kill(self, node: Node) -> None:
-        """End it as SIGKILL does: none of its code runs again, not even what cleans up."""
+        """Ends a node as SIGKILL does: none of its code runs again, not even clean-up."""
         node.is_dead = True
         # NOTE: kept, as freeing a suspended coroutine would run its `finally` blocks
         self._graveyard += [*node.ready, *node.tasks]
@@ -84,7 +84,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ahead_s += seconds
 
     def run_job(self, work: Callable[[], Any]) -> float:
-        """Run what a thread of the node would; returns how long it takes."""
+        """Runs a job of a node's thread; returns its duration."""
         assert not self.in_job
         self.in_job = True
         try:
@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ahead_s = 0.0
 
     def tear_down(self) -> None:
-        """Cancel everything that still waits. The loop must not be used afterwards."""
+        """Cancels everything that still waits. The loop must not be used afterwards."""
         self._is_over = True
         with warnings.catch_warnings():
             self._let_go()
@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """From a thread's work: once what it has spent is over."""
+        """Called from a thread's job: the callback runs when the job's declared duration is over."""
         if not self._ahead_s:
             return self.call_soon(callback, *args, context=context)
         return self.call_at(self.time(), callback, *args, context=context)
@@ -212,7 +212,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.bugs.append(f"{what.get('message')}: {type(error).__name__}: {error}")
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is dropped when its time comes."""
+        """No effect: a cancelled timer is dropped when it is due."""
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         self._asyncgens.discard(agen)  # type: ignore[attr-defined]
@@ -220,14 +220,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.call_soon(self.create_task, agen.aclose())
 
     def _process_events(self, event_list: object) -> None:
-        """There is no selector."""
+        """No effect: there is no selector."""
 
     def _write_to_self(self) -> None:
-        """Nobody waits in a selector."""
+        """No effect: there is no selector to wake."""
 
 
 def _close(task: "asyncio.Task[Any]") -> None:
-    """End its coroutine, however often it waits again on its way out."""
+    """Ends a task's coroutine, however often it awaits again while ending."""
     coroutine: Any = task.get_coro()
     for _ in range(_MAX_CLOSES):
         try:

@@ -21,24 +21,24 @@ KV_SPEC = KVSpec(num_kv_heads=1, head_dim=2, dtype="float32", window=None)
 
 
 def first_state(owner: str) -> bytes:
-    """What comes before a prompt's first token: whose it is."""
+    """State before a prompt's first token, derived from the owner's name."""
     return hashlib.blake2b(owner.encode(), digest_size=KV_BYTES).digest()
 
 
 def next_state(state: bytes, token_id: int) -> bytes:
-    """The KV of a token after `state`."""
+    """The KV of a token, given the state before it."""
     return hashlib.blake2b(state + token_id.to_bytes(4, "little"), digest_size=KV_BYTES).digest()
 
 
 def token_after(states: bytes, seed: int | None) -> int:
-    """The token chosen where `states` is the KV of all positions so far; `seed`: None = greedy."""
+    """The token chosen after these states, the KV of all positions so far; `seed`: None = greedy."""
     key = b"greedy" if seed is None else seed.to_bytes(16, "little", signed=True)
     number = int.from_bytes(hashlib.blake2b(states, key=key, digest_size=8).digest(), "little")
     return EOS_TOKEN_ID if number % _EOS_SHARE == 0 else _FIRST_LETTER + number // _EOS_SHARE % _NUM_LETTERS
 
 
 def answer_of(owner: str, prompt: Sequence[int], max_tokens: int, *, seed: int | None, ignore_eos: bool) -> list[int]:
-    """The tokens that a request must get."""
+    """The expected tokens of a request."""
     state, states, tokens = first_state(owner), bytearray(), list[int]()
     for token_id in prompt:
         state = next_state(state, token_id)

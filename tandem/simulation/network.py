@@ -1,7 +1,6 @@
-"""Calls between nodes in memory: `rpc.network.Network` over a `Fabric`, with the codecs and error mapping of gRPC's.
+"""Calls between nodes in memory: `rpc.network.Network` over a `Fabric`, with the forms and error mapping of gRPC's.
 
-A call on a connection that is over fails with `WorkerLostError`; a channel that waits for its next try to connect fails
-calls at once.
+A call on an ended connection fails with `WorkerLostError`; while a channel waits to reconnect, calls fail at once.
 """
 
 import asyncio
@@ -16,11 +15,11 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MetadataSource, MethodTable, RpcServer
-from tandem.rpc.serve_messages import Ending
+from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
 from tandem.rpc.session_table import SessionTable
 from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
-from tandem.rpc.status import error_of_ending, handshake_error_of_ending
+from tandem.rpc.status import error_of_status, handshake_error_of_status
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
 from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
@@ -43,7 +42,7 @@ class SimulatedNetwork:
         return NodeNetwork(self, node)
 
     def crash(self, node: Node, *, is_silent: bool) -> None:
-        """`node` listens nowhere any more."""
+        """Removes the listeners of `node`."""
         for address in [address for address, listener in self.listeners.items() if listener.node is node]:
             del self.listeners[address]
             if is_silent:
@@ -60,8 +59,8 @@ class NodeNetwork:
 
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
-    ) -> "SimulatedLine":
-        return SimulatedLine(self._network, self._node, address, credentials, expected, metadata_source)
+    ) -> "SimulatedRpcConnection":
+        return SimulatedRpcConnection(self._network, self._node, address, credentials, expected, metadata_source)
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         listeners = self._network.listeners
@@ -77,10 +76,10 @@ class NodeNetwork:
         return listener
 
 
-class SimulatedLine:
-    """`rpc.network.Line` in memory. It connects when first used, and again whenever it must.
+class SimulatedRpcConnection:
+    """`rpc.network.RpcConnection` in memory; connects when first used and reconnects when needed.
 
-    Invariant: a session is of one connection, and nothing but a handshake is sent before it is open.
+    Invariant: a session belongs to one connection, and nothing but a handshake is sent before it is open.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class SimulatedLine:
         self._failure = ""
         self._is_closed = False
 
-    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         data = method.request.encode(request)
         self._require_open(method)
         self.num_calls += 1
@@ -118,10 +117,10 @@ class SimulatedLine:
         try:
             async with asyncio.timeout(timeout_s):
                 call = await self._begin(method, data, timeout_s, "")
-                answer = await call.inbox.take()
+                answer = await call.inbox.get()
                 if not isinstance(answer, bytes):
                     raise self._error_of(method, answer)
-                call.inbox.end(Ending())  # NOTE: the end of the call comes with its answer
+                call.inbox.end(CallStatus())  # NOTE: the end of the call comes with its answer
                 return self._read(method.answer, answer)
         except TimeoutError:
             self._was_silent |= call is not None
@@ -148,7 +147,7 @@ class SimulatedLine:
             if call is not None:
                 call.leave()
 
-    async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
+    async def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
         self._require_open(method)
         call = await self._begin(method, None, None, "")
         sender = asyncio.create_task(self._send_all(method, call, requests), name=f"{method.name} to {self.address}")
@@ -186,9 +185,9 @@ class SimulatedLine:
         return () if self._metadata_source is None else self._metadata_source()
 
     async def _answers(self, method: Method[Any, A], call: ClientCall) -> AsyncGenerator[A, None]:
-        while isinstance(answer := await call.inbox.take(), bytes):
+        while isinstance(answer := await call.inbox.get(), bytes):
             yield self._read(method.answer, answer)
-        if answer != Ending():
+        if answer != CallStatus():
             raise self._error_of(method, answer)
 
     async def _send_all(self, method: Method[Q, Any], call: ClientCall, requests: AsyncIterator[Q]) -> None:
@@ -214,7 +213,7 @@ class SimulatedLine:
         return self._wire, self._session
 
     def _leave_silent(self) -> None:
-        """NOTE: what runs there goes on, as by `rpc.link`."""
+        """NOTE: running calls continue on it, as in `rpc.grpc_connection`."""
         if not self._was_silent:
             return
         self._was_silent = False
@@ -237,7 +236,7 @@ class SimulatedLine:
             raise self._lost(method, self._failure)
 
     async def _reach(self) -> MultiplexedConnection | None:
-        """None: it failed, and `_failure` says why."""
+        """Returns None if it failed; `_failure` is the reason then."""
         try:
             return await self._handshake(await self._dial())
         except OSError as error:
@@ -249,19 +248,19 @@ class SimulatedLine:
             self._connecting = None
 
     async def _handshake(self, wire: MultiplexedConnection) -> MultiplexedConnection:
-        """As `rpc.sessions`.
+        """Performs a handshake, as `rpc.sessions`.
 
         Raises:
             TandemError: as `Handshake.session`; or it was refused.
-            OSError: the connection is over, or there is no answer.
+            OSError: the connection has ended, or there is no answer.
         """
         method, handshake = methods.OPEN, Handshake(self._credentials, self._expected, self.address)
         call = wire.begin(method.path, method.request.encode(handshake.call), HANDSHAKE_TIMEOUT_S, "")
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                answer = await call.inbox.take()
+                answer = await call.inbox.get()
             if isinstance(answer, bytes):
-                call.inbox.end(Ending())
+                call.inbox.end(CallStatus())
                 self._session = handshake.session(method.answer.decode(answer))
                 return wire
         except TimeoutError:
@@ -273,10 +272,10 @@ class SimulatedLine:
                 self._network.fabric.cut(wire.connection, "no session was opened")
         if isinstance(answer, str):
             raise ConnectionError(answer)
-        raise handshake_error_of_ending(answer, self.address)
+        raise handshake_error_of_status(answer, self.address)
 
     async def _dial(self) -> MultiplexedConnection:
-        """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""
+        """Connects. Raises OSError: nothing listens, or there is no answer within `CONNECT_TIMEOUT_S`."""
         loop, network = asyncio.get_running_loop(), self._network
         ends_s = loop.time() + CONNECT_TIMEOUT_S
         while loop.time() < ends_s:
@@ -292,10 +291,10 @@ class SimulatedLine:
             await asyncio.sleep(0.5)
         raise ConnectionError("connecting timed out")
 
-    def _error_of(self, method: Method[Any, Any], answer: Ending | str) -> TandemError:
+    def _error_of(self, method: Method[Any, Any], answer: CallStatus | str) -> TandemError:
         if isinstance(answer, str):
             return self._closed(method) if self._is_closed else self._lost(method, answer)
-        error = error_of_ending(answer, self.address, method.name)
+        error = error_of_status(answer, self.address, method.name)
         return error or self._lost(method, "it ended without an answer")
 
     def _read(self, form: Form[A], data: bytes) -> A:
@@ -316,6 +315,6 @@ class SimulatedLine:
 
 
 def _take_error(task: "asyncio.Task[MultiplexedConnection | None]") -> None:
-    """NOTE: those who waited may have gone; then nobody else would take it."""
+    """NOTE: marks the exception as retrieved, since all waiting callers may have gone."""
     if not task.cancelled():
         task.exception()

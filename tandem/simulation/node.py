@@ -21,13 +21,13 @@ current_node: ContextVar["Node | None"] = ContextVar("current_node", default=Non
 
 
 class Node:
-    """A process named `name`. Its machine is itself: it answers as `core.machine.Machine`.
+    """A process named `name`; implements `core.machine.Machine`.
 
     Args:
         now_s: the loop's time.
         source: of its random bytes.
 
-    `ready` holds callbacks that may run; `tasks` those it has not ended. `slowness` multiplies what its work takes.
+    `ready` holds callbacks that may run; `tasks` its unfinished tasks. `slowness` multiplies the duration of its work.
     """
 
     def __init__(self, name: str, now_s: Callable[[], float], source: random.Random) -> None:
@@ -53,18 +53,18 @@ class Node:
         return self.random.randbytes(num_bytes)
 
     def cpu_s(self) -> float:
-        """NOTE: all nodes are one process of the real machine, whose use would differ from run to run."""
+        """NOTE: all nodes are one process of the real machine, whose CPU time would differ from run to run."""
         return 0.0
 
     def resident_bytes(self) -> int:
         return 0
 
     def now_s(self) -> float:
-        """A `core.clock.Clock`."""
+        """Time, as `core.clock.Clock`."""
         return self._now_s()
 
     def spawn(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
-        """Run it as a task of this node."""
+        """Runs a coroutine as a task of this node."""
         return loop.create_task(work, name=name, context=self.context.copy())
 
     def _enter(self) -> None:

@@ -48,7 +48,7 @@ from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
 from tandem.serving.router_process import RouterProcess, serving_router
 from tandem.serving.router_settings import RouterSettings
-from tandem.simulation.engine import TurnedEngine
+from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.loop import VirtualLoop
@@ -89,7 +89,7 @@ class WorkerSizes:
 
 
 @dataclass(slots=True)
-class SimulatedSurroundings:
+class SimulatedEnvironment:
     """Shared parts of one simulation. `routers`: live ones, by address. `is_open`: without accounts."""
 
     loop: VirtualLoop
@@ -107,17 +107,19 @@ class SimulatedSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """A worker that serves, and what of it the invariants look at."""
+    """A serving worker, and the parts of it that invariants check."""
 
     worker: WorkerProcess
     engine: Engine
 
 
 class _RouterIndex:
-    """The reporting half of a router's embedded index, called as by a thread: `worker.feeds.RouterIndex` waits."""
+    """The publishing half of a router's embedded index, called as from a thread; `worker.feeds.RouterIndex` would
+    block.
+    """
 
-    def __init__(self, around: SimulatedSurroundings, node: Node, address: str) -> None:
-        self._around = around
+    def __init__(self, environment: SimulatedEnvironment, node: Node, address: str) -> None:
+        self._environment = environment
         self._node = node
         self._address = address
 
@@ -138,16 +140,16 @@ class _RouterIndex:
 
     @property
     def _index(self) -> LocalityIndex:
-        self._around.loop.spend(self._around.fabric.delay_s())
-        node, router = self._around.routers.get(self._address, (None, None))
-        fabric = self._around.fabric
+        self._environment.loop.spend(self._environment.fabric.delay_s())
+        node, router = self._environment.routers.get(self._address, (None, None))
+        fabric = self._environment.fabric
         if node is None or router is None or node.is_paused or not fabric.can_talk(self._node.name, node.name):
             raise LocalityUnavailableError(f"the router at {self._address} does not answer")
         return router.service._lookup._index
 
 
 class _OneTransport(Transports):
-    """Only the simulated one is open."""
+    """`Transports` with the simulated transport only."""
 
     def __init__(self, transport: KVTransport) -> None:
         self.wanted = transport.name
@@ -156,23 +158,25 @@ class _OneTransport(Transports):
 
 @asynccontextmanager
 async def serving_simulated_worker(
-    around: SimulatedSurroundings,
+    environment: SimulatedEnvironment,
     node: Node,
     role: Role,
     worker_id: str,
     address: str,
     on_turn: Callable[[Engine], None],
 ) -> AsyncIterator[SimulatedWorker]:
-    """A worker for the time of the block; as `worker.process.serving_worker`."""
-    settings = _worker_settings(around, role, worker_id, address)
+    """Runs a worker for the time of the block; as `worker.process.serving_worker`."""
+    settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
-    feeds = Feeds([_RouterIndex(around, node, router) for router in around.router_addresses], worker_id, epoch)
-    assembly, executor = _assembled(around, node, feeds)
-    engine = TurnedEngine(assembly.engine, around.loop, node, on_turn)
+    feeds = Feeds(
+        [_RouterIndex(environment, node, router) for router in environment.router_addresses], worker_id, epoch
+    )
+    assembly, executor = _assembled(environment, node, feeds)
+    engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
     engine.start()
     compatibility = compatibility_of(assembly)
     identity = Identity(compatibility, SECRET.encode(), me.incarnation)
-    transport = SimulatedTransport(around.fabric, node, pool_of_arena(assembly), identity, around.transports)
+    transport = SimulatedTransport(environment.fabric, node, pool_of_arena(assembly), identity, environment.transports)
     transport.on_write = functools.partial(_require_pinned, assembly.engine.kv, worker_id)
     executor.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
     prometheus = CollectorRegistry()
@@ -183,7 +187,7 @@ async def serving_simulated_worker(
         leases=LeaseBook(settings.lease_ttl_s, node, lambda name: engine.post(lambda e: e.kv.drop(name))),
         transports=_OneTransport(transport),
         checksums=PageChecksums(assembly.arena, settings.checksum_share),
-        metrics=WorkerMetrics(prometheus, MODEL, max_model_len=around.sizes.max_model_len),
+        metrics=WorkerMetrics(prometheus, MODEL, max_model_len=environment.sizes.max_model_len),
         tracing=Tracing.configure(worker_id, None),
         site=Site("one host", "one", "one", "one process", "cpu", "none in a simulation", False),
         compatibility=compatibility,
@@ -201,17 +205,17 @@ async def serving_simulated_worker(
 
 @asynccontextmanager
 async def serving_simulated_router(
-    around: SimulatedSurroundings, node: Node, address: str
+    environment: SimulatedEnvironment, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
-    """A router for the time of the block; `router_process.serving_router` as it is."""
-    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": around.max_local_tokens}
+    """Runs a router for the time of the block, by `router_process.serving_router`."""
+    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options)
     async with serving_router(settings) as router:
-        around.routers[address] = (node, router)
+        environment.routers[address] = (node, router)
         try:
             yield router
         finally:
-            del around.routers[address]
+            del environment.routers[address]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,22 +226,22 @@ class SimulatedGateway:
     app: ASGIApp
 
 
-def start_simulated_gateway(around: SimulatedSurroundings, node: Node, name: str) -> SimulatedGateway:
+def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name: str) -> SimulatedGateway:
     """A gateway whose journeys, accounts and HTTP are real; from within the node."""
     options: dict[str, Any] = {
         "model": MODEL,
-        "routers": ",".join(around.router_addresses),
+        "routers": ",".join(environment.router_addresses),
         **_TRUST,
     }
-    store, tracing = SimulatedStore(around.fabric, node, around.store), Tracing.configure(name, None)
+    store, tracing = SimulatedStore(environment.fabric, node, environment.store), Tracing.configure(name, None)
 
     def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts | None:
-        return None if around.is_open else Accounts(store, Prices(), clock, lease_s=around.store.lease_s)
+        return None if environment.is_open else Accounts(store, Prices(), clock, lease_s=environment.store.lease_s)
 
     settings = GatewaySettings(**options)
     gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)
     gateway.start()
-    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.surroundings)})
+    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.dialect_context)})
     return SimulatedGateway(gateway, Edge(fast, gateway.ids, guard_of(gateway, settings).admit))
 
 
@@ -246,7 +250,7 @@ async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _worker_settings(
-    around: SimulatedSurroundings, role: Role, worker_id: str, address: str
+    environment: SimulatedEnvironment, role: Role, worker_id: str, address: str
 ) -> DecodeSettings | PrefillSettings:
     kind: type[DecodeSettings] | type[PrefillSettings] = DecodeSettings if role is Role.DECODE else PrefillSettings
     options: dict[str, Any] = {
@@ -254,17 +258,17 @@ def _worker_settings(
         "served_model_name": MODEL,
         "worker_id": worker_id,
         "bind": address,
-        "routers": ",".join(around.router_addresses),
-        "lease_ttl_s": around.lease_ttl_s,
+        "routers": ",".join(environment.router_addresses),
+        "lease_ttl_s": environment.lease_ttl_s,
         "transport": "inproc",
         **_TRUST,
     }
     return kind(**options)
 
 
-def _assembled(around: SimulatedSurroundings, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
+def _assembled(environment: SimulatedEnvironment, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
     """As `engine.resolve.assemble`, around the simulated model."""
-    sizes = around.sizes
+    sizes = environment.sizes
     layout = build_layout([KV_SPEC], sizes.block_size)
     kv = KVCacheManager(
         layout,
@@ -280,7 +284,7 @@ def _assembled(around: SimulatedSurroundings, node: Node, feeds: Feeds) -> tuple
         max_model_len=sizes.max_model_len,
     )
     arena = Arena(layout, sizes.num_blocks + 1, torch.device("cpu"))
-    executor = SimulatedExecutor(arena, node, around.loop, around.cost)
+    executor = SimulatedExecutor(arena, node, environment.loop, environment.cost)
     identity = ModelIdentity(FINGERPRINT, VOCAB_SIZE, (EOS_TOKEN_ID,))
     engine = Engine(executor, Scheduler(limits, kv), kv, identity, tokenizer=_tokenizer(), clock=node)
     # NOTE: nobody looks at the weights' spec, nor makes masks
@@ -321,5 +325,5 @@ def _require_unpinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int])
 
 
 async def for_ever() -> None:
-    """Until cancelled."""
+    """Waits until cancelled."""
     await asyncio.Event().wait()

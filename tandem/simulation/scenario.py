@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.simulation.fabric import Weather
+from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.model import answer_of
 from tandem.simulation.store import STORE
 
@@ -111,7 +111,7 @@ class Scenario:
     gateways: tuple[str, ...]
     asks: tuple[ClientRequest, ...]
     faults: tuple[Fault, ...]
-    weather: Weather
+    conditions: NetworkConditions
     num_blocks: int
     lease_ttl_s: float
     max_local_tokens: int
@@ -144,7 +144,9 @@ def scenario_of(seed: int) -> Scenario:
         gateways=gateways,
         asks=_asks(draw, TENANTS[:1] if is_open else TENANTS, gateways, bursts_s),
         faults=tuple(sorted(_faults(draw, names, prefills, decodes, bursts_s), key=lambda fault: fault.at_s)),
-        weather=Weather(draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))),
+        conditions=NetworkConditions(
+            draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))
+        ),
         num_blocks=draw.choice((34, 40, 64)),
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
         max_local_tokens=draw.choice((0, 0, 16)),
@@ -193,7 +195,7 @@ def _hand_offs(seed: int) -> Scenario:
         gateways=_named("gateway", 1),
         asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        weather=Weather(),
+        conditions=NetworkConditions(),
         num_blocks=34,
         lease_ttl_s=1.0,
         max_local_tokens=0,

@@ -117,7 +117,7 @@ class SimulatedTransport:
             self._move(source, pieces.pop(0))
             seconds = _BLOCKS_PER_PIECE * self.pool.page_bytes / _BYTES_PER_S
             seconds += self._fabric.random.expovariate(1 / _LATENCY_S)
-            seconds += self._fabric.random.random() * self._fabric.weather.read_s
+            seconds += self._fabric.random.random() * self._fabric.conditions.read_s
             loop.call_later(seconds, self._copy, peer, pieces, transfer, limit_s, context=self._context)
         else:
             loop.call_soon(transfer.succeed, context=self.node.context)

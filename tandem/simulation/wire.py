@@ -17,9 +17,9 @@ from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
 from tandem.rpc.network import RpcServer
-from tandem.rpc.serve_messages import Ending
+from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
-from tandem.rpc.status import ending_of
+from tandem.rpc.status import status_of
 from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection
 from tandem.simulation.node import Node
 
@@ -32,32 +32,32 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[bytes] = deque()
-        self._ending: Ending | str | None = None  # text: the connection was lost
+        self._status: CallStatus | str | None = None  # text: the connection was lost
         self._has_any = asyncio.Event()
 
     @property
     def has_ended(self) -> bool:
-        return self._ending is not None
+        return self._status is not None
 
     def put(self, item: bytes) -> None:
-        if self._ending is None:
+        if self._status is None:
             self._items.append(item)
             self._has_any.set()
 
-    def end(self, ending: Ending | str) -> None:
-        if self._ending is None:
-            self._ending = ending
+    def end(self, status: CallStatus | str) -> None:
+        if self._status is None:
+            self._status = status
             self._has_any.set()
 
-    async def take(self) -> bytes | Ending | str:
+    async def get(self) -> bytes | CallStatus | str:
         await self._has_any.wait()
         if self._items:
             item = self._items.popleft()
-            if not self._items and self._ending is None:
+            if not self._items and self._status is None:
                 self._has_any.clear()
             return item
-        assert self._ending is not None
-        return self._ending
+        assert self._status is not None
+        return self._status
 
 
 class ClientCall:
@@ -94,9 +94,9 @@ class ServerCall:
         await asyncio.sleep(0)
         await self._wire.connection.down.room()
 
-    def end(self, ending: Ending) -> None:
+    def end(self, status: CallStatus) -> None:
         self._wire.served.pop(self._number, None)
-        self._wire.send_down("end", self._number, ending)
+        self._wire.send_down("end", self._number, status)
 
 
 _Serve = Callable[[ServerCall, bytes | None], Awaitable[None]]
@@ -131,7 +131,7 @@ class SimulatedServer(RpcServer):
 
         self.methods[method.path] = serve
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
         async def serve(call: ServerCall, data: bytes | None) -> None:
             await _write_all(method, call, respond(_read_all(method.request, call)))
 
@@ -170,7 +170,7 @@ class SimulatedServer(RpcServer):
             self._sessions.admit(proof, path, data or b"")
             serve = self.methods.get(path)
             if serve is None:
-                call.end(Ending(grpc.StatusCode.UNIMPLEMENTED.value[0], f"no method {path}"))
+                call.end(CallStatus(grpc.StatusCode.UNIMPLEMENTED.value[0], f"no method {path}"))
                 return
             await serve(call, data)
         except (Exception, asyncio.CancelledError) as error:  # NOTE: whatever a handler raises is sent to its caller
@@ -179,22 +179,22 @@ class SimulatedServer(RpcServer):
                 raise asyncio.CancelledError from error
             self._fail(path, call, error)
         else:
-            call.end(Ending())
+            call.end(CallStatus())
 
     def _shake_hands(self, call: ServerCall, data: bytes) -> None:
         method = methods.OPEN
         call.write(method.encode_answer(self._sessions.open(method.request.decode(data))))
-        call.end(Ending())
+        call.end(CallStatus())
 
     def _fail(self, path: str, call: ServerCall, error: BaseException) -> None:
         if isinstance(error, NotAdmittedError):
-            call.end(Ending(error.code.value[0], str(error), dict(error.trailing)))
+            call.end(CallStatus(error.code.value[0], str(error), dict(error.trailing)))
             return
         if isinstance(error, asyncio.CancelledError):
             error = WorkerLostError(f"{path} was cancelled by the process that served it")
         if not isinstance(error, TandemError):
             self._fabric.loop.bugs.append(f"{path} at {self.node.name}: {type(error).__name__}: {error}")
-        call.end(ending_of(error))
+        call.end(status_of(error))
 
 
 class MultiplexedConnection:
@@ -226,7 +226,7 @@ class MultiplexedConnection:
         self._note("up", what, number, data)
         self.connection.up.send(lambda: self._take_up(what, number, data))
 
-    def send_down(self, what: str, number: int, data: bytes | Ending) -> None:
+    def send_down(self, what: str, number: int, data: bytes | CallStatus) -> None:
         if self.connection.is_over:
             return
         self._note("down", what, number, data if isinstance(data, bytes) else data.details.encode())
@@ -244,7 +244,7 @@ class MultiplexedConnection:
         if call.task is not None:
             call.task.cancel()
 
-    def _take_down(self, number: int, data: bytes | Ending) -> None:
+    def _take_down(self, number: int, data: bytes | CallStatus) -> None:
         call = self.calls.get(number)
         if call is None:
             return
@@ -285,5 +285,5 @@ async def _write_all(method: Method[Any, A], call: ServerCall, answers: AsyncIte
 
 
 async def _read_all(form: Form[Q], call: ServerCall) -> AsyncIterator[Q]:
-    while isinstance(data := await call.requests.take(), bytes):
+    while isinstance(data := await call.requests.get(), bytes):
         yield form.decode(data)

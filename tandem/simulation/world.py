@@ -14,13 +14,13 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange
 from tandem.simulation.executor import StepCost
-from tandem.simulation.fabric import EventTrace, Fabric, Weather
+from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
 from tandem.simulation.processes import (
+    SimulatedEnvironment,
     SimulatedGateway,
-    SimulatedSurroundings,
     SimulatedWorker,
     WorkerSizes,
     for_ever,
@@ -54,11 +54,13 @@ class World:
         seed = str(scenario.seed)
         self.loop = VirtualLoop(seed)
         self.trace = EventTrace(keep_trace)
-        weather = Weather(scenario.weather.mean_s, scenario.weather.slow_share, scenario.weather.slow_s)
-        self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, weather)
+        conditions = NetworkConditions(
+            scenario.conditions.mean_s, scenario.conditions.slow_share, scenario.conditions.slow_s
+        )
+        self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, conditions)
         self.network = SimulatedNetwork(self.fabric)
         self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
-        self.around = SimulatedSurroundings(
+        self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
             self.store,
@@ -127,7 +129,7 @@ class World:
         node = self.nodes.pop(name)
         self.crashed.setdefault(name, []).append(self.loop.time())
         self.workers.pop(name, None)
-        self.around.routers.pop(self.address_of(name), None)
+        self.environment.routers.pop(self.address_of(name), None)
         self.network.crash(node, is_silent=is_silent)
         self.loop.kill(node)
         if self.gateways.pop(name, None) is not None:
@@ -136,15 +138,15 @@ class World:
                     exchange.lose()
 
     async def _run_router(self, name: str, node: Node) -> None:
-        await _hold(serving_simulated_router(self.around, node, self.address_of(name)), lambda _: None)
+        await _hold(serving_simulated_router(self.environment, node, self.address_of(name)), lambda _: None)
 
     async def _run_worker(self, name: str, node: Node) -> None:
         role = Role.DECODE if name.startswith("decode") else Role.PREFILL
-        serving = serving_simulated_worker(self.around, node, role, name, self.address_of(name), self._note_turn)
+        serving = serving_simulated_worker(self.environment, node, role, name, self.address_of(name), self._note_turn)
         await _hold(serving, partial(self.workers.__setitem__, name))
 
     async def _run_gateway(self, name: str, node: Node) -> None:
-        self.gateways[name] = start_simulated_gateway(self.around, node, name)
+        self.gateways[name] = start_simulated_gateway(self.environment, node, name)
         await for_ever()
 
     def _note_end(self, name: str, node: Node, task: "asyncio.Task[None]") -> None:
@@ -210,12 +212,12 @@ class World:
             case FaultKind.CLOCK if node is not None:
                 node.wall_offset_s += fault.size
             case FaultKind.LOSSY:
-                weather = self.fabric.weather
-                former, weather.slow_share = weather.slow_share, 0.3
-                return partial(setattr, weather, "slow_share", former)
+                conditions = self.fabric.conditions
+                former, conditions.slow_share = conditions.slow_share, 0.3
+                return partial(setattr, conditions, "slow_share", former)
             case FaultKind.SLOW_READS:
-                self.fabric.weather.read_s = fault.size
-                return partial(setattr, self.fabric.weather, "read_s", 0.0)
+                self.fabric.conditions.read_s = fault.size
+                return partial(setattr, self.fabric.conditions, "read_s", 0.0)
             case FaultKind.STORE_DOWN:
                 self.store.is_down = True
                 return partial(setattr, self.store, "is_down", False)

@@ -1,1 +1,1 @@
-"""TLS between the processes of a deployment: certificates from a directory, and what they say of a process."""
+"""TLS between the processes of a deployment: certificates from a directory, and the identities in them."""

@@ -37,14 +37,14 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """PEM."""
+        """The certificate in PEM."""
         return self._certificate.public_bytes(Encoding.PEM)
 
     def write(self, directory: Path, role: CertifiedRole, *, dns: str | None = None) -> None:
-        """Files as `TlsFiles` reads them; only this user may read the key.
+        """Writes the files that `TlsFiles` reads; only this user may read the key.
 
         Args:
-            directory: made if need be.
+            directory: created if missing.
             dns: name in the certificate, if not the role's in this deployment.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

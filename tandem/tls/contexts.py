@@ -10,7 +10,9 @@ _MAX_FLIGHTS = 8
 
 
 def server_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
-    """Asks every client for a certificate of `ca` (DER). Raises `ssl.SSLError` or OSError for files of no use."""
+    """Context of a server; requires client certificates of `ca` (DER). Raises `ssl.SSLError` or OSError for unusable
+    files.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # type: ignore[misc,unused-ignore]  # NOTE: each connection is verified anew
@@ -18,7 +20,7 @@ def server_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
 
 
 def client_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
-    """Checks the server's name; raises as `server_context`."""
+    """Context of a client; checks the server's name. Raises as `server_context`."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca)
 
 
@@ -33,7 +35,7 @@ def _context(protocol: int, certificate: Path, key: Path, ca: bytes) -> ssl.SSLC
 
 
 def check_by_handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """Let both shake hands in memory, which checks chain, dates, names and usages at both ends.
+    """Performs a handshake of both in memory, which checks chain, dates, names and usages at both ends.
 
     Raises:
         ConfigurationError: one refuses the other, with the library's reason.

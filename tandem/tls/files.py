@@ -1,6 +1,6 @@
-"""A process's certificate, key and trusted CAs, read from a directory and read again when they changed.
+"""Certificate, key and trusted CAs of a process, read from a directory and reread when they change.
 
-Invariant: what was read last and is sound is in use. Files that are damaged or half-way replaced change nothing.
+Invariant: the last valid content is in use. Damaged or partly replaced files change nothing.
 """
 
 import logging
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Material:
-    """What one reading of the files gave. PEM texts for gRPC, contexts for sockets."""
+    """Content of the files: PEM texts for gRPC, contexts for sockets."""
 
     name: CertifiedName
     certificate: bytes = field(repr=False)
@@ -37,20 +37,20 @@ class Material:
     client: ssl.SSLContext = field(repr=False)
 
     def peer_name(self, role: CertifiedRole) -> str:
-        """The DNS name in the certificate of a process of this deployment."""
+        """The DNS name in the certificate of a process of this deployment and role."""
         return dns_name(role, self.name.deployment)
 
 
 class TlsFiles:
-    """The directory of one process. Thread-safe.
+    """The certificate directory of one process. Thread-safe.
 
     Args:
-        directory: has `tls.crt` (with intermediates, if there are any), `tls.key` and `ca.crt` (one or more CAs).
-        role: the certificate must be for.
+        directory: contains `tls.crt` (with intermediates, if any), `tls.key` and `ca.crt` (one or more CAs).
+        role: the role that the certificate must have.
         now_s: seconds since 1970.
 
     Raises:
-        ConfigurationError: a file is missing or of no use; names it and the remedy.
+        ConfigurationError: a file is missing or unusable; names it and the remedy.
     """
 
     def __init__(self, directory: Path, role: CertifiedRole, now_s: Callable[[], float] = time.time) -> None:
@@ -60,7 +60,7 @@ class TlsFiles:
         self._version, self._material = self._read()
 
     def current(self) -> Material:
-        """What is in the files now; the same object as long as they are the same."""
+        """The current content of the files; the same object while they are unchanged."""
         with self._lock:
             try:
                 if self._stat() != self._version:
@@ -155,7 +155,7 @@ class TlsFiles:
             )
 
     def _name(self, leaf: x509.Certificate) -> CertifiedName:
-        """Whom it names, if this is the process."""
+        """The identity in the certificate; raises if it is not this process's."""
         try:
             names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             dns_names = names.get_values_for_type(x509.DNSName)

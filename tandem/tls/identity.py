@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 253  # of a DNS name
 
 
 class CertifiedRole(StrEnum):
-    """What a certificate lets its owner be. Prefill and decode workers may ask the same, so they share one."""
+    """Role in a certificate. Prefill and decode workers have the same permissions, so they share one."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -27,7 +27,7 @@ class CertifiedRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CertifiedName:
-    """Who a certificate says its owner is. `deployment`: as `RELEASE.NAMESPACE`; equal for all its processes."""
+    """Identity in a certificate. `deployment`: as `RELEASE.NAMESPACE`; equal for all its processes."""
 
     role: CertifiedRole
     deployment: str
@@ -37,18 +37,18 @@ class CertifiedName:
 
 
 def dns_name(role: str, deployment: str) -> str:
-    """What the certificate of a process must contain."""
+    """The DNS name that the certificate of a process must contain."""
     return f"{role}.{deployment}{_SUFFIX}"
 
 
 def is_deployment(name: str) -> bool:
-    """Whether certificates can name it."""
+    """Whether a name can be a deployment's in a certificate."""
     longest = max(len(dns_name(role, name)) for role in CertifiedRole)
     return longest <= _MAX_CHARACTERS and _DEPLOYMENT.fullmatch(name) is not None
 
 
 def certified_name(dns_names: Iterable[str]) -> CertifiedName | None:
-    """The one identity among the DNS names of a certificate. None where there is none, or more than one."""
+    """The only identity among the DNS names of a certificate. None if there is none, or more than one."""
     found = {name for each in dns_names if (name := _parsed(each)) is not None}
     return found.pop() if len(found) == 1 else None
 

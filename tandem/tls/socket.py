@@ -7,7 +7,7 @@ from typing import Any
 
 
 class EncryptedSocket(ssl.SSLSocket):
-    """What `SSLContext.wrap_socket` makes here. One thread reads and writes; any may shut down.
+    """Socket created by `SSLContext.wrap_socket` here. One thread reads and writes; any may shut down.
 
     NOTE: a TLS record has at most 16 KiB, so each call of the library moves no more.
     """
@@ -16,14 +16,14 @@ class EncryptedSocket(ssl.SSLSocket):
     _send_s: float | None = None
 
     def wait_at_most(self, *, receive_s: float, send_s: float) -> None:
-        """How long one call waits for the other side, 0 = for ever."""
+        """Sets the timeout of one wait for the other side; 0 = none."""
         self._receive_s, self._send_s = receive_s or None, send_s or None
 
     def fill(self, views: Iterable[memoryview]) -> int:
-        """Fill all views; the number of bytes, fewer when the wait ran out or the other side closed.
+        """Fills all views; returns the number of bytes, fewer when the wait timed out or the other side closed.
 
         Raises:
-            BlockingIOError: the wait ran out before one byte came.
+            BlockingIOError: the wait timed out before any byte arrived.
         """
         self.settimeout(self._receive_s)
         total = 0
@@ -46,16 +46,16 @@ class EncryptedSocket(ssl.SSLSocket):
         super().sendall(data, flags)
 
     def shutdown(self, how: int) -> None:
-        """Wake the thread that reads or writes.
+        """Wakes the thread that reads or writes.
 
-        NOTE: the base class forgets the TLS state first, after which a read under way goes on with bytes that nobody
-        has decrypted or authenticated.
+        NOTE: the base class drops the TLS state first, after which a running read would return bytes that were neither
+        decrypted nor authenticated.
         """
         socket.socket.shutdown(self, how)
 
 
 def dns_names(connection: ssl.SSLSocket) -> Sequence[str]:
-    """Those in the certificate of the other side, which was verified."""
+    """DNS names in the verified certificate of the other side."""
     certificate = connection.getpeercert() or {}
     entries: Any = certificate.get("subjectAltName", ())
     return [value for kind, value in entries if kind == "DNS"]

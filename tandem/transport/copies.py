@@ -71,7 +71,7 @@ class CopyReader:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        """As `KVTransport.read`."""
+        """Reads blocks, as `KVTransport.read`."""
         link = self._peers.get(peer)
         runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_blocks)
         transfer = Transfer(len(remote_blocks) * self._pool.page_bytes, self._clock)
@@ -84,7 +84,7 @@ class CopyReader:
         return transfer
 
     def disconnect(self, peer: Peer) -> None:
-        """As `KVTransport.disconnect`."""
+        """Removes a peer, as `KVTransport.disconnect`."""
         link = self._peers.pop(peer)
         if link is not None:
             link.is_open = False

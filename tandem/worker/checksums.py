@@ -1,6 +1,6 @@
-"""CRC-32 (ISO-HDLC, as in zlib) of whole pages of the arena: what two workers compare to know that bytes arrived whole.
+"""CRC-32 (ISO-HDLC, as in zlib) of whole KV pages, compared by two workers to detect corrupted or incomplete transfers.
 
-Reads pages that nobody writes: leased ones, and fetched ones before the engine knows of them.
+Only pages that nothing writes are read: leased ones, and fetched ones before the engine may use them.
 """
 
 import random
@@ -13,10 +13,10 @@ from tandem.compute.arena import Arena
 
 
 class PageChecksums:
-    """Checksums of one arena's pages, and which of a read's blocks to compare.
+    """Computes checksums of one KV memory's pages, and samples the blocks of a read to compare.
 
     Args:
-        share: of the blocks of a read, at least one; 1 = all.
+        share: share of a read's blocks to compare, at least one block; 1 = all.
     """
 
     def __init__(self, arena: Arena, share: float, seed: int = 0) -> None:
@@ -25,13 +25,13 @@ class PageChecksums:
         self._random = random.Random(seed)
 
     def sample(self, count: int) -> list[int]:
-        """Which of `count` blocks to compare, as positions."""
+        """Positions of the blocks to compare, of `count` blocks."""
         if count == 0:
             return []
         return sorted(self._random.sample(range(count), min(count, max(1, round(count * self._share)))))
 
     def of(self, block_ids: Sequence[int]) -> list[int]:
-        """One checksum a block; takes about a millisecond for each 2 MB and lets other threads run."""
+        """One checksum for each block; takes about a millisecond for each 2 MB and releases the interpreter lock."""
         return [self._of_page(self._pages[block_id]) for block_id in block_ids]
 
     def _of_page(self, page: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Objects that the parts of one worker share. Holds no state of its own."""
+"""Objects shared by the parts of one worker. Holds no state of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from tandem.worker.transports import Transports
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCore:
-    """One worker's engine and surroundings.
+    """Engine of one worker, and the objects that its parts share.
 
-    me: this incarnation; its address is where peers call.
+    me: this incarnation; its address is the one that peers call.
     epoch: grows with every incarnation.
-    compatibility: what must be equal at a peer, by name.
-    block_size, block_bytes, num_blocks: of the pool; `num_blocks` counts the null block.
+    compatibility: properties that must be equal at a peer, by name.
+    block_size, block_bytes, num_blocks: of the pool; `num_blocks` includes the null block.
     host: copies kept blocks to and from the host tier; None = there is none.
     credentials: of this incarnation, for calls to peers.
     """
@@ -47,7 +47,7 @@ class WorkerCore:
     host: HostCopier | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:
-        """Who we are, to a peer."""
+        """This worker's message of a handshake with a peer."""
         return Greeting(
             worker=self.me,
             epoch=self.epoch,

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouterIndex:
-    """The reporting half of a router's embedded index, called from threads other than the event loop's."""
+    """The publishing half of a router's embedded index, called from threads other than the event loop's."""
 
     def __init__(self, address: str, credentials: Credentials, loop: asyncio.AbstractEventLoop) -> None:
         self._client = RouterClient(address, credentials)
@@ -61,12 +61,12 @@ class Feeds:
         self._feeds = [BlockFeed(index, worker_id, epoch) for index in indexes]
 
     def emit(self, event: BlockEvent) -> None:
-        """A `BlockEventSink`."""
+        """Receives block events; a `BlockEventSink`."""
         for feed in self._feeds:
             feed.emit(event)
 
     async def run(self) -> None:
-        """Report until cancelled; an index that is away is tried again."""
+        """Reports until cancelled; retries while an index is unavailable."""
         await asyncio.gather(*map(_report, self._feeds))
 
 
@@ -77,7 +77,7 @@ async def _report(feed: BlockFeed) -> None:
             result = await asyncio.to_thread(feed.flush)
         except LocalityUnavailableError as error:
             if not was_away:
-                logger.warning("the locality index is away, its news are kept: %s", error)
+                logger.warning("the locality index is away, its events are kept: %s", error)
             was_away = True
         else:
             is_stale = result is PublishResult.STALE

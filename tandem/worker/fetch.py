@@ -1,7 +1,8 @@
-"""Fills the blocks reserved for one request from the host tier and from what peers lease, and counts what may be used.
+"""Fills the blocks reserved for one request from the host tier and from leased blocks of peers, and counts usable
+tokens.
 
-Invariant: a block counts only after its bytes have arrived, the sampled checksums agree and the source has confirmed
-that the lease held all the while. The reservation stays pinned until every read is over, whatever its outcome.
+Invariant: a block counts only after its bytes have arrived, the sampled checksums agree, and the source has confirmed
+that the lease was valid throughout. The reservation stays pinned until every read is over, whatever its outcome.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from tandem.core.errors import TandemError, TransportError
 from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ConfirmCall, LeaseNews
+from tandem.rpc.messages import ConfirmCall, LeaseUpdate
 from tandem.scheduler.output import KVReserved
 from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fetch:
-    """One reservation. Several pulls may run at once, from one source or, after a failure, another."""
+    """Transfers into one reservation. Several pulls may run at once, from one source or, after a failure, another."""
 
     def __init__(self, core: WorkerCore, reserved: KVReserved, timeline: list[Stage]) -> None:
         self._core = core
@@ -52,13 +53,13 @@ class Fetch:
     def is_complete(self) -> bool:
         return not self._wanted
 
-    async def pull(self, source: KVSource, lease: LeaseNews) -> None:
-        """Read what these leased blocks have of what is still missing.
+    async def pull(self, source: KVSource, lease: LeaseUpdate) -> None:
+        """Reads the missing blocks from these leased ones.
 
         Raises:
-            TransportError: the bytes did not arrive, asked for twice where that may help, differ, or the lease ended
-                meanwhile. Nothing of it counts.
-            TandemError: the source could not be asked.
+            TransportError: the bytes did not arrive, even after a retry where that may help; they differ; or the lease
+                ended meanwhile. None of them count.
+            TandemError: the source could not be called.
         """
         offered = _entries(lease.groups)
         if any(index * self._core.block_size >= lease.num_tokens for _, index in offered):
@@ -75,10 +76,10 @@ class Fetch:
             del self._wanted[entry]
 
     async def restore(self, copier: HostCopier, hashes: Sequence[bytes]) -> None:
-        """Copy from the host tier what it has of what is missing.
+        """Copies missing blocks from the host tier.
 
         Raises:
-            TransportError: it could not be copied. Nothing of it counts.
+            TransportError: they could not be copied. None of them count.
         """
         started_s, began_s = wall_s(), self._core.clock.now_s()
         restore = copier.restore(hashes, self._reserved.groups)
@@ -91,7 +92,7 @@ class Fetch:
         self._timeline.append(Stage("restore", self._core.me.worker_id, started_s, duration_s, attributes))
 
     def close(self) -> None:
-        """No further pull will begin. Once."""
+        """Prevents further pulls. Call once."""
         self._pins.close()
 
     async def _read(
@@ -112,7 +113,9 @@ class Fetch:
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
     async def _moved(self, source: KVSource, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
-        """NOTE: only a read finds out, at once, that a connection was cut while idle; the next one makes another."""
+        """NOTE: only a read detects that an idle connection was cut; it fails at once, and the next one uses a new
+        connection.
+        """
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
         try:
@@ -133,7 +136,9 @@ class Fetch:
         return transfer
 
     async def _former_over(self, entries: list[_Entry]) -> None:
-        """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""
+        """NOTE: a failed read may still write: until it is over, another read into the same blocks could be
+        overwritten.
+        """
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
             try:
                 async with asyncio.timeout(FORMER_OVER_S):
@@ -142,7 +147,7 @@ class Fetch:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
     async def _confirm(self, source: KVSource, lease_id: str, remote: list[int], local: list[int]) -> None:
-        """Ask, after the read, whether the lease was valid, and compare checksums of a sample."""
+        """Checks, after the read, whether the lease was valid, and compares checksums of a sample."""
         sample = self._core.checksums.sample(len(remote))
         call = ConfirmCall(lease_id=lease_id, checksum_block_ids=tuple(remote[i] for i in sample))
         answer, ours = await asyncio.gather(
@@ -169,7 +174,7 @@ class Fetch:
 
 
 async def _done(transfer: Transfer) -> None:
-    """Wait until every byte is in place.
+    """Waits until every byte is in place.
 
     Raises:
         TransportError: the read failed.
@@ -181,7 +186,7 @@ async def _done(transfer: Transfer) -> None:
 
 
 async def _told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
-    """Until a transfer, from whichever thread, calls what was added."""
+    """Waits until a transfer calls the added callback, from any thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""The host tier's memory, and who copies blocks into it and back.
+"""Memory of the host tier, and copies of blocks to it and back.
 
-Invariant: every copy that was begun ends, with or without success, so no block stays held for one. Copies run on
-threads of their own: the engine's never waits for one. Who may touch which page is decided by the block accounting.
+Invariant: every copy ends, with or without success, so no block stays reserved for one. Copies run on threads of their
+own; the engine's thread never waits for one. The block accounting decides which pages may be accessed.
 """
 
 import logging
@@ -25,10 +25,10 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 
 class HostPages:
-    """As many pages as `num_bytes` hold; page-locked when the arena is on a GPU.
+    """Memory for as many pages as fit in `num_bytes`; page-locked when the KV memory is on a GPU.
 
     Raises:
-        ConfigurationError: the machine does not give that much memory.
+        ConfigurationError: the machine has not that much memory.
     """
 
     def __init__(self, arena: Arena, num_bytes: int) -> None:
@@ -43,37 +43,37 @@ class HostPages:
             raise ConfigurationError(f"host_kv_gib={num_bytes / 2**30:g} cannot be had: {error}; lower it") from error
 
     def store(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy blocks into slots, (block id, slot) each; returns when they are there. Any thread."""
+        """Copies blocks into slots, (block id, slot) each; returns when they are stored. Any thread."""
         for block_id, slot in pairs:
             self._pages[slot].copy_(self._arena[block_id], non_blocking=True)
         self._wait()
 
     def load(self, reads: Iterable[HostRead]) -> None:
-        """Copy slots, or other blocks, into blocks; returns when they are there. Any thread."""
+        """Copies slots, or other blocks, into blocks; returns when they are loaded. Any thread."""
         for read in reads:
             source = self._arena[read.source_id] if read.slot is None else self._pages[read.slot]
             self._arena[read.block_id].copy_(source, non_blocking=True)
         self._wait()
 
     def _wait(self) -> None:
-        """NOTE: copies take their turn on the stream that computes the blocks, so they see whole ones."""
+        """NOTE: copies are queued on the stream that computes the blocks, so they see complete ones."""
         if self._arena.is_cuda:
             torch.cuda.current_stream(self._arena.device).synchronize()
 
 
 @dataclass(slots=True)
 class Restore:
-    """A copy of `reads` from the host tier; they are set before the transfer is over. Nothing may be to copy."""
+    """A copy of `reads` from the host tier; they are set before the transfer is over. May be empty."""
 
     transfer: Transfer
     reads: tuple[HostRead, ...] = ()
 
 
 class HostCopier:
-    """Copies kept blocks to the host tier and back, one after the other each way.
+    """Copies kept blocks to the host tier and back, one copy at a time in each direction.
 
     Args:
-        post: does something on the engine's thread, between two steps.
+        post: runs a function on the engine's thread, between two steps.
 
     `has_moved`: whether the host tier has ever held anything.
     """
@@ -87,17 +87,17 @@ class HostCopier:
         self._back = ThreadPoolExecutor(1, thread_name_prefix="from-host")
 
     def start_move(self, move: HostMove) -> None:
-        """Begin to copy; returns at once. For the engine's thread."""
+        """Starts a copy and returns at once. Call on the engine's thread."""
         self._out.submit(self._move, move)
 
     def restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> Restore:
-        """Begin to copy what the host tier has of reserved blocks of a chain; returns at once."""
+        """Starts copying the blocks of a chain that the host tier has into reserved blocks; returns at once."""
         restore = Restore(Transfer(0, self._clock))
         self._post(lambda engine: self._start_restore(engine, restore, hashes, groups))
         return restore
 
     def close(self) -> None:
-        """Wait for what has begun. Only once nobody begins anything any more."""
+        """Waits for running copies. Call only when no more can be started."""
         self._out.shutdown(wait=True)
         self._back.shutdown(wait=True)
 
@@ -114,7 +114,7 @@ class HostCopier:
     def _start_restore(
         self, engine: Engine, restore: Restore, hashes: Sequence[bytes], groups: Sequence[BlockRange]
     ) -> None:
-        """NOTE: from here on the slots are held, so nothing may come between that and the copy, which lets them go."""
+        """NOTE: the slots are reserved from here until the copy releases them, so nothing may fail in between."""
         restore.reads = engine.kv.kept.begin_restore(hashes, groups)
         self._back.submit(self._restore, restore)
 

@@ -1,4 +1,6 @@
-"""Identity of a worker: what must be equal at a peer, what the router needs to know, where its blocks lie."""
+"""Identity of a worker: properties that peers must share, its description for routers, and its KV memory for
+transports.
+"""
 
 import hashlib
 import json
@@ -17,7 +19,7 @@ from tandem.worker.settings import WorkerSettings
 
 
 def compatibility_of(assembly: Assembly) -> dict[str, str]:
-    """Everything that must be equal for two workers' blocks to mean the same, by name."""
+    """Properties, by name, that must be equal for the blocks of two workers to be interchangeable."""
     layout = assembly.arena.layout
     return {
         "model": assembly.engine.model.fingerprint,
@@ -29,18 +31,18 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
 
 
 def pool_of(compatibility: Mapping[str, str]) -> str:
-    """One name for all of that: workers of the same pool can share blocks."""
+    """Digest of these properties: the name of a pool, whose workers can share blocks."""
     return hashlib.sha256(json.dumps(dict(compatibility), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def device_name(assembly: Assembly) -> str:
-    """ "cpu" or "cuda:N"."""
+    """The device, "cpu" or "cuda:N"."""
     device = assembly.arena.pages.device
     return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
 
 
 def pool_of_arena(assembly: Assembly) -> MemoryPool:
-    """The arena as transports see it."""
+    """The KV memory as a `MemoryPool` for transports."""
     arena = assembly.arena
     return MemoryPool(
         address=arena.pages.data_ptr(),
@@ -52,7 +54,7 @@ def pool_of_arena(assembly: Assembly) -> MemoryPool:
 
 
 def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
-    """What clients can ask for."""
+    """Description of the served model for clients."""
     engine = assembly.engine
     return ModelInfo(
         name=settings.model_name,
@@ -65,7 +67,7 @@ def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
 
 
 def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
-    """The worker without any load. Workers of one kind share what is learned of their speed."""
+    """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout = assembly.engine, assembly.arena.layout
     num_blocks = assembly.arena.num_blocks - 1
     return WorkerState(
@@ -87,6 +89,6 @@ def _hardware(assembly: Assembly) -> str:
 
 
 def _words(layout: KVLayout) -> str:
-    """The layout as one line, which names a difference when two of them are compared."""
+    """The layout as one line, which names a difference when two layouts are compared."""
     groups = [f"{len(group.layers)} layers of {group.spec}" for group in layout.groups]
     return f"{layout.page_bytes} bytes: {'; '.join(groups)}"

@@ -1,7 +1,8 @@
-"""Leases: rights of peers to read our blocks, until a time. The engine holds them under the lease's name.
+"""Leases: time-limited rights of peers to read this worker's blocks. The engine holds the blocks under the lease's
+name.
 
 Invariant: while a lease is valid its hold is in place, without interruption since it was opened. So a reader whose
-lease is confirmed after a read has read what it was promised. Used by one thread, the event loop's.
+lease is confirmed after a read has read the promised content. Used by one thread, the event loop's.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,9 +24,9 @@ class LeaseBook:
     """Leases by id.
 
     Args:
-        ttl_s: a lease that is not renewed for so long ends.
-        clock: says when that is.
-        on_end: drops the hold of a lease that has ended; called once for each.
+        ttl_s: time after which a lease that is not renewed ends.
+        clock: time of renewals.
+        on_end: releases the hold of a lease that has ended; called once for each.
     """
 
     def __init__(self, ttl_s: float, clock: Clock, on_end: Callable[[str], None]) -> None:
@@ -39,27 +40,27 @@ class LeaseBook:
         return len(self._leases)
 
     def open(self, lease_id: str) -> None:
-        """Begin a lease.
+        """Opens a lease.
 
         Raises:
-            CapacityError: there are too many, or this id is taken.
+            CapacityError: there are too many, or the id is in use.
         """
         if len(self._leases) >= MAX_LEASES or lease_id in self._leases:
             raise CapacityError(f"lease {lease_id!r} cannot be given: its id is taken or {MAX_LEASES} are open", 1.0)
         self._leases[lease_id] = _Lease(self._clock.now_s() + self.ttl_s)
 
     def grant(self, lease_id: str, block_ids: Iterable[int]) -> None:
-        """These may be read under it too. Without effect when it has ended."""
+        """Adds blocks to a lease; no effect when it has ended."""
         if (lease := self._leases.get(lease_id)) is not None:
             lease.block_ids.update(block_ids)
 
     def covers(self, lease_id: str, block_ids: Iterable[int]) -> bool:
-        """Whether all of them may be read under it."""
+        """Whether a lease permits reading all these blocks."""
         lease = self._leases.get(lease_id)
         return lease is not None and lease.block_ids.issuperset(block_ids)
 
     def is_valid(self, lease_id: str) -> bool:
-        """Whether it has not ended; one whose time is over ends here."""
+        """Whether a lease has not ended; an expired one ends here."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.ends_s <= self._clock.now_s():
             self._expire(lease_id)
@@ -67,7 +68,7 @@ class LeaseBook:
         return lease is not None
 
     def renew(self, lease_ids: Iterable[str]) -> list[str]:
-        """Prolong leases; returns those that have ended or never were."""
+        """Renews leases; returns those that have ended or never existed."""
         invalid = []
         for lease_id in lease_ids:
             if self.is_valid(lease_id):
@@ -77,12 +78,12 @@ class LeaseBook:
         return invalid
 
     def end(self, lease_id: str) -> None:
-        """End a lease now; ending it again does nothing."""
+        """Ends a lease; no effect if repeated."""
         if self._leases.pop(lease_id, None) is not None:
             self._on_end(lease_id)
 
     def expire(self) -> list[str]:
-        """End those whose time is over; returns them."""
+        """Ends expired leases and returns them."""
         now_s = self._clock.now_s()
         expired = [lease_id for lease_id, lease in self._leases.items() if lease.ends_s <= now_s]
         for lease_id in expired:

@@ -1,4 +1,4 @@
-"""starting → ready → draining → stopped. Counts what runs, so that draining ends when the last of it has."""
+"""Lifecycle of a process: starting → ready → draining → stopped. Counts running work, so that draining waits for it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tandem.core.errors import UnavailableError
 
 
 class LifecycleState(StrEnum):
-    """What a process may be asked for."""
+    """State of a process; only a ready one accepts work."""
 
     STARTING = "starting"
     READY = "ready"
@@ -18,7 +18,7 @@ class LifecycleState(StrEnum):
 
 
 class Lifecycle:
-    """One process's. Used by its event loop alone."""
+    """Lifecycle of one process. Used by its event loop alone."""
 
     def __init__(self, name: str) -> None:
         self.state = LifecycleState.STARTING
@@ -30,12 +30,12 @@ class Lifecycle:
         self._idle.set()
 
     def ready(self) -> None:
-        """It takes work from now on."""
+        """Accepts work from now on."""
         if self.state is LifecycleState.STARTING:
             self._become(LifecycleState.READY)
 
     def drain(self) -> None:
-        """It takes no new work. Again is ignored."""
+        """Accepts no more work. No effect if repeated."""
         if self.state in (LifecycleState.STARTING, LifecycleState.READY):
             self._become(LifecycleState.DRAINING)
         self._drained.set()
@@ -44,16 +44,17 @@ class Lifecycle:
         self._become(LifecycleState.STOPPED)
 
     def require_ready(self) -> None:
-        """
+        """Checks that work is accepted.
+
         Raises:
-            UnavailableError: it takes no work.
+            UnavailableError: the process is not ready.
         """
         if self.state is not LifecycleState.READY:
             raise UnavailableError(f"worker {self._name} is {self.state} and takes no new work", 1.0)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Something runs that draining waits for."""
+        """Counts work, for which draining waits, for the time of the block."""
         self.num_working += 1
         self._idle.clear()
         try:
@@ -64,18 +65,18 @@ class Lifecycle:
                 self._idle.set()
 
     async def until_drained(self) -> None:
-        """Wait until it is told to drain."""
+        """Waits until draining is requested."""
         await self._drained.wait()
 
     async def until_idle(self, timeout_s: float) -> bool:
-        """Whether nothing runs any more, waiting for that up to `timeout_s`."""
+        """Waits up to `timeout_s` for running work to end; returns whether it did."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         return self._idle.is_set()  # NOTE: with no time to wait it was not even asked
 
     async def changed_within(self, timeout_s: float) -> bool:
-        """Whether the state changes, waiting for that up to `timeout_s`."""
+        """Waits up to `timeout_s` for the state to change; returns whether it did."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

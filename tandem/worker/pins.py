@@ -1,4 +1,4 @@
-"""A hold of the engine that lasts until nothing can write to its blocks any more."""
+"""Hold on the blocks of a reservation until nothing can write to them any more."""
 
 import threading
 
@@ -7,7 +7,7 @@ from tandem.transport.transfer import Transfer
 
 
 class Pins:
-    """Drops the hold `name` once it was closed and every transfer added to it is over. Any thread may call."""
+    """Releases the engine's hold `name` when it is closed and all its transfers are over. Any thread may call."""
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
         self._engine = engine
@@ -16,14 +16,14 @@ class Pins:
         self._num_open = 1
 
     def add(self, transfer: Transfer) -> None:
-        """A transfer writes to these blocks. Only before `close`."""
+        """Adds a transfer that writes to these blocks. Only before `close`."""
         with self._lock:
             assert self._num_open, f"{self._name} was dropped before a transfer was added"
             self._num_open += 1
         transfer.add_over_callback(lambda _: self._leave())
 
     def close(self) -> None:
-        """No further transfer will be added. Once."""
+        """Ends adding transfers. Call once."""
         self._leave()
 
     def _leave(self) -> None:

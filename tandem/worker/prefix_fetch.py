@@ -1,6 +1,6 @@
-"""The computing side's shortcut: takes a prefix from the host tier, or from the peer that holds it.
+"""Fetches the cached prefix of a prompt from the host tier or from a peer, instead of computing it.
 
-Whatever goes wrong costs a recompute: the engine hears exactly once that no more KV will come.
+Any failure costs a recompute only: the engine is told exactly once that no more KV will come.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixFetch:
-    """Gets the blocks of a chain of hashes for one request, into what the engine has reserved for them."""
+    """Fetches the blocks of a chain of hashes for one request into the blocks that the engine has reserved."""
 
     def __init__(self, core: WorkerCore, sources: Sources, reserved: KVReserved, timeline: list[Stage]) -> None:
         self._core = core
@@ -39,9 +39,7 @@ class PrefixFetch:
     def start(
         self, holder: WorkerAddress | None, hashes: Callable[[], Awaitable[Sequence[bytes]]]
     ) -> "asyncio.Task[None]":
-        """Fill the reservation from the host tier and what is missing then from `holder`, or give up; either way the
-        engine goes on.
-        """
+        """Fills the reservation from the host tier, then from `holder`. The engine continues even if both fail."""
         task = asyncio.create_task(self._run(holder, hashes))
         task.add_done_callback(self._finish)  # NOTE: also comes when the task was cancelled before it could begin
         return task

@@ -1,6 +1,7 @@
-"""A worker's life: built from settings, announced, serving until told to stop, drained. Where its parts meet.
+"""Life cycle of a worker process: assembles the parts from settings, announces itself, serves until told to stop,
+drains.
 
-Invariant: whatever was opened is closed again in reverse order, also when starting fails half-way; it is announced only
+Invariant: everything opened is closed in reverse order, also when starting fails half-way; the worker is announced only
 while it can be called.
 """
 
@@ -30,7 +31,7 @@ from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, list_interval_s
 from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
@@ -65,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker that serves. `metrics_port` is None when there is no metrics server."""
+    """A serving worker. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
     lifecycle: Lifecycle
@@ -73,7 +74,7 @@ class WorkerProcess:
     metrics_port: int | None
 
     async def drain(self, grace_s: float) -> bool:
-        """Take no new work and wait for what runs and for leases; whether all of it ended within `grace_s`."""
+        """Stops accepting work and waits for requests and leases; returns whether all ended within `grace_s`."""
         self.lifecycle.drain()
         deadline_s = self.core.clock.now_s() + grace_s
         is_idle = await self.lifecycle.until_idle(grace_s)
@@ -83,7 +84,7 @@ class WorkerProcess:
 
 
 def run_worker(settings: WorkerSettings) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    """Serves until SIGTERM or SIGINT, then drains; returns the exit code."""
     configure_logging(settings.log_level, settings.log_format, settings.worker_id or settings.role)
     return asyncio.run(_run(settings))
 
@@ -107,7 +108,7 @@ async def _run(settings: WorkerSettings) -> int:
 
 
 def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) -> None:
-    """Borrow the cores of this machine's idle workers, and lend ours. Without compiled kernels there is no way to."""
+    """Borrows cores of idle workers of this machine, and lends its own. Needs compiled kernels."""
     try:
         board = settings.open_core_board()
     except MissingBoardError as error:  # NOTE: it may lie where files are deleted in time
@@ -125,11 +126,11 @@ def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) 
 async def serving_worker(
     settings: WorkerSettings, registry: InprocRegistry | None = None, clock: Clock | None = None
 ) -> AsyncIterator[WorkerProcess]:
-    """Serve for the time of the block.
+    """Serves for the time of the block.
 
     Args:
-        registry: of the workers of this process, where there are several.
-        clock: by which leases and pins end and figures age; None = the system's.
+        registry: of the workers of this process, if there are several.
+        clock: time of leases, pins and ages of figures; None = the system's.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
@@ -193,10 +194,10 @@ async def serving_core(
     model: ModelInfo,
     prometheus: CollectorRegistry,
 ) -> AsyncIterator[WorkerProcess]:
-    """Serve an engine that runs: answer calls at `bind`, report, expire leases, be announced; as `serving_worker`.
+    """Serves a running engine: answers calls at `bind`, reports, expires leases, is announced; as `serving_worker`.
 
     Args:
-        blank, model: what routers are told of it, without any load.
+        blank, model: description of this worker for routers, without load.
     """
     async with contextlib.AsyncExitStack() as opened:
         lifecycle = Lifecycle(core.me.worker_id)
@@ -225,7 +226,7 @@ async def serving_core(
 
 
 def _with_port(settings: WorkerSettings) -> str:
-    """What to listen at, with a port: peers and routers are told it before the first call can be taken."""
+    """The address to listen at, with its port: peers and routers are told it before the first call can arrive."""
     host, _, port = settings.bind.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"bind={settings.bind!r} is not host:port")
@@ -239,7 +240,7 @@ async def _open_feeds(
     credentials: Credentials,
     opened: contextlib.AsyncExitStack,
 ) -> Feeds:
-    """Into Redis where there is one, else into every router's index."""
+    """Opens the feed into Redis if there is one, else a feed into every router's index."""
     indexes: list[LocalityIndex] = []
     if settings.redis:
         remote = RedisIndex(settings.redis)
@@ -276,7 +277,7 @@ def _open_transports(
 
 
 def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:
-    """The host tier, before the engine starts. None where it would not hold a single block."""
+    """Creates the host tier, before the engine starts. None if it would not hold a single block."""
     if settings.host_kv_bytes < assembly.arena.layout.page_bytes:
         return None
     pages = HostPages(assembly.arena, settings.host_kv_bytes)
@@ -305,7 +306,7 @@ async def _open_metrics(
 
 
 async def _refresh(reports: Reports, core: WorkerCore) -> None:
-    """Keep the news fresh; an engine that has failed ends the process, which something else starts anew."""
+    """Refreshes the status regularly; a failed engine ends the process, so that its supervisor restarts it."""
     while True:
         await reports.refresh()
         core.metrics.observe_status(reports.latest())
@@ -315,7 +316,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
 
 
 async def _guard(engine: AsyncEngine, max_step_s: float) -> None:
-    """End the process when the engine hangs: its event loop would go on telling everybody that it lives."""
+    """Ends the process when the engine hangs, since its event loop would keep reporting that the worker is alive."""
     while True:
         await asyncio.sleep(min(1.0, max_step_s / 4))
         if (busy_s := engine.busy_s()) > max_step_s:
@@ -331,17 +332,17 @@ async def _expire(core: WorkerCore) -> None:
 
 
 async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources, clock: Clock) -> None:
-    """Say that we are there, and meet those who are. What stands in the way is logged once while it lasts."""
-    complaint, look_at_s = "", 0.0
+    """Announces this worker and connects to the others. A persistent problem is logged once."""
+    complaint, list_at_s = "", 0.0
     async with asyncio.TaskGroup() as tasks:
         meeting: asyncio.Task[None] | None = None
         while True:
             try:
                 await discovery.announce(record)
                 # NOTE: a peer that is silent takes seconds to meet, and a record lives three
-                if (meeting is None or meeting.done()) and clock.now_s() >= look_at_s:
+                if (meeting is None or meeting.done()) and clock.now_s() >= list_at_s:
                     listed = await discovery.workers()
-                    look_at_s = clock.now_s() + look_interval_s(len(listed))
+                    list_at_s = clock.now_s() + list_interval_s(len(listed))
                     others = [other.worker for other in listed if other.pool == record.pool]
                     meeting = tasks.create_task(sources.meet(others))
                 complaint = ""

@@ -1,8 +1,8 @@
-"""The decode side of a hand-off: asks a prefill worker for a prompt's KV and first token, and pulls blocks meanwhile.
+"""Decode side of a hand-off: requests a prompt's KV and first token from a prefill worker, and pulls blocks meanwhile.
 
-Failure is a path: when a prefill worker fails, the next one is asked; when none is left, the engine computes what did
-not arrive. The engine hears exactly once that no more KV will come. A prompt that was computed does not stay leased for
-longer than `ROOM_TIMEOUT_S` without room for it here: who holds that room may wait for the leased blocks.
+When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. The engine
+is told exactly once that no more KV will come. If the engine has no blocks for a computed prompt within
+`ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tandem.core.machine import random_id
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
-from tandem.rpc.messages import GenerateCall, LeaseNews, PrefillCall, PrefillNews, WorkerAddress
+from tandem.rpc.messages import GenerateCall, LeaseUpdate, PrefillCall, PrefillUpdate, WorkerAddress
 from tandem.scheduler.output import KVReserved, SampledToken
 from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
@@ -35,12 +35,12 @@ class _NoRoomError(TransportError):
 
 
 class RemotePrefill:
-    """One request's. `run` it as a task; cancelling that ends everything it began. `queued` is to be set when the
-    engine knows the request: until then it is told nothing, and a grammar takes a second to compile.
+    """Remote prefill of one request. Run `run` as a task; cancelling it ends everything that it began. Set `queued`
+    when the engine knows the request; the engine is told nothing before, since compiling a grammar may take a second.
 
     Args:
-        engine_id: the request's id in our engine.
-        timeline: gets this side's stages, and the prefill worker's.
+        engine_id: the request's id in this worker's engine.
+        timeline: receives the stages of this side and of the prefill worker.
     """
 
     def __init__(
@@ -58,14 +58,16 @@ class RemotePrefill:
         self.pins: tuple[Pin, ...] = ()
 
     def completed(self, metrics: RequestMetrics) -> RequestMetrics:
-        """With what the prefill worker said. Where we computed the prompt after all, we grant its pins."""
+        """Returns `metrics` completed by the prefill worker's figures. If this worker computed the prompt after all, it
+        grants the pins.
+        """
         if self.num_cached_tokens is None:
             return metrics
         own = any(pin.num_tokens for pin in metrics.pins)
         return replace(metrics, num_cached_tokens=self.num_cached_tokens, pins=metrics.pins if own else self.pins)
 
     def reserve(self, reserved: KVReserved) -> None:
-        """The engine has blocks for the KV."""
+        """Receives the blocks that the engine has reserved for the KV."""
         fetch = Fetch(self._core, reserved, self._timeline)
         if self._is_over:
             fetch.close()
@@ -74,7 +76,7 @@ class RemotePrefill:
             self._fetch.set_result(fetch)
 
     async def run(self) -> None:
-        """Get the KV from somebody, or give up; either way the engine goes on."""
+        """Obtains the KV from a prefill worker, or gives up; the engine continues either way."""
         try:
             for prefill in filter(None, (self._call.prefill, *self._call.spares)):
                 if await self._succeeds(prefill):
@@ -120,31 +122,31 @@ class RemotePrefill:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
 
     async def _follow(
-        self, stream: AsyncIterator[PrefillNews], source: KVSource, lease_id: str, pulls: list[asyncio.Task[None]]
+        self, stream: AsyncIterator[PrefillUpdate], source: KVSource, lease_id: str, pulls: list[asyncio.Task[None]]
     ) -> None:
-        """Take the news as they come and pull what they lease, to their end or until a pull fails."""
+        """Receives updates and pulls the leased blocks, to the end of the stream or until a pull fails."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as reading:
-                async for news in stream:
-                    if news.lease is not None:
-                        if news.lease.lease_id != lease_id:
+                async for update in stream:
+                    if update.lease is not None:
+                        if update.lease.lease_id != lease_id:
                             raise TransportError(f"worker {source.worker.worker_id} gave another lease than {lease_id}")
                         source.keep(lease_id)
                     await self.queued.wait()
-                    self._note(news)
+                    self._note(update)
                     if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
                         break
-                    if news.lease is not None:
+                    if update.lease is not None:
                         self._core.engine.kv_coming(self._engine_id, 0)
-                        pulls.append(asyncio.create_task(self._pull(source, news.lease)))
+                        pulls.append(asyncio.create_task(self._pull(source, update.lease)))
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
 
     async def _room(self) -> None:
-        """Until the engine has blocks for what was computed.
+        """Waits until the engine has blocks for the computed KV.
 
         Raises:
-            _NoRoomError: not in time. Their holders may wait for prompts that no prefill worker can compute while our
-                lease lasts, so the lease is given up and the prompt computed here.
+            _NoRoomError: not in time. Requests that occupy the blocks may wait for prompts that no prefill worker can
+                compute while this lease lasts, so the lease is given up and the prompt computed here.
         """
         try:
             async with asyncio.timeout(ROOM_TIMEOUT_S):
@@ -156,19 +158,19 @@ class RemotePrefill:
     def _is_complete(self) -> bool:
         return self._fetch.done() and self._fetch.result().is_complete
 
-    async def _pull(self, source: KVSource, lease: LeaseNews) -> None:
+    async def _pull(self, source: KVSource, lease: LeaseUpdate) -> None:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
         self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)
 
-    def _note(self, news: PrefillNews) -> None:
-        if news.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
-            self.num_cached_tokens, self.pins = news.num_cached_tokens, news.pins
-        if news.token is not None:
-            if news.token.token_id >= self._core.vocab_size:
-                raise TransportError(f"token {news.token.token_id} is not among the model's {self._core.vocab_size}")
-            self._core.engine.accept_token(self._engine_id, SampledToken(news.token.token_id, news.token.logprobs))
-        self._timeline += news.timeline
+    def _note(self, update: PrefillUpdate) -> None:
+        if update.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
+            self.num_cached_tokens, self.pins = update.num_cached_tokens, update.pins
+        if update.token is not None:
+            if update.token.token_id >= self._core.vocab_size:
+                raise TransportError(f"token {update.token.token_id} is not among the model's {self._core.vocab_size}")
+            self._core.engine.accept_token(self._engine_id, SampledToken(update.token.token_id, update.token.logprobs))
+        self._timeline += update.timeline
 
     def _prefill_call(self, prefill: WorkerAddress, lease_id: str) -> PrefillCall:
         call = self._call
@@ -189,7 +191,7 @@ class RemotePrefill:
 
 
 def _end_if_failed(reading: asyncio.Timeout, pull: asyncio.Task[None]) -> None:
-    """NOTE: what comes after a read that failed is of no use, so it is not waited for."""
+    """NOTE: after a failed read later updates are useless, so they are not awaited."""
     if not pull.cancelled() and pull.exception() is not None:
         with suppress(RuntimeError):  # it is over
             reading.reschedule(asyncio.get_running_loop().time())

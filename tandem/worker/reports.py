@@ -1,4 +1,4 @@
-"""A worker's news for routers: the latest figures of its engine, and samples of what work costs.
+"""A worker's status for routers: the latest figures of its engine, and samples of what work costs.
 
 Never waits for the engine: figures are those of the last time it was between two steps, at most a step old.
 """
@@ -24,23 +24,23 @@ BLOCK_STATES = ("free", "cached", "used", "leased", "pinned", "kept")
 
 @dataclass(eq=False, slots=True)
 class ReportSubscriber:
-    """One who watches, and what was measured since they were last told."""
+    """A subscriber to the status, with the samples measured since its last report."""
 
     report: Callable[["ReportSubscriber"], WorkerStatus]
     samples: deque[StepStats] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
     def latest(self) -> WorkerStatus:
-        """News for this receiver; samples are told once."""
+        """The current status for this subscriber; each sample is reported once."""
         return self.report(self)
 
 
 class Reports:
-    """Makes `WorkerStatus`.
+    """Creates `WorkerStatus` messages.
 
     Args:
         blank: the state of this worker without any figures.
-        model: what it serves.
-        links: what was measured of peers.
+        model: the served model.
+        links: measured connections to peers.
         unreachable: ids of peers that cannot be read from now.
     """
 
@@ -66,7 +66,7 @@ class Reports:
         self._receivers: set[ReportSubscriber] = set()
 
     async def refresh(self) -> None:
-        """Take the engine's figures when it is next between two steps; they include what it was asked before now."""
+        """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
         self._load, self.kept, steps = await self._core.engine.call(_figures)
         self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
@@ -82,7 +82,7 @@ class Reports:
         self._receivers.discard(receiver)
 
     def latest(self) -> WorkerStatus:
-        """News without samples."""
+        """The current status without samples."""
         return self._status(None)
 
     def _status(self, receiver: ReportSubscriber | None) -> WorkerStatus:
@@ -130,7 +130,7 @@ def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_a
 
 
 def _with_samples(status: WorkerStatus, steps: deque[StepStats]) -> WorkerStatus:
-    """Steps that only computed prompts, and steps that only decoded; mixed ones would tell neither cost."""
+    """Adds samples of steps that only computed prompts or only decoded; mixed steps show neither cost."""
     prompts = [step for step in steps if step.num_prompt_tokens and not step.num_decodes]
     decodes = [step for step in steps if step.num_decodes and not step.num_prompt_tokens]
     steps.clear()
@@ -145,7 +145,7 @@ def _with_samples(status: WorkerStatus, steps: deque[StepStats]) -> WorkerStatus
         ),
         step_samples=tuple(
             StepSample(
-                num_running=step.num_decodes, num_context_tokens=step.num_context_tokens, duration_s=step.duration_s
+                num_running=step.num_decodes, num_context_tokens=step.num_context_tokens, duration_s=step.token_s
             )
             for step in decodes
         ),

@@ -1,6 +1,6 @@
-"""A worker's answers to the gateway, the router and its peers: `WorkerHandler` over one engine.
+"""`WorkerHandler` over one engine: a worker's answers to gateways, routers and peers.
 
-Prefill and decode workers are the same: which of its methods a worker is asked for is the router's decision.
+Prefill and decode workers are equal; the router decides which of a worker's methods are called.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
 from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
-from tandem.engine.async_engine import EngineNews
+from tandem.engine.async_engine import EngineUpdate
 from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
@@ -27,12 +27,12 @@ from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     WorkerAddress,
     WorkerStatus,
 )
@@ -53,11 +53,11 @@ _LEASE_ID = re.compile("[0-9a-f]{32}")
 
 
 class WorkerService:
-    """One worker.
+    """Serves the calls of one worker.
 
     Args:
-        lifecycle: whether it takes work; `drain` moves it.
-        reports: its news.
+        lifecycle: whether work is accepted; `drain` changes it.
+        reports: its status for routers.
     """
 
     def __init__(self, core: WorkerCore, sources: Sources, lifecycle: Lifecycle, reports: Reports) -> None:
@@ -82,17 +82,17 @@ class WorkerService:
     async def drain(self) -> None:
         self._lifecycle.drain()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self._admit(call.decode)
         with self._lifecycle.working(), self._traced("generate", call.request_id):
-            news = self._generate(call)
+            update = self._generate(call)
             try:
-                async for item in news:
+                async for item in update:
                     yield item
             finally:
-                await news.aclose()
+                await update.aclose()
 
-    async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
+    async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
         watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
@@ -104,14 +104,14 @@ class WorkerService:
         fetch: PrefixFetch | None = None
         stream = self._stream(call, engine_id, handoff, None if remote is None else remote.queued.set)
         try:
-            async for news in stream:
-                if isinstance(news, KVReserved) and remote is not None:
-                    remote.reserve(news)
-                elif isinstance(news, KVReserved):
-                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+            async for update in stream:
+                if isinstance(update, KVReserved) and remote is not None:
+                    remote.reserve(update)
+                elif isinstance(update, KVReserved):
+                    fetch = PrefixFetch(self._core, self._sources, update, watch.stages)
                     tasks.append(fetch.start(None, partial(self._hashes, tokens[:num_expected], call.scope)))
-                elif isinstance(news, RequestOutput):
-                    yield self._told(call, self._with_whole_metrics(call, news, remote or fetch), watch)
+                elif isinstance(update, RequestOutput):
+                    yield self._told(call, self._with_whole_metrics(call, update, remote or fetch), watch)
         finally:
             await stream.aclose()
             await ended(*tasks)
@@ -119,7 +119,7 @@ class WorkerService:
     def _with_whole_metrics(
         self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
     ) -> RequestOutput:
-        """With what the engine does not know of: what others found of the prompt, and keep of it."""
+        """Adds what the engine does not know: the cached tokens and pins of other workers."""
         metrics = output.metrics
         if metrics is None:
             return output
@@ -132,35 +132,35 @@ class WorkerService:
             metrics = replace(metrics, num_cached_tokens=max(metrics.num_cached_tokens, num_found))
         return replace(output, metrics=metrics)
 
-    def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateNews:
-        """What the gateway hears of an output, and what the metrics do."""
+    def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateUpdate:
+        """Converts an output for the gateway, and counts it in the metrics."""
         output = replace(output, request_id=call.request_id)
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         if not output.finished:
-            return GenerateNews(output, watch.until_first_token(output))
+            return GenerateUpdate(output, watch.until_first_token(output))
         if output.metrics is not None and output.finish_reason is not None:
             self._core.metrics.observe_request(output.metrics, output.finish_reason)
-        return GenerateNews(output, watch.all_stages(output))
+        return GenerateUpdate(output, watch.all_stages(output))
 
-    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         self._admit(call.prefill)
         with self._lifecycle.working(), self._traced("prefill", call.request_id):
             lease_id = call.lease_id or random_id()
             self._require_free(lease_id)
-            news = self._prefill(call, lease_id)
+            update = self._prefill(call, lease_id)
             is_whole = False
             try:
-                async for item in news:
+                async for item in update:
                     yield item
                 is_whole = True
             finally:
-                await news.aclose()
+                await update.aclose()
                 if not (is_whole and self._core.leases.is_valid(lease_id)):
                     self._core.leases.end(lease_id)
                     # NOTE: what was leased after the lease had ended by its time would be held for ever.
                     self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
-    async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillNews, None]:
+    async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillUpdate, None]:
         watch = Stopwatch(self._core.me.worker_id, "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
@@ -178,22 +178,22 @@ class WorkerService:
         is_leased = False
         stream = self._stream(call, engine_id, handoff)
         try:
-            async for news in stream:
-                if isinstance(news, KVReserved):
+            async for update in stream:
+                if isinstance(update, KVReserved):
                     shared = tokens[: handoff.num_expected_tokens]
-                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+                    fetch = PrefixFetch(self._core, self._sources, update, watch.stages)
                     tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.scope)))
-                elif isinstance(news, KVComputed):
+                elif isinstance(update, KVComputed):
                     if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
                         self._core.leases.open(lease_id)
                         is_leased = True
-                    yield PrefillNews(lease=self._lease_news(news, watch))
+                    yield PrefillUpdate(lease=self._lease_update(update, watch))
                 else:
-                    whole = self._with_whole_metrics(call, news, fetch)
+                    whole = self._with_whole_metrics(call, update, fetch)
                     yield self._chosen(whole, watch)
                     if whole.metrics is not None and whole.finish_reason is not None:
                         self._core.metrics.observe_request(whole.metrics, whole.finish_reason)
-                        yield PrefillNews(timeline=watch.all_stages(whole))
+                        yield PrefillUpdate(timeline=watch.all_stages(whole))
         finally:
             await stream.aclose()
             await ended(*tasks)
@@ -204,7 +204,7 @@ class WorkerService:
         engine_id: str,
         handoff: Handoff,
         on_queued: Callable[[], object] | None = None,
-    ) -> AsyncGenerator[EngineNews, None]:
+    ) -> AsyncGenerator[EngineUpdate, None]:
         return self._core.engine.stream(
             call.prompt_token_ids,
             call.params,
@@ -215,21 +215,21 @@ class WorkerService:
             on_queued=on_queued,
         )
 
-    def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
-        if not self._core.leases.is_valid(news.lease_id):
-            raise TransportError(f"lease {news.lease_id} was not renewed in time; its reader is thought to be gone")
-        self._core.leases.grant(news.lease_id, (block_id for group in news.groups for block_id in group.block_ids))
-        watch.chunk(news.num_tokens)
-        return LeaseNews(
-            lease_id=news.lease_id,
-            num_tokens=news.num_tokens,
-            groups=news.groups,
-            is_last=news.is_last,
+    def _lease_update(self, update: KVComputed, watch: Stopwatch) -> LeaseUpdate:
+        if not self._core.leases.is_valid(update.lease_id):
+            raise TransportError(f"lease {update.lease_id} was not renewed in time; its reader is thought to be gone")
+        self._core.leases.grant(update.lease_id, (block_id for group in update.groups for block_id in group.block_ids))
+        watch.chunk(update.num_tokens)
+        return LeaseUpdate(
+            lease_id=update.lease_id,
+            num_tokens=update.num_tokens,
+            groups=update.groups,
+            is_last=update.is_last,
             ttl_s=self._core.leases.ttl_s,
         )
 
-    def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillNews:
-        """The one token, or why there is none."""
+    def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillUpdate:
+        """Returns the update with the chosen token. Raises CapacityError if the prompt could not be computed."""
         if output.finish_reason is FinishReason.ERROR:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
@@ -238,13 +238,13 @@ class WorkerService:
         token = ChosenToken(output.token_ids[0], logprobs) if output.token_ids else None
         metrics = output.metrics
         assert metrics is not None, "the one token is the last"
-        return PrefillNews(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
+        return PrefillUpdate(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
 
     async def greet(self, greeting: Greeting) -> Greeting:
         check_compatible(self._core.compatibility, greeting)
         return await asyncio.to_thread(self._core.greeting, PROTOCOL_VERSION)
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
         self._lifecycle.require_ready()
         self._require_free(call.lease_id)
         self._core.leases.open(call.lease_id)
@@ -257,7 +257,7 @@ class WorkerService:
             self._core.leases.end(call.lease_id)
         self._core.leases.grant(call.lease_id, (block_id for group in groups for block_id in group.block_ids))
         num_tokens = num_blocks * self._core.block_size
-        return LeaseNews(
+        return LeaseUpdate(
             lease_id=call.lease_id, num_tokens=num_tokens, groups=groups, is_last=True, ttl_s=self._core.leases.ttl_s
         )
 
@@ -265,7 +265,7 @@ class WorkerService:
         return self._core.leases.renew(lease_ids)
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """NOTE: validity is asked after the pages were read: only then they cannot have been reused before."""
+        """NOTE: validity is checked after the pages were read; only then they cannot have been reused before."""
         if not self._core.leases.covers(call.lease_id, call.checksum_block_ids):
             return ConfirmAnswer(False)
         checksums = await asyncio.to_thread(self._core.checksums.of, call.checksum_block_ids)
@@ -277,7 +277,7 @@ class WorkerService:
             self._core.leases.end(lease_id)
 
     def _admit(self, meant: WorkerAddress | None) -> None:
-        """Refuse work that is meant for another incarnation, or that comes too late.
+        """Refuses calls for another incarnation, and calls after draining began.
 
         Raises:
             WorkerLostError, UnavailableError: naming which.
@@ -291,16 +291,16 @@ class WorkerService:
 
     @contextmanager
     def _traced(self, name: str, request_id: str) -> Iterator[None]:
-        """A span of its caller's trace, and the request's id on every line that is logged."""
+        """Opens a span in the caller's trace, and adds the request's id to every log line."""
         attributes = {"tandem.request_id": request_id}
         with self._core.tracing.span(name, incoming_traceparent.get(), attributes), request_context(request_id):
             yield
 
     def _require_free(self, lease_id: str) -> None:
-        """Refuse a reader's name for a lease that could be that of another of the engine's holds.
+        """Refuses a lease id that could collide with another hold of the engine.
 
         Raises:
-            InvalidRequestError, CapacityError: it is not in the form of a lease's name, or is one's.
+            InvalidRequestError, CapacityError: it has not the form of a lease id, or is in use.
         """
         if not _LEASE_ID.fullmatch(lease_id):
             raise InvalidRequestError(f"lease_id={shown(lease_id)} must be 32 hexadecimal digits")
@@ -308,11 +308,15 @@ class WorkerService:
             raise CapacityError(f"lease_id={shown(lease_id)} is taken; choose another", 0.0)
 
     def _engine_id(self, request_id: str) -> str:
-        """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""
+        """A unique id: the same request may arrive twice, and remains of the first must not be confused with the
+        second.
+        """
         return f"{request_id[:200]} ({next(self._numbers)})"
 
     async def _num_restorable(self, call: ComputeCall, tokens: Sequence[int]) -> int:
-        """Leading tokens whose KV is here once the host tier's part of it is copied back; 0 = nothing is to copy."""
+        """Leading tokens whose KV is complete once its part in the host tier is copied back; 0 = there is nothing to
+        copy.
+        """
         host = self._core.host
         if host is None or not host.has_moved or call.params.prompt_logprobs is not None:
             return 0

@@ -1,4 +1,4 @@
-"""Settings of a worker, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a worker, from flags and `TANDEM_*` variables. Defines names, units and limits; decides nothing."""
 
 import socket
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ _IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def first_address(addresses: Iterable[str]) -> str | None:
-    """The first that other machines may call, IPv4 before IPv6; None when there is none.
+    """The first address that other machines can call, IPv4 before IPv6; None if there is none.
 
-    NOTE: a link-local one means nothing without the interface's name, which differs from machine to machine.
+    NOTE: a link-local address needs the interface's name, which differs between machines.
     """
     parsed = sorted((ip_address(address.partition("%")[0]) for address in addresses), key=lambda each: each.version)
     callable_ones = (each for each in parsed if not (each.is_loopback or each.is_link_local or each.is_unspecified))
@@ -38,37 +38,47 @@ def _own_addresses() -> list[str]:
 
 
 class WorkerSettings(EngineSettings, PeerSettings):
-    """One prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
+    """A prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
 
     bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")
     advertise: str | None = Field(
-        None, description="host:port that others call, when it differs from bind; auto: this machine's first address"
+        None,
+        description="host:port at which others call this worker, if not --bind; auto: this machine's first address",
     )
     worker_id: str | None = Field(
-        None, max_length=200, description="should stay the same over restarts; omitted: a new one"
+        None, max_length=200, description="id of this worker, ideally the same after restarts; omitted: a new one"
     )
-    routers: str = Field("", description="routers to announce to without Redis, as host:port,host:port")
-    redis: str | None = Field(None, description="redis:// URL to announce to, itself and its blocks")
-    served_model_name: str | None = Field(None, description="what clients call it; omitted: the directory's name")
-    transport: str = Field("auto", description="how KV blocks move: auto, cma, nixl, tcp or inproc")
+    routers: str = Field(
+        "", description="routers at which this worker registers if there is no Redis, as host:port,host:port"
+    )
+    redis: str | None = Field(None, description="redis:// URL at which this worker registers itself and its blocks")
+    served_model_name: str | None = Field(None, description="model name in requests; omitted: the directory's name")
+    transport: str = Field("auto", description="transport of KV blocks: auto, cma, nixl, tcp or inproc")
     kv_port: int = Field(
-        0, ge=0, le=65535, description="port of bind's host at which the tcp transport listens; 0 = any free one"
+        0, ge=0, le=65535, description="the tcp transport's port, at the host of --bind; 0 = any free one"
     )
-    lease_ttl_s: float = Field(10.0, ge=1, le=600, description="a lease that its reader does not renew ends, seconds")
-    checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
+    lease_ttl_s: float = Field(
+        10.0, ge=1, le=600, description="time after which a lease that is not renewed expires, seconds"
+    )
+    checksum_share: float = Field(
+        0.02, gt=0, le=1, description="share of the received blocks whose checksums are compared; 1 = all"
+    )
     pin_share: float = Field(
-        0.5, ge=0, le=1, description="share of the KV blocks that pinned prefixes may keep; 0 = none"
+        0.5, ge=0, le=1, description="maximum share of the KV blocks for pinned prefixes; 0 = none"
     )
     host_kv_gib: float = Field(
-        0.0, ge=0, le=1e6, description="host memory for pinned prefixes that leave the KV blocks, GiB; 0 = none"
+        0.0, ge=0, le=1e6, description="host memory for pinned prefixes moved out of the KV blocks, GiB; 0 = none"
     )
     core_board: str | None = Field(
-        None, description="FILE:SLOT by which the workers of one machine lend each other cores; `tandem up` sets it"
+        None, description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
-    grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
+    grace_s: float = Field(120.0, ge=0, description="time for running requests to finish after SIGTERM, seconds")
     max_step_s: float = Field(
-        120.0, gt=0, description="an engine busy with one step for longer is stuck, and its process ends, seconds"
+        120.0,
+        gt=0,
+        description="maximum duration of one step, after which the engine counts as stuck and the process ends, "
+        "seconds",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
@@ -101,7 +111,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return replace(super().engine_config(), pin_share=self.pin_share)
 
     def open_core_board(self) -> CoreBoard | None:
-        """The board, if there is one; raises as `CoreBoard`."""
+        """Opens the core board, if configured; raises as `CoreBoard`."""
         if self.core_board is None:
             return None
         path, _, slot = self.core_board.rpartition(":")
@@ -109,17 +119,17 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @property
     def host_kv_bytes(self) -> int:
-        """Of the host tier."""
+        """Size of the host tier in bytes."""
         return int(self.host_kv_gib * 2**30)
 
     @property
     def role(self) -> Role:
-        """What the router asks this worker for."""
+        """Role of this worker for the router."""
         return Role.BOTH
 
     @property
     def host(self) -> str:
-        """Where to listen; brackets of an IPv6 address left out."""
+        """Host to listen at; without the brackets of an IPv6 address."""
         return self.bind.rpartition(":")[0].strip("[]")
 
     @property
@@ -136,10 +146,10 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def advertised(self, bind: str) -> str:
-        """host:port that others call, given what is listened at.
+        """host:port that others call, given the address listened at.
 
         Raises:
-            ConfigurationError: bound to a wildcard, which nobody can call.
+            ConfigurationError: bound to a wildcard address, which cannot be called.
         """
         if self.advertise is not None:
             return self.advertise
@@ -159,7 +169,9 @@ class PrefillSettings(WorkerSettings, cli_prog_name="python -m services.prefill"
 
 
 class DecodeSettings(WorkerSettings, cli_prog_name="python -m services.decode"):
-    """A decode worker: fetches the KV of prompts and generates. It computes a prompt itself where that is quicker."""
+    """A decode worker: fetches the KV of prompts and generates tokens. It computes a prompt itself where that is
+    faster.
+    """
 
     @property
     def role(self) -> Role:

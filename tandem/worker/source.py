@@ -1,8 +1,8 @@
-"""A peer whose blocks this worker can read: its address, the connection of a transport, and whether it still lives.
+"""A peer whose blocks this worker reads: its address, the transport's connection, and whether it is alive.
 
-`is_broken`: it lives and can be asked, but another connection is needed to read.
+`is_broken`: it is alive and can be called, but reading needs another connection.
 
-Invariant: once `is_lost`, its calls and reads fail at once, so nobody waits for a process that died or was stopped.
+Invariant: once `is_lost`, its calls and reads fail at once, so nothing waits for a process that died or was stopped.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class KVSource:
-    """A connection to one incarnation of a peer. While somebody uses it, it is asked twice a second whether it lives,
-    which also renews the leases it gave us.
+    """A connection to one incarnation of a peer. While in use, the peer is probed twice a second, which also renews its
+    leases.
     """
 
     def __init__(self, worker: WorkerAddress, client: WorkerClient, transport: KVTransport, peer: Peer) -> None:
@@ -50,7 +50,7 @@ class KVSource:
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
-        """Keep asking whether it lives."""
+        """Probes the peer for the time of the block."""
         self._num_users += 1
         if self._pings is None:
             self._pings = asyncio.create_task(self._ping(), name=f"pings of {self.worker.worker_id}")
@@ -65,7 +65,9 @@ class KVSource:
                 await asyncio.gather(pings, return_exceptions=True)
 
     def read(self, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Transfer:
-        """As the transport's. A connection that refuses a read is done with: it would refuse others too."""
+        """Reads blocks, as `KVTransport.read`. A connection that refused a read is not used again, since it would
+        refuse others.
+        """
         try:
             return self.transport.read(self.peer, remote_blocks, local_blocks)
         except TransportError:
@@ -73,11 +75,11 @@ class KVSource:
             raise
 
     def keep(self, lease_id: str) -> None:
-        """Renew a lease from now on."""
+        """Renews a lease from now on."""
         self._leases.add(lease_id)
 
     def release(self, lease_id: str) -> None:
-        """End a lease, without waiting for the answer: one that gets lost ends by its time."""
+        """Ends a lease without waiting for the answer; if the call is lost, the lease expires."""
         self._leases.discard(lease_id)
         if not self.is_lost:
             task = asyncio.create_task(self._release(lease_id))
@@ -85,14 +87,14 @@ class KVSource:
             task.add_done_callback(self._releases.discard)
 
     async def lose(self) -> None:
-        """Give it up: everything that waits for it fails."""
+        """Declares the peer lost: everything that waits for it fails."""
         if self.is_lost:
             return
         self.is_lost = True
         await asyncio.gather(self.client.close(), asyncio.to_thread(self.transport.disconnect, self.peer))
 
     async def close(self) -> None:
-        """Lose it and wait for everything begun on its behalf."""
+        """Declares the peer lost and waits for everything begun on its behalf."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=PING_TIMEOUT_S)
         await self.lose()

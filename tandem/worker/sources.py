@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a peer could not be connected, and when it is tried again. `is_there`: another incarnation answered."""
+    """Reason why a peer could not be connected, and time of the next try. `is_there`: another incarnation answered."""
 
     worker: WorkerAddress
     words: str
@@ -53,7 +53,7 @@ class _Refusal:
 
 
 class Sources:
-    """All peers this worker reads from. In a large fleet it meets some of them before it needs them, others then."""
+    """All peers from which this worker reads. In a large fleet some are connected in advance, others when needed."""
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
@@ -65,26 +65,26 @@ class Sources:
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
-        """What was measured, of the `MAX_MET` peers connected last that can be read from."""
+        """Measured links of the `MAX_MET` most recently connected peers that can be read from."""
         sources = self._sources.values()
         found = [source.link for source in sources if source.link is not None and source.is_readable]
         return tuple(found[-MAX_MET:])
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Ids of peers that were lost or could not be connected, and have not been since; `MAX_UNREACHABLE` at most."""
+        """Ids of peers that were lost or could not be connected and still are not; at most `MAX_UNREACHABLE`."""
         found = {worker_id for worker_id, source in self._sources.items() if source.is_lost}
         found.update(worker_id for worker_id, refusal in self._refusals.items() if not refusal.is_there)
         return tuple(sorted(found)[:MAX_UNREACHABLE])
 
     async def connect(self, worker: WorkerAddress) -> KVSource:
-        """The connection to this incarnation, made when there is none.
+        """The connection to this incarnation, created if needed.
 
         Raises:
-            WorkerLostError: it does not answer, or another worker or incarnation does, or it could not be connected
-                just now and is tried again later.
-            UntrustedPeerError: what answers calls another address its own.
-            IncompatiblePeerError: its blocks mean something else here.
+            WorkerLostError: it does not answer; another worker or incarnation answers; or it could not be connected
+                just now and is retried later.
+            UntrustedPeerError: the answering process states another address as its own.
+            IncompatiblePeerError: its blocks are not compatible.
             TransportError: its blocks cannot be reached.
             ConfigurationError: no transport can serve this pair.
         """
@@ -101,10 +101,10 @@ class Sources:
         return await asyncio.shield(task)
 
     async def meet(self, workers: Sequence[WorkerAddress]) -> None:
-        """Connect to those that are new, so that links are measured before they are needed, and forget the others.
+        """Connects to new workers, so that links are measured before they are needed, and forgets those that left.
 
-        Of more than `MAX_MET`, to as many, each worker to others. Who cannot be read from is tried again ever later,
-        however many there are: routers pair nobody with them until then.
+        At most `MAX_MET` are connected, a different selection for each worker. Unreadable peers are retried at growing
+        intervals, however many there are: routers do not pair them until then.
         """
         listed = {worker.worker_id for worker in workers}
         await self._forget(listed)
@@ -121,7 +121,7 @@ class Sources:
         return hashlib.sha256(f"{self._core.me.worker_id} {worker.worker_id}".encode()).digest()
 
     def _require_due(self, worker: WorkerAddress) -> None:
-        """Raises WorkerLostError for a peer that could not be connected a moment ago: each try may take seconds."""
+        """Raises WorkerLostError for a peer that could not be connected just now, since each try may take seconds."""
         refusal = self._refusals.get(worker.worker_id)
         if refusal is None or refusal.worker != worker:
             return
@@ -130,7 +130,7 @@ class Sources:
             raise WorkerLostError(f"worker {worker.worker_id} is tried again in {wait_s:.1f} s: {refusal.words}")
 
     def _refuse(self, worker: WorkerAddress, words: str, is_there: bool) -> None:
-        """Say so once for as long as the same stands in the way."""
+        """Logs a persistent reason once."""
         former = self._refusals.get(worker.worker_id)
         if former is not None and former.worker != worker:
             former = None
@@ -149,7 +149,7 @@ class Sources:
         await asyncio.gather(*(source.close() for source in self._sources.values()))
 
     async def _forget(self, listed: Set[str]) -> None:
-        """Close connections to who is not listed: at once where lost, else when nobody has used them for long."""
+        """Closes connections to workers that are not listed: at once if lost, else when unused for long."""
         now_s, gone = self._core.clock.now_s(), list[KVSource]()
         for worker_id, source in list(self._sources.items()):
             since_s = self._unlisted_s.setdefault(worker_id, now_s)
@@ -202,7 +202,7 @@ class Sources:
         check_compatible(self._core.compatibility, theirs)
 
     async def _open(self, client: WorkerClient, theirs: Greeting) -> KVSource:
-        """Connect by the chosen transport; by tcp where another was our own choice and does not get through."""
+        """Connects by the chosen transport; by tcp if the transport was chosen automatically and fails."""
         site = Site.from_fields(theirs.site)
         choice = choose(self._core.site, site, self._core.transports.wanted)
         try:
@@ -232,7 +232,7 @@ class Sources:
         return transport, await asyncio.to_thread(transport.connect, card)
 
     async def _measure(self, source: KVSource, choice: TransportChoice) -> None:
-        """Time a few reads into blocks borrowed for that; without it where there are none to spare."""
+        """Times a few reads into borrowed blocks; skipped if none are free."""
         name = f"measuring {source.worker.worker_id} {next(self._numbers)}"
         most = -(-self._core.num_blocks // MEASURED_SHARE)  # NOTE: or a small pool would look full to routers meanwhile
         wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.peer.num_blocks - 1, most)
@@ -257,7 +257,7 @@ class Sources:
 
 
 def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:
-    """Refuse a peer whose blocks mean something else here.
+    """Refuses a peer whose blocks are not compatible.
 
     Raises:
         IncompatiblePeerError: naming every difference with both sides' values.

@@ -1,4 +1,4 @@
-"""Times of one request in this worker, as stages of its timeline."""
+"""Stages of one request's timeline in this worker, and their times."""
 
 from tandem.core.clock import Clock
 from tandem.core.machine import wall_s
@@ -7,12 +7,12 @@ from tandem.core.timeline import Stage
 
 
 class Stopwatch:
-    """`stages` may be added to by others who work on the request. Times are the wall clock's at its arrival, and from
-    there on `clock`'s, so that nothing lasts a negative time when the wall clock is set back.
+    """Measures stages. Others that work on the request may add to `stages`. Times start at the wall clock's time of
+    arrival and advance by `clock`, so that durations stay positive when the wall clock is set back.
     """
 
     def __init__(self, process: str, before_first_token: str, clock: Clock) -> None:
-        """`before_first_token`: what the time from leaving the queue to the first token is called."""
+        """`before_first_token`: name of the stage from leaving the queue to the first token."""
         self._clock = clock
         self.stages: list[Stage] = []
         self._before_first_token = before_first_token
@@ -26,14 +26,14 @@ class Stopwatch:
         self._told_first = False
 
     def chunk(self, num_tokens: int) -> None:
-        """The prompt has been computed up to here."""
+        """Records that the prompt has been computed up to `num_tokens`."""
         now_s = self._now_s()
         attributes = {"num_tokens": num_tokens - self._num_chunk_tokens}
         self.stages.append(Stage("prefill chunk", self._process, self._chunk_s, now_s - self._chunk_s, attributes))
         self._chunk_s, self._num_chunk_tokens = now_s, num_tokens
 
     def token(self, output: RequestOutput) -> float | None:
-        """Tokens have come: seconds since those before them, None for the first."""
+        """Records the arrival of tokens; returns the seconds since the previous ones, None for the first."""
         if not output.token_ids:
             return None
         now_s = self._now_s()
@@ -45,14 +45,14 @@ class Stopwatch:
         return gap_s
 
     def until_first_token(self, output: RequestOutput) -> tuple[Stage, ...]:
-        """The stages so far, with the first token only."""
+        """The stages so far; call with the first token only."""
         if self._told_first or not output.token_ids:
             return ()
         self._told_first = True
         return tuple(self.stages)
 
     def all_stages(self, output: RequestOutput) -> tuple[Stage, ...]:
-        """Everything, with the last output: the engine's figures become stages too."""
+        """All stages, with the last output; includes the engine's figures."""
         metrics = output.metrics
         if metrics is None:
             return tuple(self.stages)

@@ -1,4 +1,4 @@
-"""The transports by which this worker's blocks can be read and by which it reads those of others."""
+"""Transports by which peers can read this worker's blocks and by which it reads those of peers."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,21 +14,21 @@ logger = logging.getLogger(__name__)
 
 
 class Transports:
-    """All that work here, or the one that was asked for.
+    """All transports that work here, or the requested one.
 
     Args:
         pool: this worker's blocks.
-        identity: who we are.
+        identity: this worker's identity.
         wanted: "auto" or the name of one transport.
-        bind_host: where the tcp transport listens, and nothing may listen outside of.
-        advertise_host: what peers connect to, when `bind_host` is a wildcard.
-        kv_port: where the tcp transport listens; 0 = any free port. One that is named has to be free.
+        bind_host: the tcp transport's listening host; nothing may listen elsewhere.
+        advertise_host: host that peers connect to when `bind_host` is a wildcard.
+        kv_port: the tcp transport's port, which must be free; 0 = any free port.
         registry: of the transports of this process; None = no inproc.
         tls: this worker's certificate, for the tcp transport; None = plain.
         has_rdma: whether this host has RDMA devices. Without them nixl is opened for GPU memory only, or if wanted.
 
     Raises:
-        ConfigurationError: the one asked for, or every one, does not work here.
+        ConfigurationError: the requested one, or every one, does not work here.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Transports:
 
     @property
     def cards(self) -> Mapping[str, bytes]:
-        """By name, what a peer needs to read our blocks, of those it could be read by now. NOTE: asked anew each time,
-        since a fence changes a card, and may leave a transport without.
+        """Cards for peers, by transport, of the transports that can be read by now. NOTE: call it each time, since a
+        fence replaces or removes a card.
         """
         cards = {}
         for name, transport in self._opened.items():

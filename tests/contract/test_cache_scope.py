@@ -195,7 +195,9 @@ def test_a_prefix_is_fetched_from_a_peer_within_its_scope_only(llama: Path, salt
             num_fetch_blocks=11,
         )
         async with asyncio.timeout(20):
-            leases = {news.lease.lease_id async for news in pair.to_prefill.prefill(call) if news.lease is not None}
+            leases = {
+                update.lease.lease_id async for update in pair.to_prefill.prefill(call) if update.lease is not None
+            }
         await pair.to_prefill.release(sorted(leases))
         counters = await pair.prefill.core.engine.call(lambda engine: engine.counters)
         assert counters.num_fetched_tokens == (88 if salt == "mine" else 0)

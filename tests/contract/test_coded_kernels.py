@@ -86,6 +86,17 @@ def test_scales_and_offsets_of_every_dtype(
 
 @KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_integers_are_multiples_of_a_number_of_more_inputs(
+    kernels: Implementation, kind: CodeKind, dtype: torch.dtype
+) -> None:
+    for group_size, super_size in ((16, 256), (32, 256), (128, 128)):
+        matrix = random_coded(kind, (21, 300), group_size, super_size=super_size)
+        for m in (1, 7, 30):
+            check(kernels, matrix, normal(m, m, 300, dtype=dtype))
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_are_taken_in_the_order_of_the_permutation(
     kernels: Implementation, kind: CodeKind, dtype: torch.dtype
 ) -> None:

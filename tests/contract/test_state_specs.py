@@ -113,17 +113,17 @@ class StateSharing(Sharing):
             return [*kv[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]]
         return [kv[min((index + 1) * BLOCK_SIZE, num_tokens) - 1]] * BLOCK_SIZE
 
-    def note_lease(self, news: KVComputed) -> None:
-        lease, layout = self.leases[news.lease_id], self.bench.kv.layout
-        assert news.num_tokens > lease.num_tokens
-        lease.num_tokens = news.num_tokens
-        last = -(-news.num_tokens // BLOCK_SIZE) - 1
-        for group, found in enumerate(news.groups):
+    def note_lease(self, update: KVComputed) -> None:
+        lease, layout = self.leases[update.lease_id], self.bench.kv.layout
+        assert update.num_tokens > lease.num_tokens
+        lease.num_tokens = update.num_tokens
+        last = -(-update.num_tokens // BLOCK_SIZE) - 1
+        for group, found in enumerate(update.groups):
             for index, block_id in enumerate(found.block_ids, found.first_index):
                 assert block_id != NULL_BLOCK
                 # NOTE: a state that a chunk ended in, and the next one left behind, is of no use to a reader
                 if index == last or index in layout.publishable(group, index, index + 1):
-                    expected = self.expected(lease.request, group, index, news.num_tokens)
+                    expected = self.expected(lease.request, group, index, update.num_tokens)
                     lease.blocks[block_id] = expected
                     held = self.bench.executor.read(block_id, len(expected))
                     assert held == expected, "leased before it was computed"

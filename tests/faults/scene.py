@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, PrefillCall, WorkerAddress
 from tests.faults.streams import PATIENCE_S, Answer, Asked
+from tests.helpers import event_loop
 from tests.helpers.checkpoints import Builder, save_tiny_qwen3
 from tests.helpers.cluster import Cluster
 from tests.helpers.redis_server import RedisServer
@@ -116,7 +117,7 @@ class Scene:
     def warm_prefill(self, asked: Asked) -> None:
         """Every prefill worker gets the KV of this prompt, and nobody else does."""
         for worker in addresses(self.cluster, "prefill"):
-            asyncio.run(compute(worker, asked))
+            event_loop.run(compute(worker, asked))
 
     def pause_redis(self) -> None:
         """SIGSTOP, until `continue_all`."""
@@ -149,7 +150,7 @@ class Scene:
 
 
 async def compute(worker: WorkerAddress, asked: Asked) -> None:
-    """Have a prefill worker compute a prompt, as a decode worker would, and release it at once."""
+    """Have a prefill worker compute a prompt, as a decode worker would, and release it once all is computed."""
     reader = WorkerAddress("warmer", "127.0.0.1:1", "warmer")
     call = PrefillCall(
         request_id=f"warm {asked.salt}",
@@ -159,12 +160,20 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
         scope=CacheScope(salt=asked.salt),
     )
     client, leases = WorkerClient(worker.address, AS_WORKER), set[str]()
+    renewals = asyncio.create_task(_renew(client, leases))
     try:
-        async for news in client.prefill(call, timeout_s=PATIENCE_S):
-            leases |= set() if news.lease is None else {news.lease.lease_id}
+        async for update in client.prefill(call, timeout_s=PATIENCE_S):
+            leases |= set() if update.lease is None else {update.lease.lease_id}
         await client.release(sorted(leases))
     finally:
+        renewals.cancel()
         await client.close()
+
+
+async def _renew(client: WorkerClient, leases: Set[str]) -> None:
+    while True:
+        await asyncio.sleep(LEASE_TTL_S / 8)
+        await client.renew(sorted(leases))
 
 
 def addresses(cluster: Cluster, role: str) -> list[WorkerAddress]:
@@ -183,9 +192,9 @@ async def generate(call: GenerateCall) -> tuple[list[int], Sequence[Stage]]:
     token_ids: list[int] = []
     timeline: Sequence[Stage] = ()
     try:
-        async for news in client.generate(call, timeout_s=PATIENCE_S):
-            token_ids += news.output.token_ids
-            timeline = news.timeline or timeline
+        async for update in client.generate(call, timeout_s=PATIENCE_S):
+            token_ids += update.output.token_ids
+            timeline = update.timeline or timeline
     finally:
         await client.close()
     return token_ids, timeline

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from redis.exceptions import RedisError
 
-from tandem.accounts.accounts import Accounts, Held
+from tandem.accounts.accounts import Accounts, Reservation
 from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
@@ -138,13 +138,13 @@ async def told(call: Awaitable[None]) -> bool:
     return True
 
 
-async def reserved(accounts: Accounts, key: AccountKey) -> Held:
+async def reserved(accounts: Accounts, key: AccountKey) -> Reservation:
     held = accounts.charge(key, "request", "tiny", MOST)
     await accounts.reserve(held)
     return held
 
 
-async def settled(accounts: Accounts, key: AccountKey) -> Held:
+async def settled(accounts: Accounts, key: AccountKey) -> Reservation:
     """A request from its beginning to its end, which the store has acknowledged."""
     held = await reserved(accounts, key)
     has_it = accounts.settle(held, USED, ChargeOutcome.DONE)

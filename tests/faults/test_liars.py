@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.rpc.messages import ConfirmAnswer, PrefillNews, WorkerAddress
+from tandem.rpc.messages import ConfirmAnswer, PrefillUpdate, WorkerAddress
 from tandem.rpc.server import serve_worker
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene, generate_with
@@ -21,40 +21,42 @@ from tests.helpers.workers import Middleman
 FREE_S = LEASE_TTL_S + 0.5
 
 
-async def one_more_block(news: PrefillNews) -> Sequence[PrefillNews]:
+async def one_more_block(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
     """A block that the pool does not have."""
-    if news.lease is None:
-        return [news]
-    groups = tuple(replace(each, block_ids=(*each.block_ids[:-1], 1_000_000)) for each in news.lease.groups)
-    return [replace(news, lease=replace(news.lease, groups=groups))]
+    if update.lease is None:
+        return [update]
+    groups = tuple(replace(each, block_ids=(*each.block_ids[:-1], 1_000_000)) for each in update.lease.groups)
+    return [replace(update, lease=replace(update.lease, groups=groups))]
 
 
-async def no_groups(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [news if news.lease is None else replace(news, lease=replace(news.lease, groups=()))]
+async def no_groups(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [update if update.lease is None else replace(update, lease=replace(update.lease, groups=()))]
 
 
-async def two_groups(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [news if news.lease is None else replace(news, lease=replace(news.lease, groups=news.lease.groups * 2))]
+async def two_groups(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [
+        update if update.lease is None else replace(update, lease=replace(update.lease, groups=update.lease.groups * 2))
+    ]
 
 
-async def far_away(news: PrefillNews) -> Sequence[PrefillNews]:
+async def far_away(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
     """Blocks of a position that the request does not have."""
-    if news.lease is None:
-        return [news]
-    groups = tuple(replace(each, first_index=each.first_index + 1000) for each in news.lease.groups)
-    return [replace(news, lease=replace(news.lease, groups=groups))]
+    if update.lease is None:
+        return [update]
+    groups = tuple(replace(each, first_index=each.first_index + 1000) for each in update.lease.groups)
+    return [replace(update, lease=replace(update.lease, groups=groups))]
 
 
-async def half_of_it(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [] if news.lease is not None and news.lease.num_tokens > 500 else [news]
+async def half_of_it(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [] if update.lease is not None and update.lease.num_tokens > 500 else [update]
 
 
-async def no_such_token(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [news if news.token is None else replace(news, token=replace(news.token, token_id=2**30))]
+async def no_such_token(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [update if update.token is None else replace(update, token=replace(update.token, token_id=2**30))]
 
 
-async def as_it_is(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [news]
+async def as_it_is(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [update]
 
 
 def damaged(answer: ConfirmAnswer) -> ConfirmAnswer:

@@ -92,7 +92,7 @@ def test_greedy_tokens_equal_generate(name: str, kernels: dict[str, object], tmp
         assert answer == chosen_by_transformers(reference, prompt, answer), f"prompt of {len(prompt)} tokens"
 
 
-@pytest.mark.parametrize("family", checkpoints.BUILDERS)
+@pytest.mark.parametrize("family", checkpoints.family_params(checkpoints.BUILDERS))
 def test_both_stop_at_the_end_of_sequence(family: str, kernels: dict[str, object], tmp_path: Path) -> None:
     """The token that ends the answer is part of it; it is one that the model is known to say."""
     path = write_byte_tokenizer(checkpoints.BUILDERS[family](tmp_path))

@@ -16,7 +16,7 @@ from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, family_params
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -33,7 +33,7 @@ BACKENDS = {
 FAMILIES = BUILDERS | EXPERT_BUILDERS
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=family_params(FAMILIES))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     FAMILIES[request.param](path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1)

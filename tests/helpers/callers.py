@@ -14,9 +14,9 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     Registration,
     WorkerRecord,
     WorkerStatus,
@@ -42,13 +42,13 @@ class WorkerCaller(WorkerClient):
     async def drain(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         await self._operator.drain(timeout_s=timeout_s)
 
-    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillNews, None]:
+    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
         return self._peer.prefill(call, timeout_s=timeout_s)
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
         return await self._peer.greet(greeting, timeout_s=timeout_s)
 
-    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseNews:
+    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseUpdate:
         return await self._peer.lease(call, timeout_s=timeout_s)
 
     async def renew(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[str]:

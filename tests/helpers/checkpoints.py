@@ -4,10 +4,11 @@ Weights are spread widely (`initializer_range`), so that logits are far from fla
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -419,6 +420,14 @@ MORE_BUILDERS: dict[str, Builder] = {
     "ministral3": save_tiny_ministral3,
 }
 """Families of which parity with transformers is tested: their parts are tested with the others."""
+
+REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3")
+"""One family of each kind: plain, windows, shared keys and values, experts, sinks, latents."""
+
+
+def family_params(families: Iterable[str]) -> list[Any]:
+    """Parameters of a test of every family, which is slow for those that are like another."""
+    return [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in sorted(families)]
 
 
 RECURRENT_BUILDERS: dict[str, Builder] = {

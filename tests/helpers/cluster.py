@@ -3,7 +3,6 @@
 Leaving the context kills them all. When a test fails inside it, the ends of their logs are added to its error.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -27,6 +26,8 @@ from tandem.serving.cores import Share
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import ProcessSpec
 from tandem.serving.topology import LOOPBACK, Topology
+from tests.helpers import event_loop
+from tests.helpers.fork_server import SERVER, ForkedProcess, is_forkable
 from tests.helpers.secret import AS_GATEWAY, SECRET
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,7 @@ START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0
 _POLL_S = 0.02
 _SHOWN_LINES = 40
+_KV_CACHE_GIB = "0.25"  # NOTE: memory is written once before it is used, which takes seconds for the default
 
 
 class ClusterProcess:
@@ -45,7 +47,7 @@ class ClusterProcess:
         self.root = root
         self._log_path = directory / f"{spec.name}.log"
         self._num_marked = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -72,9 +74,13 @@ class ClusterProcess:
         assert not self.is_running(), f"{self.name} runs"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
         environment |= {"PYTHONPATH": str(self.root), "PYTHONUNBUFFERED": "1", **self.spec.env}
-        # NOTE: the kernel ends a tied child with the thread that started it, so other threads start free ones
-        is_main = threading.current_thread() is threading.main_thread()
         with self._log_path.open("ab") as log:
+            if self.root == ROOT and is_forkable(self.spec.argv, self.spec.env):
+                module, *arguments = self.spec.argv[2:]
+                self._process = SERVER.start(module, arguments, environment, self.spec.cpus, log.fileno())
+                return
+            # NOTE: the kernel ends a tied child with the thread that started it, so other threads start free ones
+            is_main = threading.current_thread() is threading.main_thread()
             self._process = subprocess.Popen(
                 launch_command(self.spec.argv, self.spec.cpus, tied=is_main),
                 stdin=subprocess.DEVNULL,
@@ -105,7 +111,10 @@ class ClusterProcess:
     def stop(self) -> None:
         """SIGSTOP; returns when every thread has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        if isinstance(self._process, ForkedProcess):
+            self._process.wait_stopped()
+        else:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def cont(self) -> None:
         """SIGCONT."""
@@ -198,7 +207,7 @@ class Cluster:
         workers = (self.processes[name] for role in ("prefill", "decode") for name in self.names(role))
         pids = {process.pid for process in workers if process.is_running()}
         routers = (self.processes[name].bound_address for name in self.names("router"))
-        return all(asyncio.run(_living_pids(address)) == pids for address in routers)
+        return all(event_loop.run(_living_pids(address)) == pids for address in routers)
 
     def metrics(self, name: str) -> dict[str, dict[tuple[str, ...], float]]:
         """A process's metrics by sample name and label values in the order of their names."""
@@ -257,6 +266,9 @@ def running_cluster(
         roots: where the code of a process is, by its name; those left out run this tree's.
     """
     flags = dict(extra or {})
+    workers = tuple(flags.pop("worker", ()))
+    if "--kv-cache-gib" not in workers:
+        workers += ("--kv-cache-gib", _KV_CACHE_GIB)
     ports = free_ports(2 * (routers + prefill + decode) + gateways, LOOPBACK, random.Random(seed))
     topology = Topology(
         model=str(model),
@@ -271,7 +283,7 @@ def running_cluster(
         shares=tuple(Share(1) for _ in range(prefill + decode)),
         redis=redis,
         transport=transport,
-        worker_flags=("--block-size", str(block_size), *flags.pop("worker", ())),
+        worker_flags=("--block-size", str(block_size), *workers),
         flags=flags,
         env=env or {},
     )
@@ -288,7 +300,6 @@ def running_cluster(
 
 
 async def _living_pids(router: str) -> set[int]:
-    """Of the workers that a router gives requests to; empty when it does not answer."""
     client = RouterClient(router, AS_GATEWAY)
     try:
         return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}

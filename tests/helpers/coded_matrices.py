@@ -19,8 +19,12 @@ def random_coded(
     table: torch.Tensor = INT4,
     is_permuted: bool = False,
     factor: float = 1.0,
+    super_size: int = 0,
 ) -> CodedMatrix:
-    """Numbers of about the size of 1, edge values of the codes among them; no code is of NaN."""
+    """Numbers of about the size of 1, edge values of the codes among them; no code is of NaN.
+
+    `super_size`: inputs, whose scales and offsets are integers times a number that they share.
+    """
     outputs, inputs = shape
     generator = torch.Generator().manual_seed(seed)
     groups = -(-inputs // group_size)
@@ -36,6 +40,17 @@ def random_coded(
     if scales is torch.float8_e4m3fn:  # NOTE: it has 4 bits of exponent
         wide *= size
         factor /= size
+    values = None if offsets is None else torch.randn(outputs, groups, generator=generator).to(offsets)
+    supers: dict[str, torch.Tensor | int] = {}
+    if super_size:
+        shape_of = outputs, -(-inputs // super_size)
+        supers = {
+            "super_size": super_size,
+            "super_scales": (torch.rand(shape_of, generator=generator) / (64 * size)).half(),
+            "super_offsets": (torch.randn(shape_of, generator=generator) / 64).half(),
+        }
+        wide, scales = torch.randint(-128, 128, (outputs, groups), generator=generator), torch.int8
+        values = torch.randint(-128, 128, (outputs, groups), generator=generator).to(torch.int8)
     return CodedMatrix(
         kind=kind,
         shape=shape,
@@ -43,7 +58,8 @@ def random_coded(
         scales=wide.to(scales),
         group_size=group_size,
         table=table if kind is CodeKind.TABLE4 else None,
-        offsets=None if offsets is None else torch.randn(outputs, groups, generator=generator).to(offsets),
+        offsets=values,
         factor=factor,
         permutation=torch.randperm(inputs, generator=generator) if is_permuted else None,
+        **supers,  # type: ignore[arg-type]
     )

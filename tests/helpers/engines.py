@@ -10,6 +10,7 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.config import EngineConfig
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.kvcache.spec import build_layout
@@ -30,7 +31,12 @@ TINY = EngineConfig(
 
 def tiny_engine(path: Path, **overrides: object) -> Engine:
     """An engine on a test checkpoint; `overrides` are fields of EngineConfig."""
-    return build_engine(replace(TINY, model=str(path), **overrides))  # type: ignore[arg-type]
+    return drafting_engine(path, None, **overrides)
+
+
+def drafting_engine(path: Path, speculation: Speculation | None, **overrides: object) -> Engine:
+    """`tiny_engine` with drafts of the tests' own."""
+    return build_engine(replace(TINY, model=str(path), **overrides), speculation=speculation)  # type: ignore[arg-type]
 
 
 def drain(engine: Engine) -> dict[tuple[str, int], list[RequestOutput]]:

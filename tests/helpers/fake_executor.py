@@ -5,6 +5,7 @@ step first proves that all positions its queries see hold exactly that. So a blo
 `FakeExecutor.write` and `read` stand for transfers, which touch blocks whenever they like.
 """
 
+import random
 from collections.abc import Sequence
 
 from tandem.core.types import FinishReason
@@ -52,14 +53,19 @@ class FakeExecutor:
     Args:
         layout: its KV groups; None computes tokens only.
         failing: ids of requests for which no token can be chosen.
+        acceptance: probability that a draft is right; None drafts nothing.
     """
 
-    def __init__(self, layout: KVLayout | None = None, failing: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, layout: KVLayout | None = None, failing: frozenset[str] = frozenset(), acceptance: float | None = None
+    ) -> None:
         self.num_computed_tokens = 0
         self._layout = layout
         self._failing = failing
         self._arena: dict[tuple[int, int], tuple[int, int]] = {}
         self._known: dict[str, _Known] = {}
+        self._acceptance = acceptance
+        self._random = random.Random(0)
 
     def submit(self, step: SchedulerOutput) -> FinishedStep:
         for request_id in step.released:
@@ -69,9 +75,10 @@ class FakeExecutor:
         for item in step.scheduled:
             self._compute(item)
         self.num_computed_tokens += step.num_tokens
-        return FinishedStep(
-            ExecutorOutput({item.request_id: self._sample(item) for item in step.scheduled if item.samples}, {})
-        )
+        sampling = [item for item in step.scheduled if item.samples]
+        sampled = {item.request_id: self._sample(item) for item in sampling}
+        drafts = {} if self._acceptance is None else {item.request_id: self._draft(item) for item in sampling}
+        return FinishedStep(ExecutorOutput(sampled, {}, drafts))
 
     def write(self, block_id: int, content: Sequence[Content | None]) -> None:
         """A transfer fills a block; None leaves what is there."""
@@ -83,10 +90,24 @@ class FakeExecutor:
         """What a block holds, token by token."""
         return [self._arena.get((block_id, offset)) for offset in range(block_size)]
 
-    def _sample(self, item: ScheduledRequest) -> SampledToken:
+    def _sample(self, item: ScheduledRequest) -> list[SampledToken]:
         if item.request_id in self._failing:
-            return SampledToken(0, error="nothing can be chosen")
-        return SampledToken(fake_token(self._known[item.request_id].seed, item.end))
+            return [SampledToken(0, error="nothing can be chosen")]
+        known, position = self._known[item.request_id], item.end - item.num_drafts
+        tokens = [fake_token(known.seed, position)]
+        for draft in item.draft_token_ids:
+            if draft != tokens[-1]:
+                break
+            tokens.append(fake_token(known.seed, position + len(tokens)))
+        known.end = position + len(tokens)
+        del known.contents[known.end :]  # NOTE: the KV of wrong drafts stays in the arena, and must never be read
+        return [SampledToken(token) for token in tokens]
+
+    def _draft(self, item: ScheduledRequest) -> list[int]:
+        assert self._acceptance is not None
+        known = self._known[item.request_id]
+        right = [fake_token(known.seed, known.end + index) for index in range(self._random.randrange(7))]
+        return [token if self._random.random() < self._acceptance else (token + 1) % VOCAB_SIZE for token in right]
 
     def _compute(self, item: ScheduledRequest) -> None:
         known = self._known[item.request_id]
@@ -109,6 +130,7 @@ class _Known:
 
     def __init__(self, request: NewRequest, layout: KVLayout | None) -> None:
         self.seed = request.seed
+        self.end = 0
         self.contents = [hash(request.hash_root)]
         self.tables: list[list[int]] = [[] for _ in layout.groups] if layout is not None else []
         self._append((*request.prompt_token_ids, *request.output_token_ids))

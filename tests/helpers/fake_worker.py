@@ -23,13 +23,13 @@ from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     WorkerAddress,
     WorkerStatus,
 )
@@ -127,20 +127,20 @@ class FakeWorker:
 
     async def drain(self) -> None: ...
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self.calls.append(call)
         self.traces.append(incoming_traceparent.get())
         self.num_open += 1
         try:
-            async for news in self._script(call):
-                yield news
+            async for update in self._script(call):
+                yield update
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled_at_s.append(time.monotonic())
             raise
         finally:
             self.num_open -= 1
 
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         if self.refuse is not None:
             raise self.refuse
         assert call.params.seed is not None
@@ -157,7 +157,7 @@ class FakeWorker:
             if self.end_early_at == position:
                 return
             end = min(position + self.burst, num_tokens)
-            yield GenerateNews(*self._news(call, position, end, num_tokens, arrival_s))
+            yield GenerateUpdate(*self._news(call, position, end, num_tokens, arrival_s))
             position = end
         if self.is_slow_to_leave:
             await self.go.wait()
@@ -218,14 +218,14 @@ class FakeWorker:
         top = tuple((self.token_id(_LETTERS[rank]), -1.0 - rank) for rank in range(num_top))
         return TokenLogprobs(token_id, -0.5, 1, top)
 
-    def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         raise InvalidRequestError(f"{call.request_id}: this is a decode worker")
 
     async def greet(self, greeting: Greeting) -> Greeting:
         return greeting
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
-        return LeaseNews(lease_id=call.lease_id, num_tokens=0, groups=(), is_last=True, ttl_s=1.0)
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
+        return LeaseUpdate(lease_id=call.lease_id, num_tokens=0, groups=(), is_last=True, ttl_s=1.0)
 
     async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
         return lease_ids

@@ -11,7 +11,35 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
+# Where each block has its scales in float16, as bytes from its beginning.
+SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+_QUANTISED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")  # by the package `gguf`
+
 Value = bool | int | float | str | list[Any]
+
+
+def random_rows(
+    type_name: str, num_rows: int = 5, blocks: int = 3, *, scale: float = 0.02, seed: int = 7
+) -> NDArray[np.uint8]:
+    """Any codes, and scales that a weight may have, of about that size: [num_rows, bytes of each]."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    source = np.random.default_rng(seed)
+    stored = source.integers(0, 256, (num_rows * blocks, block_bytes), np.uint8)
+    if type_name == "MXFP4":
+        stored[:, 0] = 127 + int(np.log2(scale)) + source.integers(-2, 3, len(stored))
+        return stored.reshape(num_rows, -1)
+    for offset in SCALES.get(type_name, (0,)):
+        scales = source.normal(0, scale, (num_rows * blocks, 1)).astype(np.float16)
+        stored[:, offset : offset + 2] = scales.view(np.uint8)
+    return stored.reshape(num_rows, -1)
 
 
 def write_gguf(
@@ -25,7 +53,7 @@ def write_gguf(
     """The model of `checkpoint`, with a byte-level tokenizer.
 
     Args:
-        type_name: of the matrices; vectors are float32.
+        type_name: of the matrices; vectors are float32. Of types that nothing here rounds to, blocks are random.
         extra: more tensors, under GGUF's names.
         values: metadata that replaces what would be written, with __ for dots; None = left out.
     """
@@ -41,7 +69,7 @@ def write_gguf(
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         kind = gguf.GGMLQuantizationType[type_name if tensor.ndim > 1 else "F32"]
-        stored = gguf.quants.quantize(_in_pairs(tensor, theirs, config), kind)
+        stored = _stored(_in_pairs(tensor, theirs, config), kind)
         writer.add_tensor(theirs, stored, raw_dtype=kind)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor)
@@ -50,6 +78,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def _stored(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[np.generic]:
+    if kind.name in _QUANTISED:
+        found: NDArray[np.generic] = gguf.quants.quantize(tensor, kind)
+        return found
+    size, _ = gguf.GGML_QUANT_SIZES[kind]
+    return random_rows(kind.name, len(tensor), tensor.shape[1] // size, scale=1e-4, seed=int(1e6 * abs(tensor[0, 0])))
 
 
 def _in_pairs(tensor: NDArray[np.float32], name: str, config: Mapping[str, Any]) -> NDArray[np.float32]:

@@ -7,23 +7,23 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import Assembly, assemble
 from tandem.kvcache.block_table import BlockRange
-from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
+from tandem.scheduler.output import KVComputed, KVEvent, KVReserved, SampledToken
 from tandem.scheduler.request import Handoff
 from tests.helpers.engines import TINY
 
 
 class Side:
-    """One engine, its arena and the news it gave."""
+    """One engine, its arena and the KV events it gave."""
 
     def __init__(self, path: Path, **overrides: object) -> None:
         self.assembly: Assembly = assemble(replace(TINY, model=str(path), **overrides))  # type: ignore[arg-type]
         self.engine = self.assembly.engine
-        self.news: list[KVNews] = []
+        self.events: list[KVEvent] = []
         self.outputs: list[RequestOutput] = []
-        self.engine.on_kv_news = self.news.append
+        self.engine.on_kv_event = self.events.append
 
     def reserved(self) -> KVReserved:
-        found = [news for news in self.news if isinstance(news, KVReserved)]
+        found = [event for event in self.events if isinstance(event, KVReserved)]
         return found[-1]
 
     def step(self) -> None:
@@ -53,17 +53,17 @@ def prefill(source: Side, prompt: list[int], params: SamplingParams, outputs: tu
     """Compute a prompt under the lease "lease" and one token after it; returns the chunks in order."""
     handoff = Handoff(output_token_ids=outputs, num_new_tokens=1, lease_id="lease")
     source.engine.add_request(prompt, params, request_id="prefill", handoff=handoff)
-    source.news.clear()
+    source.events.clear()
     source.outputs.clear()
     source.run()
-    return [news for news in source.news if isinstance(news, KVComputed)]
+    return [event for event in source.events if isinstance(event, KVComputed)]
 
 
 def hand_off(
     source: Side, destination: Side, prompt: list[int], params: SamplingParams, *, num_chunks: int | None = None
 ) -> list[int]:
     """Serve a request over both; only the first `num_chunks` chunks arrive. Returns its tokens."""
-    destination.news.clear()
+    destination.events.clear()
     destination.outputs.clear()
     handoff = Handoff(num_expected_tokens=len(prompt))
     destination.engine.add_request(prompt, params, request_id="decode", handoff=handoff)
@@ -72,7 +72,7 @@ def hand_off(
     first = source.token_ids("prefill")
     destination.outputs += destination.engine.accept_token("decode", SampledToken(first[0]))
     destination.engine.check()
-    if any(isinstance(news, KVReserved) for news in destination.news):
+    if any(isinstance(event, KVReserved) for event in destination.events):
         reserved = destination.reserved()
         arrived = chunks if num_chunks is None else chunks[:num_chunks]
         copy_blocks(source, arrived, destination, reserved)

@@ -1,4 +1,4 @@
-"""Calls for a hand-off of one prompt, what it must answer, and a gate for news of its prefill."""
+"""Calls for a hand-off of one prompt, what it must answer, and a gate for updates of its prefill."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
-from tandem.rpc.messages import GenerateCall, PrefillNews, WorkerAddress
+from tandem.rpc.messages import GenerateCall, PrefillUpdate, WorkerAddress
 from tests.helpers.engines import serve_alone
 from tests.helpers.workers import (
     GREEDY,
@@ -27,18 +27,18 @@ def call_of(pair: Pair, prefill: WorkerAddress | None = None, salt: str = "", **
 
 
 class Gate:
-    """Lets news of a prefill through up to the `number`th that `holds`, and keeps that one back until opened."""
+    """Lets updates of a prefill through up to the `number`th that `holds`, and keeps that one back until opened."""
 
-    def __init__(self, number: int, holds: Callable[[PrefillNews], bool] = lambda news: True) -> None:
+    def __init__(self, number: int, holds: Callable[[PrefillUpdate], bool] = lambda update: True) -> None:
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
         self._number = number
         self._holds = holds
 
-    async def __call__(self, news: PrefillNews) -> Sequence[PrefillNews]:
-        if self._holds(news):
+    async def __call__(self, update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        if self._holds(update):
             self._number -= 1
             if self._number == 0:
                 self.reached.set()
                 await self.opened.wait()
-        return [news]
+        return [update]

@@ -15,7 +15,7 @@ from tandem.core.types import FinishReason
 from tandem.gateway.server import serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.routing.snapshot import Role
-from tandem.rpc.messages import GenerateCall, GenerateNews, LinkReport, WorkerListing
+from tandem.rpc.messages import GenerateCall, GenerateUpdate, LinkReport, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import FakeCluster, FakeRouter, RouterFace
@@ -30,7 +30,7 @@ class SayingWorker(FakeWorker):
 
     answers: list[Sequence[str]] = field(default_factory=list)
 
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         pieces, arrival_s, num_tokens = self.answers.pop(0), time.monotonic(), 0
         for position, text in enumerate(pieces):
             if self.hold_at == position:
@@ -48,7 +48,7 @@ class SayingWorker(FakeWorker):
             output = RequestOutput(
                 call.request_id, 0, token_ids, text, finish_reason=reason, metrics=metrics if is_last else None
             )
-            yield GenerateNews(output, self._timeline(time.time()) if is_last else ())
+            yield GenerateUpdate(output, self._timeline(time.time()) if is_last else ())
 
     def _timeline(self, now_s: float) -> tuple[Stage, ...]:
         """Of a prompt that another worker computed."""

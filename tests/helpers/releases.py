@@ -57,7 +57,6 @@ def next_release(directory: Path, *, with_other_hashes: bool = False) -> Path:
     _replace(directory / "tandem" / "rpc" / "form.py", _SENT, _SENT_WITH_MORE)
     if with_other_hashes:
         _replace(directory / "tandem" / "core" / "hashing.py", f"HASH_VERSION = {HASH_VERSION}", "HASH_VERSION = 1000")
-    compile_protos(directory, force=True)
     return directory
 
 

@@ -89,6 +89,9 @@ class RoundedFormat:
         is_left = weight.is_small or weight.name.endswith(self.left) or self._of(weight) is None
         return "it is left as it is" if is_left else None
 
+    def has_table(self, table: TensorSpec) -> bool:
+        return False
+
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
 

@@ -3,7 +3,6 @@
 What comes back is compared as `Reply`s, so that every way of serving a request can be held against every other.
 """
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from tandem.core.timeline import Stage
 from tandem.routing.settlement import Settlement
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer, WorkerAddress
+from tests.helpers import event_loop
 from tests.helpers.cluster import Cluster
 from tests.helpers.secret import AS_GATEWAY
 
@@ -106,12 +106,12 @@ def addresses(cluster: Cluster) -> dict[str, WorkerAddress]:
 
 def generate_at(call: GenerateCall) -> tuple[Reply, list[Stage]]:
     """What the worker `call.decode` answers, and its timeline."""
-    return asyncio.run(_generate(call))
+    return event_loop.run(_generate(call))
 
 
 def pair(cluster: Cluster, call: PairCall) -> PairingAnswer:
     """What the first router would do; it is told at once that nothing came of it."""
-    return asyncio.run(_pair(_router_address(cluster), call))
+    return event_loop.run(_pair(_router_address(cluster), call))
 
 
 def is_idle(cluster: Cluster) -> bool:
@@ -154,11 +154,11 @@ async def _generate(call: GenerateCall) -> tuple[Reply, list[Stage]]:
     draft, stages = _Draft(), list[Stage]()
     try:
         async with aclosing(client.generate(call, timeout_s=TIMEOUT_S)) as stream:
-            async for news in stream:
-                output = news.output
+            async for update in stream:
+                output = update.output
                 piece = {"token_ids": output.token_ids, "text": output.text, "finish_reason": output.finish_reason}
                 draft.add(piece if output.stop_reason is None else {**piece, "stop_reason": output.stop_reason})
-                stages = list(news.timeline) if output.finished else stages
+                stages = list(update.timeline) if output.finished else stages
     finally:
         await client.close()
     return draft.reply(), stages

@@ -92,6 +92,9 @@ class ToyFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return "heads and routers are not coded" if weight.name == HEAD or weight.is_small else None
 
+    def has_table(self, table: TensorSpec) -> bool:
+        return False
+
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
 

@@ -17,12 +17,12 @@ from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     WorkerAddress,
     WorkerStatus,
 )
@@ -103,7 +103,7 @@ def prompt_of(num_tokens: int, seed: int = 0) -> tuple[int, ...]:
 async def generated(client: WorkerClient, call: GenerateCall) -> list[int]:
     """All tokens of a request."""
     async with asyncio.timeout(TIMEOUT_S):
-        return [t async for news in client.generate(call) for t in news.output.token_ids]
+        return [t async for update in client.generate(call) for t in update.output.token_ids]
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -130,11 +130,11 @@ async def at_rest(*workers: WorkerProcess, timeout_s: float = TIMEOUT_S) -> None
         await until(lambda w=worker: is_at_rest(w), f"{worker.core.me.worker_id} at rest", timeout_s)  # type: ignore[misc]
 
 
-Change = Callable[[PrefillNews], Awaitable[Sequence[PrefillNews]]]
+Change = Callable[[PrefillUpdate], Awaitable[Sequence[PrefillUpdate]]]
 
 
-async def unchanged(news: PrefillNews) -> Sequence[PrefillNews]:
-    return [news]
+async def unchanged(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+    return [update]
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Middleman:
 
     Args:
         real: the worker behind it.
-        change: what becomes of each news of a prefill.
+        change: called with each update of a prefill.
         change_lease, change_confirm, change_greeting: what becomes of those answers.
         before_confirm: done when a read is over, before the worker is asked.
         silent: names of methods that never answer.
@@ -152,7 +152,7 @@ class Middleman:
 
     real: WorkerClient
     change: Change = unchanged
-    change_lease: Callable[[LeaseNews], LeaseNews] = lambda lease: lease
+    change_lease: Callable[[LeaseUpdate], LeaseUpdate] = lambda lease: lease
     change_confirm: Callable[[ConfirmAnswer], ConfirmAnswer] = lambda answer: answer
     change_greeting: Callable[[Greeting], Greeting] = lambda greeting: greeting
     before_confirm: Callable[[ConfirmCall], None] = lambda call: None
@@ -175,16 +175,16 @@ class Middleman:
     async def drain(self) -> None:
         await self.real.drain()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
-        async for news in self.real.generate(call):
-            yield news
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
+        async for update in self.real.generate(call):
+            yield update
 
-    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         await self._note("prefill")
         stream = self.real.prefill(call)
         try:
-            async for news in stream:
-                for changed in await self.change(news):
+            async for update in stream:
+                for changed in await self.change(update):
                     yield changed
         finally:
             await stream.aclose()
@@ -193,7 +193,7 @@ class Middleman:
         await self._note("greet")
         return self.change_greeting(await self.real.greet(greeting))
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
         await self._note("lease")
         return self.change_lease(await self.real.lease(call))
 

@@ -19,6 +19,7 @@ from tests.helpers.published_formats import FORMATS, MXFP4
 from tests.unit.models.gguf.test_convert import SAVERS
 
 DOCS = Path(__file__).parents[2] / "docs"
+GGUF = "gguf"  # see tests/contract/test_gguf_served.py
 
 
 def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
@@ -39,7 +40,11 @@ def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
 @pytest.mark.parametrize("method", QUANTISED)
 def test_every_quantised_format_is_in_the_document_and_in_a_test(method: str) -> None:
     assert f"| `{method}` |" in (DOCS / "formats.md").read_text()
-    assert method in {MXFP4["quant_method"], *(published.config["quant_method"] for published in FORMATS.values())}
+    assert method in {
+        GGUF,
+        MXFP4["quant_method"],
+        *(published.config["quant_method"] for published in FORMATS.values()),
+    }
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -18,8 +18,8 @@ from tandem.core.hashing import root_hash
 from tandem.core.machine import random_id
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
-from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.stalls import StallWatch
+from tandem.gateway.update_queue import UpdateQueue
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.rpc.messages import ConfirmAnswer
@@ -172,7 +172,7 @@ def _settled_twice(patch: Patch) -> None:
 
 
 def _not_told_again(patch: Patch) -> None:
-    patch.setattr(Settlements, "tell_again", lambda self: 0)
+    patch.setattr(Settlements, "resend", lambda self: 0)
 
 
 def _aborts_are_not_billed(patch: Patch) -> None:
@@ -201,14 +201,14 @@ def _failover_repeats_a_token(patch: Patch) -> None:
 
 
 def _tokens_are_dropped(patch: Patch) -> None:
-    put = NewsQueue.put
+    put = UpdateQueue.put
 
-    async def sometimes(self: Any, news: Any) -> None:
-        if len(news.token_ids) > 1:
-            news = replace(news, token_ids=news.token_ids[:-1])
-        await put(self, news)
+    async def sometimes(self: Any, update: Any) -> None:
+        if len(update.token_ids) > 1:
+            update = replace(update, token_ids=update.token_ids[:-1])
+        await put(self, update)
 
-    patch.setattr(NewsQueue, "put", sometimes)
+    patch.setattr(UpdateQueue, "put", sometimes)
 
 
 def silence_is_not_noticed(patch: Patch) -> None:
@@ -286,7 +286,7 @@ def broken_stream_ends_nobody(patch: Patch) -> None:
     patch.setattr(_Inbox, "end", only_by_the_worker)
 
 
-def _news_overtakes(patch: Patch) -> None:
+def _update_overtakes(patch: Patch) -> None:
     def append(self: Any, number: int, item: Any) -> None:
         self._items.setdefault(number, []).insert(0, item)
 
@@ -346,7 +346,7 @@ MUTATIONS = [
     ),
     Mutation("the engine is not told that no KV comes", _engine_not_told_that_no_kv_comes, seed=0),
     Mutation("a broken stream ends nobody's request", broken_stream_ends_nobody, unfound=_BY_HAND),
-    Mutation("news of a request overtakes", _news_overtakes, seed=1),
+    Mutation("an update of a request overtakes", _update_overtakes, seed=1),
     Mutation(
         "nobody asks whether a source lives",
         _lost_source_still_used,

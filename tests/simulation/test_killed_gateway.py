@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.accounts.accounts import Accounts
-from tandem.simulation.fabric import Weather
+from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
 
@@ -33,7 +33,7 @@ SCENARIO = Scenario(
     gateways=("gateway-0", "gateway-1"),
     asks=(STREAM,),
     faults=(Fault(FaultKind.CRASH, BEGINS_S + DIES_AFTER_S, 1.0, "gateway-0"),),
-    weather=Weather(slow_share=0.0, slow_s=0.05),
+    conditions=NetworkConditions(slow_share=0.0, slow_s=0.05),
     num_blocks=40,
     lease_ttl_s=2.0,
     max_local_tokens=0,

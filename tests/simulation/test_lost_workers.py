@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.simulation.fabric import Weather
+from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
 from tests.simulation.mutations import broken_stream_ends_nobody, silence_is_not_noticed
@@ -38,7 +38,7 @@ SCENARIO = Scenario(
         for number in range(4)
     ),
     faults=(),
-    weather=Weather(slow_share=0.0, slow_s=0.05),
+    conditions=NetworkConditions(slow_share=0.0, slow_s=0.05),
     num_blocks=64,
     lease_ttl_s=2.0,
     max_local_tokens=0,

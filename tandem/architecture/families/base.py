@@ -1,4 +1,4 @@
-"""Reading that all families share: sizes, tokens, layers in their usual form, and the keys that nobody reads.
+"""Reading of configurations common to all families: sizes, tokens, standard layers, and a warning for unread keys.
 
 A key that `transformers`' own model of the family never reads cannot change its results: it is a warning, unless other
 engines compute something else because of it.
@@ -129,9 +129,11 @@ class Sizes:
 
 
 def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False) -> Sizes:
-    """Raises:
-    CorruptCheckpointError: sizes that are missing, absurd or contradict each other.
-    UnsupportedCheckpointError: an activation that is not served.
+    """Reads the sizes.
+
+    Raises:
+        CorruptCheckpointError: sizes that are missing, absurd or contradict each other.
+        UnsupportedCheckpointError: an activation that is not served.
     """
     hidden = fields.count("hidden_size", defaults.hidden, high=1 << 17)
     heads = fields.count("num_attention_heads", defaults.heads, high=1 << 12)
@@ -187,8 +189,8 @@ def attention(
     head_norms: bool = False,
     whole_norms: bool = False,
 ) -> AttentionSpec:
-    """Attention of layer `index` under the names of Llama. `head_norms`: a norm on each head of q and k; `whole_norms`:
-    one on all heads together.
+    """Attention of layer `index` with the tensor names of Llama. `head_norms`: a norm on each head of q and k;
+    `whole_norms`: one on all heads together.
     """
     prefix, hidden = f"{layer_prefix(index)}.self_attn", sizes.hidden
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -210,7 +212,7 @@ def attention(
 
 
 def gated(sizes: Sizes, prefix: str, intermediate: int | None = None, *, bias: bool = False) -> GatedSpec:
-    """A gated feed-forward block under the names of Llama."""
+    """A gated feed-forward block with the tensor names of Llama."""
     width = sizes.intermediate if intermediate is None else intermediate
     return GatedSpec(
         gate=LinearSpec(f"{prefix}.gate_proj", width, sizes.hidden, bias),
@@ -223,7 +225,7 @@ def gated(sizes: Sizes, prefix: str, intermediate: int | None = None, *, bias: b
 def pre_norm_layer(
     sizes: Sizes, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec | None = None
 ) -> LayerSpec:
-    """A layer that norms what goes into each block, as Llama. `feed_forward`: None = gated, of the usual size."""
+    """A layer that normalises the input of each block, as Llama. `feed_forward`: None = gated, of the usual size."""
     prefix = layer_prefix(index)
     return LayerSpec(
         mixer=mixer,
@@ -278,7 +280,7 @@ def _read_eos(fields: Fields, default: int | None) -> tuple[int, ...]:
 
 
 def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-    """`layer_types`, checked; None when absent."""
+    """The checked list `layer_types`; None when absent."""
     types = fields.texts("layer_types")
     if types is None:
         return None

@@ -1,6 +1,6 @@
-"""Mixtures of experts under the names that several families share.
+"""Mixtures of experts with the tensor names that several families share.
 
-Routers come without a prefix: `mixture_of_experts` and `mixtral_experts` set it.
+Routers are given without a prefix: `mixture_of_experts` and `mixtral_experts` add it.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ _MAX_EXPERTS = 1 << 12
 
 
 def read_num_experts(fields: Fields, default: int) -> int:
-    """Experts of a layer, under any of the names that configurations have for it."""
+    """Number of experts of a layer, under any of the keys that configurations use for it."""
     given = [name for name in _NAMES if fields.get(name) is not None]
     return fields.count(given[0], high=_MAX_EXPERTS) if given else default
 
@@ -24,7 +24,7 @@ def read_num_experts(fields: Fields, default: int) -> int:
 def mixture_of_experts(
     sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int, shared: GatedSpec | None = None
 ) -> MixtureOfExpertsSpec:
-    """Experts `{prefix}.experts.{i}` of `intermediate` inner elements each, as Qwen and GLM name them."""
+    """Experts with tensors `{prefix}.experts.{i}`, of `intermediate` inner elements each, as named by Qwen and GLM."""
     experts = tuple(
         base.gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
     )
@@ -32,7 +32,7 @@ def mixture_of_experts(
 
 
 def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> MixtureOfExpertsSpec:
-    """Experts of the usual size, with the tensors w1 (gate), w3 (up) and w2 (down), as Mixtral names them."""
+    """Experts of the usual size, with tensors w1 (gate), w3 (up) and w2 (down), as named by Mixtral."""
     return MixtureOfExpertsSpec(
         router=router.under(prefix),
         experts=tuple(_mixtral_expert(sizes, f"{prefix}.experts.{expert}") for expert in range(router.num_experts)),
@@ -40,7 +40,7 @@ def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> Mixtu
 
 
 def stacked_experts(sizes: base.Sizes, prefix: str, num_experts: int, intermediate: int) -> tuple[GatedSpec, ...]:
-    """Experts that are stored as one stack for gate and up together, gate first, and one for down."""
+    """Experts stored as two stacks: gate and up together, gate first; and down."""
 
     def expert(index: int) -> GatedSpec:
         def half(name: str, start: int) -> LinearSpec:

@@ -32,7 +32,7 @@ _REFUSED = ("use_bidirectional_attention",)
 
 
 def read_text_model(fields: Fields) -> ModelSpec:
-    """From `config.json` of a text model, or from `text_config` of a multimodal one."""
+    """Reads `config.json` of a text model, or `text_config` of a multimodal one."""
     sizes = base.read_sizes(fields, _DEFAULTS, unit_offset=True)
     fields.optional_number("attn_logit_softcapping")
     model = base.build_model(

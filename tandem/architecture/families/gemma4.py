@@ -34,7 +34,7 @@ _REFUSED = ("rope_scaling",)
 
 
 def read_text_model(fields: Fields) -> ModelSpec:
-    """From `config.json` of a text model, or from `text_config` of a multimodal one."""
+    """Reads `config.json` of a text model, or `text_config` of a multimodal one."""
     sizes = base.read_sizes(fields, _DEFAULTS)
     mixers = read_mixers(fields, sizes)
     parts = zip(mixers, read_blocks(fields, sizes, mixers), read_embeddings(fields, sizes), strict=True)
@@ -73,7 +73,7 @@ def _layer(
 
 
 def _unused_tensors(mixers: list[AttentionSpec]) -> tuple[str, ...]:
-    """Prefixes of those that checkpoints have for layers that read another's state."""
+    """Prefixes of tensors that checkpoints contain for layers that read another layer's state."""
     shared = [base.layer_prefix(index) for index, mixer in enumerate(mixers) if mixer.reads_state_of is not None]
     return tuple(f"{prefix}.self_attn.{name}." for prefix in shared for name in ("k_proj", "v_proj", "k_norm"))
 

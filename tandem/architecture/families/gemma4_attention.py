@@ -23,7 +23,7 @@ _DEFAULT_ROPES: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def read_mixers(fields: Fields, sizes: base.Sizes) -> list[AttentionSpec]:
-    """One for each layer."""
+    """Reads the mixer of each layer."""
     fields.only("use_bidirectional_attention", ("vision",), "absent, or vision, which changes nothing for text")
     types = (*read_types(fields, sizes.num_layers, _PATTERN)[:-1], base.FULL)  # NOTE: whatever the file says
     windows = read_windows(fields, types, _DEFAULT_WINDOW)
@@ -52,7 +52,7 @@ def read_mixers(fields: Fields, sizes: base.Sizes) -> list[AttentionSpec]:
 
 
 def _read_sources(fields: Fields, types: Sequence[str], heads: Sequence[base.Sizes]) -> list[int | None]:
-    """For each layer, the one whose K and V it reads; None = its own."""
+    """Index of the layer whose K and V each layer reads; None = its own."""
     num_own = len(types) - fields.count("num_kv_shared_layers", 0, low=0, high=len(types) - 1)
     last_of = {kind: index for index, kind in enumerate(types[:num_own])}
     for index in range(num_own, len(types)):

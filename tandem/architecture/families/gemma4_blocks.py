@@ -19,7 +19,9 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpec]) -> list[FeedForwardSpec]:
-    """Of each layer; twice as wide, if `use_double_wide_mlp`, in those that read another's K and V."""
+    """Reads the block of each layer. With `use_double_wide_mlp`, it is twice as wide in layers that read another
+    layer's K and V.
+    """
     is_wide = fields.flag("use_double_wide_mlp", False)
     blocks = [
         base.gated(
@@ -47,7 +49,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpe
 
 
 def _beside(sizes: base.Sizes, prefix: str, block: GatedSpec, router: RouterSpec, width: int) -> ParallelSpec:
-    """`block` and experts, each between norms of its own; the router sees what neither has normed."""
+    """Sum of `block` and experts, each between norms of its own; the router sees the input without norm."""
     experts = MixtureOfExpertsSpec(
         router=router.under(prefix),
         experts=stacked_experts(sizes, f"{prefix}.experts", router.num_experts, width),

@@ -9,10 +9,10 @@ _MODEL_PROJECTION = "model.per_layer_model_projection"
 
 
 def read_embeddings(fields: Fields, sizes: base.Sizes) -> list[PerLayerEmbeddingSpec | None]:
-    """Of each layer; all share one table and one norm.
+    """Reads the per-layer embedding of each layer; all share one table and one norm.
 
-    NOTE: the model projection is divided by the root of its inputs before it is normed. That changes only what the
-    norm's epsilon means.
+    NOTE: the model projection is divided by the root of its inputs before it is normed. That changes only the effect of
+    the norm's epsilon.
     """
     size = fields.optional_count("hidden_size_per_layer_input", 256, low=0, high=1 << 14) or 0
     vocab = fields.count("vocab_size_per_layer_input", 262_144)

@@ -1,4 +1,4 @@
-"""Heads of Gemma 4's layers: global ones have others than sliding ones."""
+"""Head counts and sizes of Gemma 4's layers, which differ between global and sliding layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,9 @@ _GLOBAL_HEAD_DIM = 512
 
 
 def read_heads(fields: Fields, sizes: base.Sizes, types: Sequence[str], is_value_key: bool) -> list[base.Sizes]:
-    """Of each layer: by `per_layer_config`, which `transformers` writes, or by keys for global layers."""
+    """Reads the heads of each layer: from `per_layer_config`, which `transformers` writes, or from the keys for global
+    layers.
+    """
     if fields.has("per_layer_config"):
         given = fields.section("per_layer_config") or Fields({}, fields.where)
         found = [_override(given.section(str(index)), sizes) for index in range(len(types))]

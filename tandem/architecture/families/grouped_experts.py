@@ -1,4 +1,4 @@
-"""Experts in groups beside shared ones, behind some dense layers, as DeepSeek names them and others after it."""
+"""Experts in groups, with shared experts and some dense first layers, with the tensor names of DeepSeek."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class RoutingDefaults:
 
 
 def sigmoid_router(fields: Fields, sizes: base.Sizes, defaults: RoutingDefaults) -> RouterSpec:
-    """Choice by sigmoid with a correction, within the best groups (DeepSeek-V3); names are without a prefix."""
+    """Router by sigmoid with a correction, within the best groups (DeepSeek-V3); names are without a prefix."""
     fields.only("scoring_func", ("sigmoid",), "sigmoid")
     fields.only("topk_method", ("noaux_tc",), "noaux_tc")
     num_experts, num_groups, top_groups = read_groups(fields, defaults)
@@ -52,7 +52,9 @@ def sigmoid_router(fields: Fields, sizes: base.Sizes, defaults: RoutingDefaults)
 
 
 def read_groups(fields: Fields, defaults: RoutingDefaults, least: int = 2) -> tuple[int, int, int]:
-    """Experts, groups of them, and groups of which a token's experts are. `least`: experts of one of several groups."""
+    """Reads the numbers of experts, of groups, and of groups chosen for a token. `least`: minimum number of experts of
+    a group.
+    """
     num_experts = read_num_experts(fields, defaults.num_experts)
     num_groups = fields.optional_count("n_group", defaults.num_groups, high=num_experts) or 1
     if num_experts % num_groups or (num_groups > 1 and num_experts < least * num_groups):
@@ -63,7 +65,7 @@ def read_groups(fields: Fields, defaults: RoutingDefaults, least: int = 2) -> tu
 
 
 def read_top_k(fields: Fields, defaults: RoutingDefaults, num_reachable: int) -> int:
-    """Experts of a token, of those in the groups that it can have."""
+    """Reads the number of experts chosen for a token, from those in its groups."""
     return fields.count("num_experts_per_tok", defaults.top_k, high=num_reachable)
 
 
@@ -96,7 +98,7 @@ def read_blocks(
 
 
 def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
-    """Prefixes of the tensors of layers behind the last one, which predict further tokens; they are not served."""
+    """Prefixes of the tensors of additional layers that predict further tokens (MTP); they are not served."""
     num_further = max(fields.count(name, 1, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
     return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention under the names that DeepSeek gave its tensors, and others after it."""
+"""Multi-head latent attention (MLA) with the tensor names of DeepSeek."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class LatentDefaults:
 
 
 def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
-    """Elements of a query that are not rotated, and that are."""
+    """Reads the sizes of the parts of a query head: not rotated, rotated."""
     plain_dim = fields.count("qk_nope_head_dim", defaults.plain_dim, high=_MOST)
     rotary_dim = fields.count("qk_rope_head_dim", defaults.rotary_dim, low=2, high=_MOST)
     if rotary_dim % 2:
@@ -37,7 +37,7 @@ def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
 def read_latent_attention(
     fields: Fields, sizes: base.Sizes, defaults: LatentDefaults, *, is_interleaved: bool, rope: RopeSpec | None = None
 ) -> Callable[[int], LatentAttentionSpec]:
-    """The attention of each layer, by index. `rope`: None = as the file has it for the rotated elements."""
+    """Reads the attention of each layer, by index. `rope`: None = from the file, for the rotated elements."""
     rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
     query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MOST)
     plain_dim, rotary_dim = read_head_dims(fields, defaults)
@@ -79,14 +79,14 @@ def read_latent_attention(
 
 
 def _check_copies(fields: Fields, sizes: base.Sizes, plain_dim: int, rotary_dim: int) -> None:
-    """Refuses keys that say again what others say, where they say something else."""
+    """Refuses redundant keys that contradict each other."""
     if sizes.num_kv_heads != sizes.num_heads:
         raise fields.wrong("num_key_value_heads", f"num_attention_heads={sizes.num_heads}: latents are for all heads")
     fields.only("qk_head_dim", (plain_dim + rotary_dim,), "qk_nope_head_dim + qk_rope_head_dim")
 
 
 def _stretched_scale(fields: Fields) -> float:
-    """What a stretched rotary embedding multiplies the scores with, beside the factor of cosines and sines."""
+    """Factor of the scores for a stretched rotary embedding, in addition to that of cosines and sines."""
     parameters = fields.section("rope_scaling") or fields.section("rope_parameters")
     if parameters is None:
         return 1.0

@@ -46,7 +46,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def read_query_scaling(fields: Fields) -> tuple[Fields, QueryScaling]:
-    """The object `rope_parameters`, and what it says of the growth of queries."""
+    """The object `rope_parameters`, and the growth of queries that it specifies."""
     parameters = fields.section("rope_parameters")
     if parameters is None:
         raise fields.wrong("rope_parameters", "an object")

@@ -18,7 +18,7 @@ _PREFIXES = {
 
 
 def text_fields(fields: Fields) -> Fields:
-    """Raises `CorruptCheckpointError` where there are none."""
+    """The text model's configuration. Raises `CorruptCheckpointError` if there is none."""
     text = fields.section("text_config")
     if text is None:
         raise fields.wrong("text_config", "an object")
@@ -37,7 +37,7 @@ def with_outer_keys(fields: Fields, model: ModelSpec, *, tied: bool) -> ModelSpe
 
 
 def parameter_name(name: str) -> str | None:
-    """As `Family.parameter_name`."""
+    """Maps tensor names, as `Family.parameter_name`."""
     if name.startswith(_NOT_SERVED):
         return None
     for prefix, ours in _PREFIXES.items():

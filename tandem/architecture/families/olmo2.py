@@ -18,7 +18,7 @@ DEFAULTS = base.Defaults(
 
 
 def layer(sizes: base.Sizes, index: int, rope: RopeSpec, *, bias: bool, window: int | None = None) -> LayerSpec:
-    """As Olmo 2 and 3 have it."""
+    """A layer of Olmo 2 and 3."""
     prefix = base.layer_prefix(index)
     return LayerSpec(
         mixer=base.attention(sizes, index, rope, window=window, qkv_bias=bias, output_bias=bias, whole_norms=True),

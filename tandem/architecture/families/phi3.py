@@ -58,7 +58,7 @@ def _fused_block(block: GatedSpec, prefix: str) -> GatedSpec:
 
 
 def fused(linears: Iterable[LinearSpec], tensor: str) -> list[LinearSpec]:
-    """The same maps, whose weights lie one after the other in the rows of `tensor`."""
+    """The same linear maps, with weights in consecutive rows of `tensor`."""
     placed, start = [], 0
     for linear in linears:
         stop = start + linear.outputs

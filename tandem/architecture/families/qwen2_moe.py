@@ -17,7 +17,9 @@ _DEFAULT_WINDOW, _DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
 def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """`layer_types` where given; else every other layer below `max_window_layers`; none unless `use_sliding_window`."""
+    """Reads the windows: by `layer_types` where given, else every other layer below `max_window_layers`; none unless
+    `use_sliding_window`.
+    """
     window = fields.optional_count("sliding_window", _DEFAULT_WINDOW, low=0)
     highest = fields.count("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)
     types = base.read_layer_types(fields, num_layers)

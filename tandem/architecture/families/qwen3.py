@@ -10,7 +10,7 @@ _DEFAULTS = base.Defaults(max_positions=32768, kv_heads=32, head_dim=128)
 
 
 def read_attention(fields: Fields, sizes: base.Sizes, windows: tuple[int | None, ...]) -> list[AttentionSpec]:
-    """Of every layer, as Qwen 3 has it with and without experts."""
+    """Reads the attention of every layer of Qwen 3, with or without experts."""
     bias, rope = fields.flag("attention_bias", False), sizes.rope(fields)
     fields.only("use_qk_norm", (True,), "true")
     return [

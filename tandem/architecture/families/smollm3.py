@@ -40,7 +40,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer rotates: `no_rope_layers` has a 1 (sic) for those that do; else all but every nth."""
+    """Whether each layer rotates: `no_rope_layers` has a 1 (sic) for layers that do; else all but every nth."""
     interval = fields.count("no_rope_layer_interval", _DEFAULT_INTERVAL)
     if fields.get("no_rope_layers") is None:
         return tuple((index + 1) % interval != 0 for index in range(num_layers))
@@ -51,7 +51,7 @@ def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _read_windows(fields: Fields, have_rope: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """Only with `use_sliding_window`: by `layer_types`, or in the layers that do not rotate."""
+    """Reads the windows: by `layer_types`, or in the layers without rotation; none unless `use_sliding_window`."""
     window = fields.optional_count("sliding_window")
     types = base.read_layer_types(fields, len(have_rope))
     if not fields.flag("use_sliding_window", False):

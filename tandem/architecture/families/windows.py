@@ -1,4 +1,4 @@
-"""Layers with a sliding window among full ones: which they are, and how long the window is."""
+"""Sliding windows among full-attention layers: the layers that have one, and its length."""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
@@ -13,7 +13,7 @@ def read_types(fields: Fields, num_layers: int, pattern: int) -> tuple[str, ...]
 
 
 def read_windows(fields: Fields, types: tuple[str, ...], default: int) -> list[int | None]:
-    """Of each layer of `types`; `sliding_window`, in tokens, where it is sliding.
+    """Window of each layer of `types`: `sliding_window` tokens if it is sliding, else None.
 
     Raises:
         CorruptCheckpointError: layers are sliding and there is no window.

@@ -27,7 +27,7 @@ WORKSPACE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PagedIndices:
-    """A batch's block tables as FlashInfer takes them: concatenated, without blocks that no query sees."""
+    """Block tables of a batch in FlashInfer's form: concatenated, without blocks that no query sees."""
 
     indptr: torch.Tensor  # [num_requests + 1] int32
     indices: torch.Tensor  # [indptr[-1]] int32
@@ -50,7 +50,7 @@ class PagedIndices:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Owns the wrapper that it was made in until nobody has the batch any more."""
+    """A plan with its wrapper, reserved until the batch is dropped."""
 
     wrapper: Any
 

@@ -120,7 +120,9 @@ def num_splits_for(max_seq_len: int, split_tokens: int) -> int:
 
 
 def _may_hold_decodes(batch: AttentionBatch, num_tokens: int) -> bool:
-    """False when shapes alone tell that every request brings the same number of tokens, more than one."""
+    """Whether some request may be decoding; False when the shapes show that every request has the same number of
+    tokens, more than one.
+    """
     return batch.max_query_len == 1 or num_tokens < batch.num_requests * batch.max_query_len
 
 

@@ -87,7 +87,7 @@ class VarlenBackend:
 
 
 def missing_arguments() -> str | None:
-    """What this PyTorch's `varlen_attn` lacks, or None. The argument list grew from release to release."""
+    """Arguments missing from this PyTorch's `varlen_attn`, or None; the list grew from release to release."""
     try:
         varlen = import_module("torch.nn.attention.varlen")
     except ImportError:

@@ -14,7 +14,7 @@ from tandem.compute.native.coded_matrix import are_alike, reference_to, serves
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.packing import NativePacking
 
-CODED_LINEAR_FIELDS, CODED_GATED_FIELDS = "10q", "12q"
+CODED_LINEAR_FIELDS, CODED_GATED_FIELDS, CODED_ROWS_FIELDS = "10q", "12q", "6q"
 
 
 class NativeCodedProducts(NativePacking):
@@ -23,7 +23,18 @@ class NativeCodedProducts(NativePacking):
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self._coded_linear = bind(library, "tandem_coded_linear", CODED_LINEAR_FIELDS)
+        self._coded_rows = bind(library, "tandem_coded_rows", CODED_ROWS_FIELDS)
         self._coded_gated_linear = bind(library, "tandem_coded_gated_linear", CODED_GATED_FIELDS)
+
+    def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty(len(indices), matrix.shape[1], dtype=dtype)
+        reference = reference_to(matrix)  # NOTE: its memory is to outlive the call
+        assert serves(matrix)
+        assert indices.dtype == torch.int64
+        assert indices.is_contiguous()
+        pointers = ctypes.addressof(reference), indices.data_ptr(), out.data_ptr()
+        self._coded_rows(DTYPE_CODES[dtype], *pointers, len(indices), torch.get_num_threads())
+        return out
 
     def coded_linear(
         self,

@@ -8,7 +8,7 @@ import torch
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.native.codes import SCALE_DTYPE_CODES
 
-CODED_FIELDS = "7qd5q"
+CODED_FIELDS = "8qd7q"
 SUM_BLOCK = 128  # inputs whose products are added up in order, from zero; blocks of them are added in a tree
 STEP = 8  # inputs whose codes lie together
 _pack = struct.Struct(f"={CODED_FIELDS}").pack
@@ -42,7 +42,10 @@ def _are_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
     """The C++ struct, which has pointers to the matrix's tensors and keeps none alive."""
-    tensors = matrix.codes, matrix.scales, matrix.offsets, matrix.table, matrix.permutation
+    tensors = (
+        *(matrix.codes, matrix.scales, matrix.offsets, matrix.super_scales, matrix.super_offsets),
+        *(matrix.table, matrix.permutation),
+    )
     assert all(x is None or (x.device.type == "cpu" and x.is_contiguous()) for x in tensors)
     assert matrix.permutation is None or matrix.permutation.dtype == torch.int64
     packed = _pack(
@@ -52,6 +55,7 @@ def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
         SCALE_DTYPE_CODES[matrix.scales.dtype],
         0 if matrix.offsets is None else SCALE_DTYPE_CODES[matrix.offsets.dtype],
         matrix.order,
+        matrix.super_size,
         matrix.factor,
         *(0 if x is None else x.data_ptr() for x in tensors),
     )

@@ -28,7 +28,7 @@ class MissingBoardError(ConfigurationError):
 
 
 class Cores(Protocol):
-    """What a worker computes with. `cpus` empty = wherever the kernel puts it."""
+    """Threads and CPUs of a worker. `cpus` empty = any."""
 
     @property
     def num_threads(self) -> int: ...

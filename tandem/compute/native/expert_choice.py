@@ -102,7 +102,7 @@ class NativeExpertChoice:
         chosen: int = 0,
         threads: int = 0,
     ) -> tuple[int | float, ...]:
-        """In the order of the C++ struct; of one argument, what is the same for every call."""
+        """Fields in the order of the C++ struct; without arguments, those that are equal for all calls."""
         spec = self._spec
         return (
             dtype,

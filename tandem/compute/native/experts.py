@@ -122,7 +122,7 @@ class NativeExperts:
         top_k: int = 0,
         threads: int = 0,
     ) -> tuple[int | float, ...]:
-        """In the order of the C++ struct; without arguments, what is the same for every call."""
+        """Fields in the order of the C++ struct; without arguments, those that are equal for all calls."""
         return (
             dtype,
             *self._activation,

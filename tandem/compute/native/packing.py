@@ -11,7 +11,7 @@ from tandem.compute.native.coded_matrix import STEP, reference_to, serves
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.compute.order import Order
 
-PACK_FIELDS, PACK_CODED_FIELDS = "7q", "5q"
+PACK_FIELDS, PACK_CODED_FIELDS = "7q", "3q"
 STRIP = 16  # outputs
 
 
@@ -47,18 +47,21 @@ class NativePacking:
         assert serves(matrix)
         strips, steps = -(-outputs // STRIP), -(-inputs // STEP)
         code_bytes = STRIP * STEP // (2 if matrix.kind is CodeKind.TABLE4 else 1)
-        scales_shape = strips, matrix.num_groups, STRIP
-        offsets = matrix.offsets
+        scales_shape, supers_shape = (strips, matrix.num_groups, STRIP), (strips, matrix.num_supers, STRIP)
         packed = replace(
             matrix,
             codes=matrix.codes.new_empty(strips, steps * code_bytes),
             scales=matrix.scales.new_empty(scales_shape),
-            offsets=None if offsets is None else offsets.new_empty(scales_shape),
+            offsets=_empty(matrix.offsets, scales_shape),
+            super_scales=_empty(matrix.super_scales, supers_shape),
+            super_offsets=_empty(matrix.super_offsets, supers_shape),
             order=Order.STRIPS,
         )
         if matrix.codes.device.type != "meta":
-            where = 0 if packed.offsets is None else packed.offsets.data_ptr()
-            written = packed.codes.data_ptr(), packed.scales.data_ptr(), where
-            reference = reference_to(matrix)  # NOTE: its memory is to outlive the call
-            self._pack_coded(ctypes.addressof(reference), *written, torch.get_num_threads())
+            references = reference_to(matrix), reference_to(packed)  # NOTE: their memory is to outlive the call
+            self._pack_coded(*map(ctypes.addressof, references), torch.get_num_threads())
         return packed
+
+
+def _empty(of: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
+    return None if of is None else of.new_empty(shape)

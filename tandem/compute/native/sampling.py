@@ -1,4 +1,4 @@
-"""The compiled draw: one call chooses a token for every row of a step, whatever each row asks for.
+"""Compiled sampling: one call chooses a token for every row of a step, with each row's parameters.
 
 A row's token depends on that row alone, bit for bit, however many threads run. It means the same as the PyTorch draws
 of `tandem.engine.sampler`, which say in what order a distribution is walked; weights may be rounded differently.

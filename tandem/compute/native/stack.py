@@ -38,7 +38,7 @@ _pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
 
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
-    """Whether the compiled stack computes such layers: on the CPU, of one dtype, heads that its attention takes."""
+    """Whether the compiled stack can compute such layers: on the CPU, of one dtype, with supported heads."""
     weights = [final_norm, *(tensor for layer in layers for tensor in _floats(layer))]
     matrices: list[Numbers | None] = [getattr(layer, name) for layer in layers for name in _MATRICES]
     mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
@@ -189,7 +189,7 @@ def _floats(layer: StackLayer) -> Iterator[torch.Tensor]:
 
 
 def _order_of(layers: Sequence[StackLayer]) -> Order:
-    """Of the matrices of floats."""
+    """Storage order of the float matrices."""
     matrices = (getattr(layer, name) for layer in layers for name in _MATRICES)
     return next((matrix.order for matrix in matrices if isinstance(matrix, Matrix)), Order.ROWS)
 
@@ -208,7 +208,7 @@ def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
 
 
 def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Its C++ struct, as the numbers that it is made of."""
+    """Fields of the C++ struct of a mixture of experts."""
     if mixture is None:
         return None
     assert isinstance(mixture.choice, NativeExpertChoice)
@@ -238,7 +238,7 @@ def _step_pointers(batch: AttentionBatch, num_tokens: int) -> tuple[int, int, in
 
 
 def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, ...]:
-    """In the order of the C++ struct. Only the last layer leaves tokens out."""
+    """Fields in the order of the C++ struct. Only the last layer skips tokens."""
     if wanted is None:
         return (0,) * 7
     rows, batch = wanted.rows, wanted.batches[last_layer]

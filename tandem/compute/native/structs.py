@@ -1,6 +1,6 @@
 """Fields of the structs of arguments that Python packs, by function, see `bind`. Tests compare them with `src`."""
 
-from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS
+from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS, CODED_ROWS_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
@@ -20,5 +20,6 @@ FIELDS = {
     "tandem_pack": PACK_FIELDS,
     "tandem_pack_coded": PACK_CODED_FIELDS,
     "tandem_coded_linear": CODED_LINEAR_FIELDS,
+    "tandem_coded_rows": CODED_ROWS_FIELDS,
     "tandem_coded_gated_linear": CODED_GATED_FIELDS,
 }

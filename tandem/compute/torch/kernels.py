@@ -51,6 +51,9 @@ class TorchKernels:
     def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
         raise NotImplementedError("PyTorch multiplies by codes as they are")
 
+    def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return matrix.decode_rows(indices, dtype)
+
     def coded_linear(
         self,
         x: torch.Tensor,

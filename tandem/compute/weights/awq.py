@@ -1,4 +1,5 @@
-"""AWQ in the "gemm" order: integers of 4 bits, words along the outputs, in turns (arXiv:2306.00978, AutoAWQ 0.2.9).
+"""AWQ in the "gemm" order: 4-bit integers, packed along the outputs in interleaved order (arXiv:2306.00978, AutoAWQ
+0.2.9).
 
 `qweight` int32 [in, out / 8] and `qzeros` int32 [groups, out / 8]: the half byte i of word j belongs to output
 `8 j + ORDER[i]`. `scales` [groups, out]. Zero points are as stored.
@@ -68,7 +69,7 @@ class AwqIntegers:
 
 
 def _outputs_of(words: torch.Tensor) -> torch.Tensor:
-    """int32 [words, n] -> uint8 [8 * words, n]."""
+    """Unpacks int32 [words, n] into uint8 [8 * words, n]."""
     shifts = torch.empty(_PER_WORD, dtype=torch.int32)
     shifts[list(_ORDER)] = torch.arange(0, _PER_WORD * _BITS, _BITS, dtype=torch.int32)
     found = words[:, None, :] >> shifts[None, :, None] & (1 << _BITS) - 1

@@ -147,6 +147,10 @@ class WeightFormat(Protocol):
         """Why the weight is not, or cannot be, stored like this; None = it is."""
         ...
 
+    def has_table(self, table: TensorSpec) -> bool:
+        """Whether an embedding is stored like this; its rows are then taken from the numbers of a weight."""
+        ...
+
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a stored tensor that nothing wants has no effect on weights of the format, as ranges of activations
         have none.

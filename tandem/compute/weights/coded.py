@@ -5,14 +5,14 @@ rule by which a configuration chooses weights for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
+from tandem.compute.codes import CODE_DTYPES, SUPER_DTYPE, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
 from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Weight, expert_weights
 from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
@@ -28,7 +28,9 @@ _RANGES = (  # of activations and of the cache, which no product here reads
 
 @dataclass(frozen=True, slots=True)
 class CodedLayout:
-    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none."""
+    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none. `super_size`: inputs that
+    share the numbers of which int8 scales and offsets are multiples, 0 = there are none.
+    """
 
     kind: CodeKind
     shape: tuple[int, int]
@@ -36,12 +38,14 @@ class CodedLayout:
     scales: torch.dtype
     offsets: torch.dtype | None = None
     is_permuted: bool = False
+    super_size: int = 0
 
     def sketch(self) -> CodedMatrix:
         """A matrix of this layout without numbers, on the meta device."""
         (outputs, inputs), is_table = self.shape, self.kind is CodeKind.TABLE4
         scales = (outputs, -(-inputs // self.group_size))
         width = -(-inputs // 2) if is_table else inputs
+        supers = (outputs, -(-inputs // self.super_size)) if self.super_size else None
         return CodedMatrix(
             kind=self.kind,
             shape=self.shape,
@@ -50,6 +54,9 @@ class CodedLayout:
             group_size=self.group_size,
             table=_sketched((TABLE_SIZE,), torch.float32) if is_table else None,
             offsets=None if self.offsets is None else _sketched(scales, self.offsets),
+            super_scales=_sketched(supers, SUPER_DTYPE) if supers and self.scales == torch.int8 else None,
+            super_offsets=_sketched(supers, SUPER_DTYPE) if supers and self.offsets == torch.int8 else None,
+            super_size=self.super_size,
             permutation=_sketched((inputs,), torch.int64) if self.is_permuted else None,
         )
 
@@ -58,8 +65,9 @@ class CodedLayout:
         sketch, offsets = self.sketch(), None if matrix.offsets is None else matrix.offsets.dtype
         return (
             (matrix.kind, matrix.shape, matrix.group_size) == (self.kind, self.shape, self.group_size)
+            and matrix.super_size == self.super_size
             and (matrix.scales.dtype, offsets) == (self.scales, self.offsets)
-            and [name for name, _ in _tensors(matrix)] == [name for name, _ in _tensors(sketch)]
+            and [name for name, _ in matrix.tensors()] == [name for name, _ in sketch.tensors()]
         )
 
 
@@ -137,13 +145,14 @@ Product = type[CodedWeight]
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """Implements `WeightFormat`."""
+    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too."""
 
     coding: Coding
     choice: Choice
     kernels: Kernels
     product: "Product" = CodedWeight
     rotations: Rotations = NO_ROTATIONS
+    has_tables: bool = False
 
     @property
     def name(self) -> str:
@@ -156,6 +165,9 @@ class CodedFormat:
 
     def refusal(self, weight: TensorSpec) -> str | None:
         return self.choice(weight)
+
+    def has_table(self, table: TensorSpec) -> bool:
+        return self.has_tables and self.choice(table) is None
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         """Some writers add a bias of zeros to every map."""
@@ -190,13 +202,13 @@ class PackedCoded:
         return None
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in _tensors(self._sketch(weight)))
+        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in self._sketch(weight).tensors())
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
     def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         coded = self.arranged(self.read(weight, parts))
         packed = torch.zeros(self.stored(weight)[0].shape, dtype=torch.uint8)
-        tensors = dict(_tensors(coded))
+        tensors = dict(coded.tensors())
         for name, view in _views(packed, self._sketch(weight)):
             view.copy_(tensors[name])
         packed[-_ALIGNMENT:].view(torch.float32)[0] = coded.factor
@@ -217,7 +229,7 @@ class PackedCoded:
         coded = self.coding.read(weight, parts)
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
         device = coded.codes.device
-        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
+        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
         """As the product reads it soonest."""
@@ -230,14 +242,6 @@ class PackedCoded:
         return self.arranged(self.coding.layout(weight).sketch())
 
 
-def _tensors(matrix: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that it has, by the names of its fields."""
-    for field in fields(matrix):
-        value = getattr(matrix, field.name)
-        if isinstance(value, torch.Tensor):
-            yield field.name, value
-
-
 def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:
     """The matrix with these for its own."""
     return replace(
@@ -246,6 +250,8 @@ def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatr
         scales=tensors["scales"],
         table=tensors.get("table"),
         offsets=tensors.get("offsets"),
+        super_scales=tensors.get("super_scales"),
+        super_offsets=tensors.get("super_offsets"),
         permutation=tensors.get("permutation"),
     )
 
@@ -253,7 +259,7 @@ def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatr
 def _views(packed: torch.Tensor, sketch: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
     """Views of the bytes as the tensors of the sketch, by name."""
     start = 0
-    for name, tensor in _tensors(sketch):
+    for name, tensor in sketch.tensors():
         yield name, packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         start += _padded(tensor.nbytes)
 

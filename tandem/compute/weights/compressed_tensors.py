@@ -95,7 +95,7 @@ def _choice(
     markers: Sequence[str],
     stored: StoredTensors | None,
 ) -> Choice:
-    """As the configuration says, which the tensors must not contradict; heads and routers as they are stored."""
+    """Chooses formats by the configuration, which tensors must not contradict; heads and routers by their tensors."""
 
     def excluded(weight: TensorSpec) -> str | None:
         if ignored(weight):

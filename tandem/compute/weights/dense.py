@@ -69,6 +69,9 @@ class DenseFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return None
 
+    def has_table(self, table: TensorSpec) -> bool:
+        return False
+
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
 

@@ -1,4 +1,4 @@
-"""GPTQ: integers of 2, 3, 4 or 8 bits, words along the inputs, inputs before outputs (arXiv:2210.17323).
+"""GPTQ: integers of 2, 3, 4 or 8 bits, packed along the inputs, stored [inputs, outputs] (arXiv:2210.17323).
 
 `qweight` int32 [words of in, out]; `scales` [groups, out]; `qzeros` int32 [groups, words of out], packed along the
 outputs; `g_idx` int32 [in], the group of each input. Files of version 1 store zero points less 1. With `desc_act` the

@@ -21,7 +21,9 @@ _CODINGS: Mapping[str, Callable[[StoredTensors | None], Coding]] = {
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, of all modules whose scales are stored. The cache keeps the dtype of the model, whatever is said."""
+    """One format, for all modules with stored scales. The KV cache keeps the model's dtype, whatever the configuration
+    says.
+    """
     algorithm = quantisation.text("quant_algo") or ""
     if algorithm not in _CODINGS:
         raise quantisation.unsupported("quant_algo", ", ".join(sorted(_CODINGS)))

@@ -1,4 +1,4 @@
-"""Integers of 2 to 8 bits in words, inputs after inputs, with scales and zero points of groups or whole rows.
+"""Integers of 2 to 8 bits packed along the inputs, with scales and zero points of groups or whole rows.
 
 compressed-tensors' "pack-quantized" (compressed_tensors 0.20, compressors/pack_quantized): `weight_packed` int32
 [out, words]; `weight_scale` [out, groups]; `weight_zero_point` int32 [words of out, groups], packed along the outputs.

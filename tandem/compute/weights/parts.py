@@ -24,12 +24,12 @@ def module_of(weight: TensorSpec) -> str:
 
 
 def part_name(weight: TensorSpec, suffix: str) -> str:
-    """In the model, of the tensor of that suffix."""
+    """Name in the model of the tensor with that suffix."""
     return f"{weight.name.removesuffix(_WEIGHT)}.{suffix}"
 
 
 def tensor_name(weight: TensorSpec, suffix: str) -> str:
-    """In the checkpoint. Experts in one tensor have no module of their own: `gate_up_proj_blocks`."""
+    """Name in the checkpoint. Stacked experts have no module of their own: `gate_up_proj_blocks`."""
     source = source_of(weight)
     return f"{module_of(weight)}{'.' if source.tensor.endswith(_WEIGHT) else '_'}{suffix}"
 

@@ -39,7 +39,7 @@ class Blocks:
 
     @property
     def is_one(self) -> bool:
-        """For the whole tensor."""
+        """Whether there is one block, the whole tensor."""
         return self.rows is None and self.columns is None
 
     def __str__(self) -> str:

@@ -149,7 +149,8 @@ NO_ROTATIONS = Rotations()
 
 
 def read_rotations(quantisation: Fields) -> Rotations:
-    """Of a `transform_config`. Those of weights are merged into them; those of queries and keys cancel each other.
+    """Reads a `transform_config`. Rotations of weights are merged into them; those of queries and keys cancel each
+    other.
 
     Raises:
         UnsupportedCheckpointError: a kind, or a place, that is not computed here.

@@ -1,4 +1,4 @@
-"""Integers of a few bits in words of 32, as GPTQ, AWQ and compressed-tensors pack them, and their form in memory."""
+"""Packed integers of a few bits in 32-bit words, as in GPTQ, AWQ and compressed-tensors, and their form in memory."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,12 @@ _PIECE_ELEMENTS = 1 << 20  # unpacked at a time
 
 
 def num_words(count: int, bits: int) -> int:
-    """That so many integers take."""
+    """Number of words for so many integers."""
     return -(-count * bits // WORD_BITS)
 
 
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """int32 [rows, words] -> the first `count` integers of each row, uint8 [rows, count].
+    """Unpacks int32 [rows, words] into the first `count` integers of each row, uint8 [rows, count].
 
     Integer i has the bits from `i * bits` on of a row's stream, the lowest of a word first; it may end in the next word
     (bits that do not divide 32).
@@ -42,7 +42,7 @@ def pack_half_bytes(codes: torch.Tensor) -> torch.Tensor:
 
 
 def integer_kind(bits: int) -> CodeKind:
-    """In which integers of so many bits lie in memory."""
+    """Kind of codes in memory for integers of so many bits."""
     return CodeKind.TABLE4 if bits <= _HALF_BYTE_BITS else CodeKind.INT8
 
 
@@ -74,7 +74,7 @@ def integer_codes(rows: Callable[[int, int], torch.Tensor], shape: tuple[int, in
 def word_codes(
     words: torch.Tensor, shape: tuple[int, int], bits: int, permutation: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `integer_codes`, of integers packed along the inputs: int32 [out, words]. Those of 4 bits stay where they are.
+    """Like `integer_codes`, for integers packed along the inputs: int32 [out, words]. Those of 4 bits are not moved.
 
     `permutation`: the order in which inputs are to lie.
     """
@@ -90,7 +90,7 @@ def word_codes(
 
 
 def sorted_groups(name: str, groups: torch.Tensor, group_size: int) -> torch.Tensor:
-    """From the group of each input [in] to the order of inputs, int64 [in], in which each group lies together.
+    """Order of inputs, int64 [in], in which each group is contiguous, from the group of each input [in].
 
     Raises:
         CorruptCheckpointError: a group that does not exist, or of another size. `name`: of that tensor.

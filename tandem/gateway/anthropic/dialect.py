@@ -8,12 +8,12 @@ from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.scope import UNSCOPED
 from tandem.gateway.anthropic.fields import MessagesBody, MessagesPromptBody, read_body
 from tandem.gateway.anthropic.frames import PING, error_body, status_of
-from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
+from tandem.gateway.anthropic.prompt import ParsedPrompt, read_prompt
 from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
 from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -25,22 +25,22 @@ class MessagesDialect:
     kind = "messages"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, MessagesBody, body))
-        prompt = _read_prompt(asked, self._around)
+        asked = await self._context.off_loop.run(len(body), partial(read_body, MessagesBody, body))
+        prompt = _read_prompt(asked, self._context)
         check_budget(prompt.thinking, asked.max_tokens)
-        info = await self._around.directory.info()
+        info = await self._context.directory.info()
         params = _params(asked, info)
-        assembled = await assemble(prompt.conversation, self._around, info)
+        assembled = await assemble(prompt.conversation, self._context, info)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
             model=info.name,
-            choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
+            choices=make_choices(request_id, [assembled.token_ids], params, self._context.fresh),
             num_expected_output=expected_output(params),
             scope=UNSCOPED,
             pins=assembled.pins,
@@ -49,31 +49,31 @@ class MessagesDialect:
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return Asked(request, (result,), writer, bool(asked.stream))
+        return ParsedRequest(request, (result,), writer, bool(asked.stream))
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)
 
 
-async def count_tokens(body: bytes, around: DialectContext) -> bytes:
+async def count_tokens(body: bytes, context: DialectContext) -> bytes:
     """The body of `/v1/messages/count_tokens`: the number of prompt tokens.
 
     Raises:
         InvalidRequestError: as for a message, except that a prompt may be longer than the context.
         UnavailableError: no worker is known.
     """
-    prompt = _read_prompt(await around.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), around)
-    info = await around.directory.info()
-    assembled = await assemble(prompt.conversation, around, info, is_only_counted=True)
+    prompt = _read_prompt(await context.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), context)
+    info = await context.directory.info()
+    assembled = await assemble(prompt.conversation, context, info, is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 
-def _read_prompt(asked: MessagesPromptBody, around: DialectContext) -> AskedPrompt:
-    around.model.require(asked.model)
-    prompt = read_prompt(asked, around.limits.max_messages)
-    if prompt.thinking.is_required and around.model.answers.thinking is None:
+def _read_prompt(asked: MessagesPromptBody, context: DialectContext) -> ParsedPrompt:
+    context.model.require(asked.model)
+    prompt = read_prompt(asked, context.limits.max_messages)
+    if prompt.thinking.is_required and context.model.answers.thinking is None:
         raise RequestError(
-            f"thinking is enabled, but the model {around.model.name!r} is not known to think; leave it out",
+            f"thinking is enabled, but the model {context.model.name!r} is not known to think; leave it out",
             param="thinking",
         )
     return prompt

@@ -32,7 +32,7 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbac
 
 
 class MessagesPromptBody(BaseModel):
-    """What a prompt is made of; all that counting takes."""
+    """Fields of which the prompt is made; enough to count its tokens."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     model: str
@@ -50,7 +50,7 @@ class MessagesPromptBody(BaseModel):
 
 
 class MessagesBody(MessagesPromptBody):
-    """None = not said; ranges are checked by `SamplingParams`."""
+    """Body of `POST /v1/messages`. None = not specified; ranges are checked by `SamplingParams`."""
 
     max_tokens: int = Field(ge=0, description="0: only cache the prompt")
     stream: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
 from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody
-from tandem.gateway.anthropic.thinking import AskedThinking, read_kept_turns, read_thinking
+from tandem.gateway.anthropic.thinking import RequestedThinking, read_kept_turns, read_thinking
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.anthropic.turns import Turn, TurnWriter, read_turns
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
@@ -18,14 +18,14 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPrompt:
+class ParsedPrompt:
     """The conversation of a body, and the thinking that the body asked for."""
 
     conversation: Conversation
-    thinking: AskedThinking
+    thinking: RequestedThinking
 
 
-def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
+def read_prompt(body: MessagesPromptBody, max_messages: int) -> ParsedPrompt:
     """The conversation of a body; the system prompt is its first message.
 
     Raises:
@@ -55,7 +55,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
         breakpoints=points.points,
         is_continued=is_continued,
     )
-    return AskedPrompt(conversation, asked)
+    return ParsedPrompt(conversation, asked)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
@@ -71,7 +71,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
     return [] if system is None else blocks
 
 
-def _is_continued(turns: Sequence[Turn], asked: AskedThinking) -> bool:
+def _is_continued(turns: Sequence[Turn], asked: RequestedThinking) -> bool:
     """Whether the answer continues the last message. Raises RequestError where that cannot be done exactly."""
     last = turns[-1]
     if last.role != "assistant":

@@ -19,7 +19,7 @@ CLEAR_THINKING = "clear_thinking_20251015"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedThinking:
+class RequestedThinking:
     """Thinking options. `is_required`: models that cannot think must refuse; `is_shown`: clients receive the text."""
 
     thinking: Thinking
@@ -27,7 +27,7 @@ class AskedThinking:
     is_shown: bool = True
 
 
-def read_thinking(body: MessagesPromptBody) -> AskedThinking:
+def read_thinking(body: MessagesPromptBody) -> RequestedThinking:
     """The thinking requested by `thinking` and `output_config.effort`; left to the model where both are absent.
 
     Raises:
@@ -35,20 +35,20 @@ def read_thinking(body: MessagesPromptBody) -> AskedThinking:
     """
     effort = _effort(body.output_config or {})
     if body.thinking is None:
-        return AskedThinking(Thinking(effort=effort))
+        return RequestedThinking(Thinking(effort=effort))
     kind = body.thinking.get("type")
     if kind not in KINDS:
         raise RequestError(f"thinking.type={shown(kind)} must be one of {', '.join(KINDS)}", param="thinking")
     if kind == "disabled":
         refuse_unknown(body.thinking, frozenset({"type"}), "thinking")
-        return AskedThinking(Thinking(effort=Effort.NONE))
+        return RequestedThinking(Thinking(effort=Effort.NONE))
     is_enabled = kind == "enabled"
     refuse_unknown(body.thinking, frozenset({"type", "display", *(["budget_tokens"] * is_enabled)}), "thinking")
     budget = _budget(body.thinking.get("budget_tokens")) if is_enabled else None
-    return AskedThinking(Thinking(effort or Effort.HIGH, budget), is_enabled, _is_shown(body.thinking))
+    return RequestedThinking(Thinking(effort or Effort.HIGH, budget), is_enabled, _is_shown(body.thinking))
 
 
-def check_budget(asked: AskedThinking, max_tokens: int) -> None:
+def check_budget(asked: RequestedThinking, max_tokens: int) -> None:
     """Raises RequestError where the thinking budget leaves no tokens for an answer."""
     budget = asked.thinking.budget
     if budget is not None and budget >= max_tokens:

@@ -9,7 +9,7 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import Conversation, Effort, Thinking
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -28,24 +28,24 @@ class ChatDialect:
     kind = "chat"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, ChatBody, body))
-        model = self._around.model
+        asked = await self._context.off_loop.run(len(body), partial(read_body, ChatBody, body))
+        model = self._context.model
         model.require(asked.model)
-        check_num_choices(1, asked.n, self._around.limits.max_choices)
+        check_num_choices(1, asked.n, self._context.limits.max_choices)
         conversation = self._conversation(asked)
-        info = await self._around.directory.info()
+        info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
-        assembled = await assemble(conversation, self._around, info)
+        assembled = await assemble(conversation, self._context, info)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
+            choices=make_choices(request_id, [assembled.token_ids], params, self._context.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             scope=CacheScope(salt=asked.cache_salt or ""),
@@ -56,7 +56,9 @@ class ChatDialect:
         is_stream = bool(asked.stream)
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
-        return Asked(request, results, ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids), is_stream)
+        return ParsedRequest(
+            request, results, ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids), is_stream
+        )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)
@@ -64,7 +66,7 @@ class ChatDialect:
     def _conversation(self, asked: ChatBody) -> Conversation:
         tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         reader = MessageReader(_default_lifetime_s(asked))
-        messages = reader.read(asked.messages, self._around.limits.max_messages)
+        messages = reader.read(asked.messages, self._context.limits.max_messages)
         if asked.continue_final_message and messages[-1]["role"] != "assistant":
             raise RequestError(
                 "continue_final_message is only for a last message of the assistant's", param="continue_final_message"
@@ -84,11 +86,11 @@ class ChatDialect:
 
     def _effort(self, asked: ChatBody) -> Effort | None:
         """The reasoning effort; refused for a model that does not think."""
-        if self._around.model.answers.thinking is not None:
+        if self._context.model.answers.thinking is not None:
             return asked.reasoning_effort
         if asked.reasoning_effort not in (None, Effort.NONE):
             raise RequestError(
-                f"reasoning_effort={asked.reasoning_effort} is for models that think, and {self._around.model.name!r} "
+                f"reasoning_effort={asked.reasoning_effort} is for models that think, and {self._context.model.name!r} "
                 "is not known to; leave it out",
                 param="reasoning_effort",
                 code="unsupported_parameter",

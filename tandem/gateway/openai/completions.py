@@ -13,7 +13,7 @@ from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
@@ -36,17 +36,17 @@ class CompletionDialect:
     kind = "text_completion"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, CompletionBody, body))
-        model = self._around.model
+        asked = await self._context.off_loop.run(len(body), partial(read_body, CompletionBody, body))
+        model = self._context.model
         model.require(asked.model)
         prompts = _prompts(asked)
-        check_num_choices(len(prompts), asked.n, self._around.limits.max_choices)
-        info = await self._around.directory.info()
+        check_num_choices(len(prompts), asked.n, self._context.limits.max_choices)
+        info = await self._context.directory.info()
         if asked.prompt_logprobs is not None and asked.stream:
             raise RequestError("prompt_logprobs is not for stream=true", param="prompt_logprobs")
         params = await self._constrained(_params(asked, info, model.tokenizer), asked, info)
@@ -54,7 +54,7 @@ class CompletionDialect:
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, token_ids, params, self._around.fresh),
+            choices=make_choices(request_id, token_ids, params, self._context.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             scope=CacheScope(salt=asked.cache_salt or ""),
@@ -68,7 +68,7 @@ class CompletionDialect:
         )
         envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
         sources = [EchoedPrompt(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
-        return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
+        return ParsedRequest(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)
@@ -77,15 +77,15 @@ class CompletionDialect:
         output = read_format(asked.response_format, asked.structured_outputs)
         if output is None:
             return params
-        grammar = await asyncio.to_thread(self._around.model.answers.grammar, (), ToolChoice(), output)
+        grammar = await asyncio.to_thread(self._context.model.answers.grammar, (), ToolChoice(), output)
         assert grammar is not None
-        await self._around.model.check_grammar(grammar, info)
+        await self._context.model.check_grammar(grammar, info)
         return replace(params, grammar=grammar)
 
     async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
         if isinstance(prompt, str):
             is_special = asked.add_special_tokens is not False
-            encoder = self._around.model.encoder
+            encoder = self._context.model.encoder
             token_ids = await encoder.encode(prompt, info.max_model_len, add_special_tokens=is_special)
             return check_length(token_ids, info.max_model_len)
         check_length(prompt, info.max_model_len)
@@ -179,26 +179,26 @@ class CompletionWriter:
             choice |= {"token_ids": result.token_ids, "prompt_token_ids": source.token_ids}
         return choice
 
-    def _frame(self, news: ChoiceUpdate) -> bytes:
-        is_first = news.index not in self._offsets
-        source = self._source(news.index)
-        text = source.text + news.text if self._has_echo and is_first else news.text
+    def _frame(self, update: ChoiceUpdate) -> bytes:
+        is_first = update.index not in self._offsets
+        source = self._source(update.index)
+        text = source.text + update.text if self._has_echo and is_first else update.text
         scores = None
         if self._has_logprobs:
-            scores = self._logprobs(news.index, news.token_ids, news.logprobs or (), news.prompt_logprobs)
-        self._offsets.setdefault(news.index, 0)
-        if not (text or news.finish_reason or (news.token_ids and (scores or self._has_token_ids))):
+            scores = self._logprobs(update.index, update.token_ids, update.logprobs or (), update.prompt_logprobs)
+        self._offsets.setdefault(update.index, 0)
+        if not (text or update.finish_reason or (update.token_ids and (scores or self._has_token_ids))):
             return b""
         choice: dict[str, Any] = {
-            "index": news.index,
+            "index": update.index,
             "text": text,
             "logprobs": scores,
-            "finish_reason": finish_reason(news.finish_reason),
+            "finish_reason": finish_reason(update.finish_reason),
         }
-        if news.finish_reason is not None:
-            choice["stop_reason"] = news.stop_reason
+        if update.finish_reason is not None:
+            choice["stop_reason"] = update.stop_reason
         if self._has_token_ids:
-            choice["token_ids"] = news.token_ids
+            choice["token_ids"] = update.token_ids
             if is_first:
                 choice["prompt_token_ids"] = source.token_ids
         return frame(self._envelope.chunk([choice]))

@@ -60,7 +60,7 @@ class PromptCacheOptions(_Body):
 
 
 class GenerateBody(_Body):
-    """What chat and completions share. None = not said; ranges are checked by `SamplingParams`."""
+    """Common fields of chat and completions. None = not specified; ranges are checked by `SamplingParams`."""
 
     model: str
     stream: bool | None = None

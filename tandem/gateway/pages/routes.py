@@ -42,7 +42,7 @@ _FOR_EVER = "public, max-age=31536000, immutable"
 
 
 def add_pages(app: FastAPI, gateway: Gateway) -> None:
-    """Add the pages' routes to the gateway's app."""
+    """Adds the routes of the pages."""
     assets = Assets.load()
     for path, name in _PAGES.items():
         _add_page(app, path, assets.by_name[name], f'"{assets.digest}"')
@@ -79,6 +79,6 @@ def _add_overview(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/admin/overview", tags=["operations"])
     async def read(request: Request) -> Response:
-        """Processes, links, decisions, and the last minute's rates and percentiles: what the operations page shows."""
+        """Data of the operations page: processes, links, decisions, and rates and percentiles of the last minute."""
         host, port = request.scope.get("server") or ("", None)
         return Response(await overview.body(f"{host}:{port}"), media_type=JSON)

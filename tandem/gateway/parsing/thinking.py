@@ -90,8 +90,8 @@ def _stands_alone(tokenizer: Tokenizer, mark: str) -> bool:
     if tokenizer.token_id(mark) is not None:
         return True
     ids = _token_ids(tokenizer, mark)
-    for around in _AROUND:
-        before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (around + mark, mark + around))
+    for context in _AROUND:
+        before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (context + mark, mark + context))
         if tuple(before[-len(ids) :]) != ids or tuple(after[: len(ids)]) != ids:
             return False
     return True

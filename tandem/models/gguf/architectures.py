@@ -66,7 +66,7 @@ ARCHITECTURES = {
 
 
 def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
-    """Its name in GGUF and its row.
+    """The architecture's name in GGUF, and its row of the table.
 
     Raises:
         UnsupportedCheckpointError: it is none of the table's, or the file is one of several.
@@ -132,7 +132,7 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
 
 
 def checkpoint_name(file: GgufFile, architecture: Architecture, name: str) -> str | None:
-    """A tensor's name in a Hugging Face checkpoint; None for one that the configuration has taken up.
+    """Name of a GGUF tensor in a Hugging Face checkpoint; None for one that became part of the configuration.
 
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.

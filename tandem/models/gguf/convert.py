@@ -1,7 +1,8 @@
-"""A GGUF file to a Hugging Face directory in the cache: made once for each content and dtype, whole or not at all.
+"""A GGUF file to a Hugging Face directory in the cache: made once for each content, whole or not at all.
 
-Weights are decoded to 16 bits a tensor at a time. The directory is a copy that can be deleted at any time; who makes
-one deletes those that nobody has used for long.
+Weights stay the blocks that they are, under Hugging Face's names and in its order of rows, or are decoded to floats, a
+tensor at a time. The directory is a copy that can be deleted at any time; who makes one deletes those that nobody has
+used for long.
 """
 
 import hashlib
@@ -11,8 +12,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -20,15 +23,16 @@ from typing import BinaryIO
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
 from tandem.models.gguf.architectures import checkpoint_name, find_architecture, in_halves, read_config
-from tandem.models.gguf.decode import ITEM_BYTES, NAMES, decoded
+from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, decoded
 from tandem.models.gguf.file import GgufFile, TensorEntry
 from tandem.models.gguf.tokenizer import read_id, read_tokens, tokenizer_config, tokenizer_json
 from tandem.models.safetensors_header import safetensors_header
 
-_VERSION = "1"  # of what is made of a file
-_USUAL_DTYPE = "bfloat16"
+_VERSION = "2"  # of what is made of a file
+_USUAL_DTYPE, _CODES = "bfloat16", "codes"
 _KEPT_S = 30 * 86400.0  # after it was last asked for
 _ABANDONED_S = 86400.0
+_BYTES = "U8"  # what safetensors calls them
 _UNFINISHED = "converting-"
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -43,18 +47,39 @@ _SAMPLING = {
 _log = logging.getLogger(__name__)
 
 
-def converted(path: Path, cache_dir: Path, *, dtype: str = "auto", has_weights: bool = True) -> Path:
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """`name`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks."""
+
+    name: str
+    entry: TensorEntry
+    dtype: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes if self.dtype is None else prod(self.entry.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def header(self) -> tuple[str, tuple[int, ...], str, int]:
+        """For safetensors."""
+        if self.dtype is not None:
+            return self.name, self.entry.shape, NAMES[self.dtype], self.num_bytes
+        shape = (self.entry.shape[0], self.entry.num_bytes // self.entry.shape[0])
+        return self.name, shape, _BYTES, self.num_bytes
+
+
+def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has_weights: bool = True) -> Path:
     """The Hugging Face directory of the GGUF file `path`, made first if need be.
 
     Args:
         cache_dir: where it is kept.
-        dtype: of the weights; auto = bfloat16.
+        decoded_to: the dtype of floats that its codes are decoded to; None = they stay codes.
         has_weights: they are wanted too, not only configuration, tokenizer and chat template.
 
     Raises:
         CheckpointError: the file cannot be served exactly (see its subclasses), or the cache cannot be written.
     """
-    kind = (dtype if dtype in NAMES else _USUAL_DTYPE) if has_weights else "text"
+    kind = (decoded_to or _CODES) if has_weights else "text"
     target = cache_dir / f"{_digest(path)}-{kind}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +88,7 @@ def converted(path: Path, cache_dir: Path, *, dtype: str = "auto", has_weights: 
                 with suppress(OSError):  # NOTE: somebody else's, which we may read
                     os.utime(target)
                 return target
-            _make(path, target, kind, has_weights)
+            _make(path, target, decoded_to, has_weights)
             _delete_old(cache_dir)
     except OSError as error:
         raise CheckpointError(
@@ -82,20 +107,23 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(_VERSION.encode() + content).hexdigest()[:32]
 
 
-def _make(path: Path, target: Path, dtype: str, has_weights: bool) -> None:
+def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> None:
     began_s = time.monotonic()
     with GgufFile(path) as file, _unfinished(target) as directory:
-        config = read_config(file, dtype if has_weights else _USUAL_DTYPE)
+        config = read_config(file, dtype or _USUAL_DTYPE)
+        tensors = _tensors(file, dtype)
+        if dtype is None:
+            config["quantization_config"] = _quantisation(tensors)
         _write_json(directory / "tokenizer_config.json", tokenizer_config(file))
         (directory / "tokenizer.json").write_text(tokenizer_json(file), encoding="utf-8")
         _write_json(directory / "generation_config.json", _generation_config(file))
         _write_json(directory / "config.json", config)
         if has_weights:
-            num_bytes = sum(prod(entry.shape) for entry in file.tensors.values()) * ITEM_BYTES[dtype]
-            _log.info("converting %s to %s (%d MiB) in %s, once", path.name, dtype, num_bytes >> 20, target.parent)
+            num_bytes = sum(tensor.num_bytes for tensor in tensors)
+            _log.info("converting %s (%d MiB) in %s, once", path.name, num_bytes >> 20, target.parent)
             _check_free(target.parent, num_bytes)
             with (directory / "model.safetensors").open("wb") as weights:
-                _write_weights(file, config, dtype, weights)
+                _write_weights(file, config, tensors, weights)
     if has_weights:
         _log.info("converted %s in %.1f s", path.name, time.monotonic() - began_s)
 
@@ -132,21 +160,47 @@ def _check_free(directory: Path, num_bytes: int) -> None:
         raise OSError(f"{free >> 20} MiB are free, {num_bytes >> 20} are needed")
 
 
-def _write_weights(file: GgufFile, config: dict[str, object], dtype: str, weights: BinaryIO) -> None:
+def _tensors(file: GgufFile, dtype: str | None) -> list[_Tensor]:
+    """What is written, in order."""
     _, architecture = find_architecture(file)
-    entries: dict[str, TensorEntry] = {}
+    found = []
     for name, entry in file.tensors.items():
         theirs = checkpoint_name(file, architecture, name)
         if theirs is not None:
-            entries[theirs] = entry
-    tensors = [
-        (name, entry.shape, NAMES[dtype], prod(entry.shape) * ITEM_BYTES[dtype]) for name, entry in entries.items()
-    ]
-    weights.write(safetensors_header(tensors, {"format": "pt"}))
-    for entry in entries.values():
+            found.append(_Tensor(theirs, entry, _written_as(entry) if dtype is None else dtype))
+    return found
+
+
+def _written_as(entry: TensorEntry) -> str | None:
+    """The dtype of floats, which stay what they are; None: a matrix of codes. Vectors are never codes."""
+    if entry.type_name in FLOATS:
+        return FLOATS[entry.type_name]
+    return None if len(entry.shape) > 1 else "float32"
+
+
+def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
+    """What `config.json` says of the form of its weights: names and numbers by type."""
+    names: dict[str, list[str]] = defaultdict(list)
+    numbers: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype is None:
+            names[tensor.entry.type_name].append(tensor.name)
+        if len(tensor.entry.shape) > 1:
+            numbers[tensor.entry.type_name] += prod(tensor.entry.shape)
+    return {"quant_method": "gguf", "numbers": dict(numbers), "tensors": dict(names)}
+
+
+def _write_weights(file: GgufFile, config: dict[str, object], tensors: Sequence[_Tensor], weights: BinaryIO) -> None:
+    _, architecture = find_architecture(file)
+    weights.write(safetensors_header([tensor.header for tensor in tensors], {"format": "pt"}))
+    for tensor in tensors:
+        entry = tensor.entry
         rows = in_halves(file.rows(entry), entry.name, architecture, config)
-        for piece in decoded(rows, entry.type_name, dtype, f"{file.path}: tensor {entry.name!r}"):
-            weights.write(piece)
+        if tensor.dtype is None:
+            weights.write(rows.data)
+        else:
+            for piece in decoded(rows, entry.type_name, tensor.dtype, f"{file.path}: tensor {entry.name!r}"):
+                weights.write(piece)
     weights.flush()
     os.fsync(weights.fileno())
 

@@ -1,4 +1,4 @@
-"""GGUF's coded rows to float32, and float32 to the 16 bits that are stored: `gguf` has the formats' arithmetic.
+"""GGUF's rows to float32, and float32 to the floats that are stored: `gguf` has the formats' arithmetic.
 
 What is not finite, before or after rounding, is refused, never stored.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tandem.core.errors import CorruptCheckpointError
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # safetensors' names by ours
+FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # types that are no codes
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CHUNK_BYTES = 16 << 20  # of coded rows that are decoded at once
 _EXPONENT = 0x7F80  # of bfloat16: all bits set means infinite or no number

@@ -21,7 +21,7 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 MAGIC = b"GGUF"
 SERVED_TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"),
 )
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32

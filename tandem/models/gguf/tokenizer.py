@@ -27,7 +27,7 @@ _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How text becomes the words that are merged.
+    """Pre-tokenisation: splits text into the pieces within which tokens are merged.
 
     Args:
         before: how it is cut.

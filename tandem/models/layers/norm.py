@@ -1,4 +1,4 @@
-"""Norms with their tensors, taken by the names of their specs. The arithmetic is the kernels'."""
+"""Norms with their tensors, named by their specs; computed by the kernels."""
 
 from dataclasses import dataclass
 

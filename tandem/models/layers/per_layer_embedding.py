@@ -24,7 +24,7 @@ class PerLayerEmbedding:
         self._after = Norm.take(spec.after, parameters, kernels)
 
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """What is to be added to `x` [num_tokens, hidden]. `embeddings`, alike: what the model begins with."""
+        """The sum to add to `x` [num_tokens, hidden]. `embeddings`: the model's input embeddings, of the same shape."""
         own = self._kernels.take_rows(self._table, input_ids).mul_(self._table_scale)  # [num_tokens, size]
         given = self._context_norm(self._context(embeddings)).add_(own).mul_(self._spec.scale)
         gated = self._kernels.gated_product(self._gate(x), given, self._spec.activation)

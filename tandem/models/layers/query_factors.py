@@ -1,4 +1,4 @@
-"""Factors by which queries grow with their position."""
+"""Factors that scale queries by their position, for long contexts (Llama 4, Mistral)."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tandem.architecture.mixers import QueryScaling
 
 
 def query_factors(scaling: QueryScaling | None, cos: torch.Tensor) -> torch.Tensor | None:
-    """[max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
+    """Table of factors, [max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
     if scaling is None:
         return None
     positions = torch.arange(len(cos), device=cos.device)

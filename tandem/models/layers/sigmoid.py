@@ -8,5 +8,5 @@ import torch
 
 
 def rowwise_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Of any shape and floating dtype."""
+    """Sigmoid of a tensor of any shape and floating dtype."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]

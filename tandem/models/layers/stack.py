@@ -1,4 +1,4 @@
-"""A decoder's tensors in the form in which the kernels take all layers at once."""
+"""Tensors of all decoder layers, in the form in which a kernel computes all layers in one call."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ def build_stack(
 
 
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
-    """What the layer has in common with those beside it in a stack; None = the stack computes no such layer."""
+    """Properties that all layers of a stack must share; None = the stack cannot compute the layer."""
     mixer, block = layer.mixer, _block(layer.feed_forward)
     if (
         not isinstance(mixer, AttentionSpec)

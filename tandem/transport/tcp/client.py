@@ -159,7 +159,7 @@ class Stream:
             self._thread.join()
 
     def _work(self) -> None:
-        while (read := self._queue.take()) is not None:
+        while (read := self._queue.get()) is not None:
             try:
                 started_s = self._clock.now_s()
                 self._perform(read)

@@ -44,7 +44,7 @@ class ReadQueue:
             self._reads.append(read)
             self._changed.notify()
 
-    def take(self) -> PendingRead | None:
+    def get(self) -> PendingRead | None:
         """The next read, waiting for one; None once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._reads or self._is_closed)
@@ -61,7 +61,7 @@ class ReadQueue:
             self.fail(read, TransportError("a read waited past its deadline behind others of the same peer"))
 
     def close(self) -> None:
-        """Fail all waiting reads; `take` returns None from now on."""
+        """Fails all waiting reads; `get` returns None from now on."""
         with self._changed:
             self._is_closed = True
             waiting = list(self._reads)

@@ -138,7 +138,7 @@ def test_a_store_that_is_this_process_is_never_told_again(tmp_path: Path) -> Non
         accounts.start()
         await asyncio.wait_for(accounts.settlements.add(settlement("1", 800)).wait(), 10)
         await accounts.renew()
-        assert accounts.settlements.num_taken == 0
+        assert accounts.settlements.num_accepted == 0
         await accounts.close()
 
     asyncio.run(run())

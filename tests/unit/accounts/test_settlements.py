@@ -13,7 +13,7 @@ from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.rate_limit_state import RateLimitState
-from tandem.accounts.settlements import NUM_SENDERS, TOLD_AGAIN_S, Settlements
+from tandem.accounts.settlements import NUM_SENDERS, RESENT_S, Settlements
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
@@ -243,14 +243,14 @@ def test_what_was_taken_lately_can_be_told_again() -> None:
         settlements = Settlements(till, None, clock)
         settlements.start()
         for number in range(3):
-            clock.advance(TOLD_AGAIN_S / 2 + 1)
+            clock.advance(RESENT_S / 2 + 1)
             settlements.add(settlement(number))
             await until(settlements, 0)
-        assert settlements.tell_again() == 2
+        assert settlements.resend() == 2
         await until(settlements, 0)
         assert [taken.entry.charge_id for taken in till.taken] == ["c0", "c1", "c2", "c1", "c2"]
         till.is_there = False
-        assert settlements.tell_again() == 2
+        assert settlements.resend() == 2
         assert settlements.num_waiting == 2
         till.is_there = True
         await until(settlements, 0)
@@ -267,13 +267,13 @@ def test_what_is_told_again_is_forgotten_when_it_is_old_or_can_not_be_lost() -> 
         settlements = Settlements(till, None, clock)
         settlements.start()
         for number in range(3):
-            clock.advance(TOLD_AGAIN_S / 2 + 1)
+            clock.advance(RESENT_S / 2 + 1)
             settlements.add(settlement(number))
             await until(settlements, 0)
-        settlements.forget_taken(may_be_lost=True)
-        assert settlements.num_taken == 2
-        settlements.forget_taken(may_be_lost=False)
-        assert settlements.num_taken == settlements.tell_again() == 0
+        settlements.forget_accepted(may_be_lost=True)
+        assert settlements.num_accepted == 2
+        settlements.forget_accepted(may_be_lost=False)
+        assert settlements.num_accepted == settlements.resend() == 0
         await settlements.close()
 
     asyncio.run(run())

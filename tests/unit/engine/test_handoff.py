@@ -11,7 +11,7 @@ from tandem.core.types import FinishReason
 from tandem.kvcache.manager import HoldKind
 from tandem.scheduler.output import KVComputed, SampledToken
 from tandem.scheduler.request import Handoff
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, family_params
 from tests.helpers.engines import serve_alone
 from tests.helpers.handoff import Side, copy_blocks, hand_off, prefill
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -23,7 +23,7 @@ SAMPLED = SamplingParams(
 CHUNKED = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8, "kv_cache_bytes": 2 << 20}
 
 
-@pytest.fixture(scope="module", params=sorted(BUILDERS | EXPERT_BUILDERS))
+@pytest.fixture(scope="module", params=family_params(BUILDERS | EXPERT_BUILDERS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS)[request.param](tmp_path_factory.mktemp(request.param)))
 
@@ -244,7 +244,7 @@ def test_a_prefix_is_fetched_from_a_peer_and_the_rest_computed(model: Path) -> N
     peer.engine.kv.drop("lease")
     source.run()
     assert source.token_ids("prefill") == alone(model, prompt, GREEDY)[:1]
-    chunks = [news for news in source.news if isinstance(news, KVComputed)]
+    chunks = [event for event in source.events if isinstance(event, KVComputed)]
     assert [chunk.num_tokens for chunk in chunks] == [64, 90]
     source.engine.kv.drop("lease")
     assert_idle(source)

@@ -9,7 +9,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
-from tandem.scheduler.output import KVNews, KVReserved
+from tandem.scheduler.output import KVEvent, KVReserved
 from tandem.scheduler.request import Handoff
 from tests.helpers.checkpoints import save_tiny_gemma3, save_tiny_llama
 from tests.helpers.engines import tiny_engine
@@ -30,8 +30,8 @@ class Decode:
 
     def __init__(self, path: Path, **options: object) -> None:
         self.engine: Engine = tiny_engine(path, **options)
-        self.news: list[KVNews] = []
-        self.engine.on_kv_news = self.news.append
+        self.events: list[KVEvent] = []
+        self.engine.on_kv_event = self.events.append
         self.answered: set[str] = set()
 
     def ask(self, request_id: str, prompt: list[int], num_expected: int = 0, lease_id: str | None = None) -> None:
@@ -47,7 +47,7 @@ class Decode:
     @property
     def reserved(self) -> dict[str, int]:
         """Tokens held already, by request that got blocks for the rest."""
-        return {news.request_id: news.num_held_tokens for news in self.news if isinstance(news, KVReserved)}
+        return {event.request_id: event.num_held_tokens for event in self.events if isinstance(event, KVReserved)}
 
     @property
     def num_computed(self) -> int:

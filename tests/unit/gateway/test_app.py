@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError
 from tandem.gateway import server
-from tandem.rpc.messages import Decision, GenerateCall, GenerateNews
+from tandem.rpc.messages import Decision, GenerateCall, GenerateUpdate
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
 
 COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
@@ -171,11 +171,11 @@ def test_every_choice_has_its_own_duration(tmp_path: Path, monkeypatch: pytest.M
         (worker,) = cluster.workers
         script = worker._script
 
-        async def second_waits(call: GenerateCall) -> AsyncIterator[GenerateNews]:
-            async for news in script(call):
-                if call.request_id.endswith("/1") and news.output.finished:
+        async def second_waits(call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
+            async for update in script(call):
+                if call.request_id.endswith("/1") and update.output.finished:
                     await worker.go.wait()
-                yield news
+                yield update
 
         monkeypatch.setattr(worker, "_script", second_waits)
         labels = '{engine="0",model_name="tiny"}'

@@ -104,17 +104,17 @@ def forced(ask: Ask) -> Assembled:
 def test_a_forced_call_that_was_cut_says_nothing(thinker: Ask, text: str) -> None:
     """Regression: the markup of a forced call that `max_tokens` cut was the answer's content."""
     result = forced(thinker).new_result(keep=True)
-    result.add(result.take(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    result.add(result.read(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
     assert (result.text, result.calls) == ("", [])
     free = thinker(tools=(TOOL,), thinking=Thinking(Effort.NONE)).new_result(keep=True)
-    free.add(free.take(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    free.add(free.read(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
     assert free.text == text, "what a free model wrote is kept"
 
 
 def test_a_forced_call_cut_in_its_mark_is_the_call_alone(thinker: Ask) -> None:
     result = forced(thinker).new_result(keep=True)
     text = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call'
-    result.add(result.take(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    result.add(result.read(output_of(0, (1,), text, finish_reason=FinishReason.LENGTH)))
     assert (result.text, [call.arguments for call in result.calls]) == ("", ['{"at": "x"}'])
 
 
@@ -185,7 +185,7 @@ def test_what_needs_to_know_where_thinking_ends_is_refused_where_no_token_tells(
     assert refusal.value.param == param
     off = ask(**{**fields, "thinking": Thinking(Effort.NONE)})
     assert (off.grammar is None, off.reasoning, off.is_thinking_open) == ("thinking" in fields, None, False)
-    update = ask().new_result(keep=True).take(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
+    update = ask().new_result(keep=True).read(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
     assert list(update.parts) == [Thought("hm"), Said("yes")]
 
 
@@ -213,7 +213,7 @@ def test_an_effort_that_contradicts_the_template_is_refused(thinker: Ask) -> Non
 
 def test_the_answer_is_read_by_the_models_format(thinker: Ask) -> None:
     result = thinker().new_result(keep=True)
-    update = result.take(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
+    update = result.read(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
     assert "".join(part.text for part in update.parts if isinstance(part, Thought)).strip() == "hm"
     assert "".join(part.text for part in update.parts if isinstance(part, Said)) == "yes"
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tandem.loadtest.ask import LoadRequest
-from tandem.loadtest.conversations import Recorded, Talk, recorded_requests
+from tandem.loadtest.conversations import GeneratedConversation, RecordedConversation, recorded_requests
+from tandem.loadtest.load_request import LoadRequest
 from tandem.loadtest.plan import Arrivals
 from tandem.loadtest.token_text import TokenSource
 from tandem.workload.lengths import Fixed, Uniform
@@ -22,51 +22,51 @@ def ids(ask: LoadRequest | None) -> list[int]:
     return found
 
 
-def talk(number: int, max_model_len: int | None = None, **options: Any) -> Talk:
-    return Talk(load_plan("", **options), TOKENS, number, max_model_len)
+def talk(number: int, max_model_len: int | None = None, **options: Any) -> GeneratedConversation:
+    return GeneratedConversation(load_plan("", **options), TOKENS, number, max_model_len)
 
 
 def recorded(*block_ids: int, length: int, scale: float = 1.0, number: int = 0) -> list[int]:
     request = TraceRequest(0.0, length, 10, block_ids)
-    return ids(Recorded(request, TOKENS, number, scale).next_ask(()))
+    return ids(RecordedConversation(request, TOKENS, number, scale).next_request(()))
 
 
 def test_the_same_number_says_the_same() -> None:
     options: dict[str, Any] = {"prompt_lengths": Uniform(5, 50), "output_lengths": Uniform(1, 9)}
-    first = talk(3, **options).next_ask(())
-    assert first == talk(3, **options).next_ask(())
-    assert first != talk(4, **options).next_ask(())
-    assert first != talk(3, seed=1, **options).next_ask(())
+    first = talk(3, **options).next_request(())
+    assert first == talk(3, **options).next_request(())
+    assert first != talk(4, **options).next_request(())
+    assert first != talk(3, seed=1, **options).next_request(())
 
 
 def test_a_share_of_the_prompt_is_shared() -> None:
     options: dict[str, Any] = {"prompt_lengths": Fixed(40), "shared_prefix_share": 0.5}
-    one, two = ids(talk(0, **options).next_ask(())), ids(talk(1, **options).next_ask(()))
+    one, two = ids(talk(0, **options).next_request(())), ids(talk(1, **options).next_request(()))
     assert len(one) == len(two) == 40
     assert one[:20] == two[:20]
     assert one[20:] != two[20:]
-    starts = {tuple(ids(talk(n, num_prefixes=3, **options).next_ask(()))[:20]) for n in range(30)}
+    starts = {tuple(ids(talk(n, num_prefixes=3, **options).next_request(()))[:20]) for n in range(30)}
     assert len(starts) == 3
 
 
 def test_a_turn_holds_all_before_it() -> None:
     conversation = talk(0, turns=Fixed(3))
-    first = ids(conversation.next_ask(()))
-    second = ids(conversation.next_ask((7, 8)))
-    third = ids(conversation.next_ask((9,)))
+    first = ids(conversation.next_request(()))
+    second = ids(conversation.next_request((7, 8)))
+    third = ids(conversation.next_request((9,)))
     assert len(first) == 8
     assert second[:10] == [*first, 7, 8]
     assert len(second) == 18
     assert third[:19] == [*second, 9]
-    assert conversation.next_ask((1,)) is None
+    assert conversation.next_request((1,)) is None
 
 
 def test_a_conversation_ends_before_it_outgrows_the_context() -> None:
     conversation = talk(0, max_model_len=22, turns=Fixed(9))
-    assert conversation.next_ask(()) is not None
-    assert conversation.next_ask((1,)) is not None  # 8 + 1 + 8 prompt tokens, 4 of an answer
-    assert conversation.next_ask((2,)) is None
-    assert talk(0, max_model_len=2).next_ask(()) is not None, "what can never fit is for the server to refuse"
+    assert conversation.next_request(()) is not None
+    assert conversation.next_request((1,)) is not None  # 8 + 1 + 8 prompt tokens, 4 of an answer
+    assert conversation.next_request((2,)) is None
+    assert talk(0, max_model_len=2).next_request(()) is not None, "what can never fit is for the server to refuse"
 
 
 def test_equal_blocks_are_equal_tokens_and_others_are_not() -> None:
@@ -82,7 +82,7 @@ def test_blocks_shrink_with_prompts() -> None:
     assert len(one) == 32 + round(276 / 32)
     assert one[:32] == two[:32]
     assert recorded(5, length=3, scale=1 / 512) == recorded(5, length=1)
-    answer = Recorded(TraceRequest(0, 100, 10, (1,)), TOKENS, 0, 0.25).next_ask(())
+    answer = RecordedConversation(TraceRequest(0, 100, 10, (1,)), TOKENS, 0, 0.25).next_request(())
     assert answer is not None
     assert answer.num_output_tokens == 2
 
@@ -94,9 +94,9 @@ def test_requests_without_blocks_share_nothing() -> None:
 
 
 def test_a_recorded_request_is_asked_once() -> None:
-    conversation = Recorded(TraceRequest(0, 5, 5), TOKENS, 0, 1.0)
-    assert conversation.next_ask(()) is not None
-    assert conversation.next_ask((1,)) is None
+    conversation = RecordedConversation(TraceRequest(0, 5, 5), TOKENS, 0, 1.0)
+    assert conversation.next_request(()) is not None
+    assert conversation.next_request((1,)) is None
 
 
 def test_ticks_are_spread_and_times_scaled(tmp_path: Path) -> None:

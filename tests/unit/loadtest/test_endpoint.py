@@ -11,9 +11,9 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError, UnavailableError
-from tandem.loadtest.ask import LoadRequest
-from tandem.loadtest.endpoint import Answered, GatewayEndpoint
+from tandem.loadtest.endpoint import GatewayEndpoint, RequestResult
 from tandem.loadtest.failure import CONNECT, CUT, MALFORMED, SHORT, TIMEOUT, UNFINISHED, Failure
+from tandem.loadtest.load_request import LoadRequest
 from tandem.loadtest.token_text import Tokens
 from tests.unit.loadtest.scripted_server import (
     DONE,
@@ -34,12 +34,12 @@ from tests.unit.loadtest.scripted_server import (
 ASK = LoadRequest(Tokens(b"11,12,13", 3), 4)
 
 
-def told(script: Script, **options: Any) -> Answered:
+def told(script: Script, **options: Any) -> RequestResult:
     """What becomes of one request."""
 
-    async def run() -> Answered:
+    async def run() -> RequestResult:
         async with scripted_server(script) as server, opened(server.url, **options) as endpoint:
-            return await endpoint.ask(ASK, 0.0)
+            return await endpoint.send(ASK, 0.0)
 
     return asyncio.run(run())
 
@@ -79,7 +79,7 @@ def test_a_right_answer_is_timed_and_counted() -> None:
             await speaker.end()
 
         async with scripted_server(script) as server, opened(server.url) as endpoint:
-            asking = asyncio.create_task(endpoint.ask(ASK, -0.5))
+            asking = asyncio.create_task(endpoint.send(ASK, -0.5))
             await server.until_asked(1)
             waited_until_s = endpoint.now_s() + 0.03
             while endpoint.now_s() < waited_until_s:
@@ -110,7 +110,7 @@ def test_a_right_answer_is_timed_and_counted() -> None:
 def test_a_key_is_sent_and_kept_out_of_nothing_else() -> None:
     async def run() -> None:
         async with scripted_server() as server, opened(server.url, api_key="s3cret") as endpoint:
-            await endpoint.ask(ASK, 0.0)
+            await endpoint.send(ASK, 0.0)
         assert all("authorization: Bearer s3cret\r\n" in head for head in server.heads)
 
     asyncio.run(run())
@@ -246,7 +246,7 @@ def test_a_server_that_went_away() -> None:
             endpoint = GatewayEndpoint(load_plan(server.url), SystemClock())
             await endpoint.open()
         try:
-            answered = await endpoint.ask(ASK, 0.0)
+            answered = await endpoint.send(ASK, 0.0)
         finally:
             await endpoint.http.close()
         assert answered.outcome.failure is not None
@@ -263,7 +263,7 @@ def test_a_cut_test_says_unfinished_and_keeps_what_came() -> None:
             await asyncio.Event().wait()
 
         async with scripted_server(script) as server, opened(server.url) as endpoint:
-            asking = asyncio.create_task(endpoint.ask(ASK, 0.0))
+            asking = asyncio.create_task(endpoint.send(ASK, 0.0))
             await server.until_asked(1)
             await endpoint.http.get("/v1/models", 5.0)
             asking.cancel()
@@ -327,7 +327,7 @@ def test_it_waits_for_a_server_that_is_not_ready_yet() -> None:
 def test_bodies_are_json() -> None:
     async def run() -> None:
         async with scripted_server() as server, opened(server.url, temperature=0.5) as endpoint:
-            await endpoint.ask(ASK, 0.0)
+            await endpoint.send(ASK, 0.0)
         assert server.asked[0]["temperature"] == 0.5
         assert orjson.dumps(server.asked[0])
 

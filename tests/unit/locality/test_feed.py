@@ -91,7 +91,7 @@ def test_a_silent_worker_notices_a_loss(feed: BlockFeed, index: FlakyIndex) -> N
 
 
 def test_news_after_a_lost_answer_to_an_empty_report_arrive(feed: BlockFeed, index: FlakyIndex) -> None:
-    """The repeated report has the number of the empty one, which was applied: it must not carry the news."""
+    """The repeated report has the number of the empty one, which was applied: it must not carry the new events."""
     feed.flush()
     index.failures = ["answer lost"]
     with pytest.raises(LocalityUnavailableError):

@@ -29,17 +29,17 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     LinkReport,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
     PrefillSample,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     StepSample,
@@ -49,7 +49,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
-from tandem.rpc.serve_messages import Delivery, Ending, Opening, Plain, Room, ServeCall, ServeNews
+from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 
 DECODE, PREFILL = WorkerAddress("d0", "127.0.0.1:7", "i1"), WorkerAddress("p0", "127.0.0.1:8")
@@ -158,7 +158,7 @@ GENERATE = GenerateCall(
     num_fetch_blocks=4,
     pins=PINS,
 )
-LEASE = LeaseNews(
+LEASE = LeaseUpdate(
     lease_id="l",
     num_tokens=48,
     groups=(BlockRange(2, (5, 6)), BlockRange(0, ())),
@@ -227,10 +227,10 @@ DECISION = Decision(
 )
 SETTLEMENT = Settlement(request_id="r", queue_ms=0.0, prefill_ms=1.0, transfer_ms=2.0, ttft_ms=3.0)
 RECORD = WorkerRecord(DECODE, "decode", "m", "pool")
-SERVE_CALL = ServeCall((Opening(1, b"call", "00-trace", 64),), (Room(2, 8), Room(3, 0)), (4, 5))
-SERVE_NEWS = ServeNews(
-    (Plain(1, (9, 300), "ü"), Plain(2, (), "")),
-    (Delivery(3, b"news"), Delivery(4, b"", Ending(14, "gone", {"retry-after": "1"}))),
+SERVE_CALL = ServeCall((RequestStart(1, b"call", "00-trace", 64),), (Credit(2, 8), Credit(3, 0)), (4, 5))
+SERVE_UPDATE = ServeUpdate(
+    (TextUpdate(1, (9, 300), "ü"), TextUpdate(2, (), "")),
+    (OtherUpdate(3, b"news"), OtherUpdate(4, b"", CallStatus(14, "gone", {"retry-after": "1"}))),
 )
 REPORT = BlockReport("d0", 7, (BlockStored(HASH, None, 0), BlockStored(OTHER_HASH, HASH, 1), BlockRemoved(HASH, 2)), 9)
 PARTY = Party(role="decode", address="127.0.0.1:7", incarnation="i1")
@@ -245,9 +245,9 @@ EXAMPLES: dict[Method[Any, Any], tuple[Any, Any]] = {
     methods.STATUS: (None, STATUS),
     methods.WATCH: (0.25, STATUS),
     methods.DRAIN: (None, None),
-    methods.GENERATE: (GENERATE, GenerateNews(OUTPUT, STAGES)),
-    methods.SERVE: (SERVE_CALL, SERVE_NEWS),
-    methods.PREFILL: (PREFILL_CALL, PrefillNews(LEASE, ChosenToken(9, LOGPROBS), 0, STAGES, PINS)),
+    methods.GENERATE: (GENERATE, GenerateUpdate(OUTPUT, STAGES)),
+    methods.SERVE: (SERVE_CALL, SERVE_UPDATE),
+    methods.PREFILL: (PREFILL_CALL, PrefillUpdate(LEASE, ChosenToken(9, LOGPROBS), 0, STAGES, PINS)),
     methods.GREET: (GREETING, GREETING),
     methods.LEASE: (LeaseCall(reader=DECODE, lease_id="l", block_hashes=(HASH, OTHER_HASH)), LEASE),
     methods.RENEW: (("l", "k"), ("k",)),

@@ -17,15 +17,15 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerAddress,
@@ -48,7 +48,7 @@ STATE = WorkerState(
     num_free_blocks=4,
 )
 STATUS = WorkerStatus(worker=HERE, pid=1, epoch=2, lifecycle="ready", state=STATE, model=MODEL)
-LEASE = LeaseNews(lease_id="l", num_tokens=3, groups=(), is_last=True, ttl_s=1.0)
+LEASE = LeaseUpdate(lease_id="l", num_tokens=3, groups=(), is_last=True, ttl_s=1.0)
 
 
 def generate_call(seed: int = 0, num_tokens: int = 3, prompt: tuple[int, ...] = (1, 2)) -> GenerateCall:
@@ -85,24 +85,24 @@ class Worker:
     async def drain(self) -> None:
         self._note("drain")
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self._note("generate", call)
         assert call.params.max_tokens is not None
         for i in range(call.params.max_tokens):
             if i == self.num_before_silence:
                 await self._silence()
-            yield GenerateNews(RequestOutput(call.request_id, 0, (i,), "ab"))
+            yield GenerateUpdate(RequestOutput(call.request_id, 0, (i,), "ab"))
 
-    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         self._note("prefill", call)
-        yield PrefillNews(lease=LEASE)
-        yield PrefillNews(num_cached_tokens=0)
+        yield PrefillUpdate(lease=LEASE)
+        yield PrefillUpdate(num_cached_tokens=0)
 
     async def greet(self, greeting: Greeting) -> Greeting:
         self._note("greet", greeting)
         return greeting
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
         self._note("lease", call)
         return LEASE
 

@@ -28,17 +28,17 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     LinkReport,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
     PrefillSample,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     StepSample,
@@ -48,7 +48,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
-from tandem.rpc.serve_messages import Delivery, Ending, Opening, Plain, Room, ServeCall, ServeNews
+from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NAME = TEXT.filter(bool)
@@ -220,7 +220,7 @@ PREFILL_CALL = st.builds(
     pins=PINS,
 )
 LEASE = st.builds(
-    LeaseNews,
+    LeaseUpdate,
     lease_id=TEXT,
     num_tokens=COUNT,
     groups=tuples(st.builds(BlockRange, COUNT, tuples(SMALL))),
@@ -228,7 +228,12 @@ LEASE = st.builds(
     ttl_s=AMOUNT,
 )
 PREFILL_NEWS = st.builds(
-    PrefillNews, maybe(LEASE), maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))), maybe(COUNT), tuples(STAGE), PINS
+    PrefillUpdate,
+    maybe(LEASE),
+    maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))),
+    maybe(COUNT),
+    tuples(STAGE),
+    PINS,
 )
 GREETING = st.builds(
     Greeting,
@@ -295,20 +300,22 @@ EVENT: st.SearchStrategy[BlockEvent] = st.builds(BlockStored, HASH, maybe(HASH),
 
 SERVE_CALL = st.builds(
     ServeCall,
-    tuples(st.builds(Opening, COUNT, st.binary(max_size=8), TEXT, COUNT)),
-    tuples(st.builds(Room, COUNT, COUNT)),
+    tuples(st.builds(RequestStart, COUNT, st.binary(max_size=8), TEXT, COUNT)),
+    tuples(st.builds(Credit, COUNT, COUNT)),
     tuples(COUNT),
 )
-DELIVERY = st.builds(Delivery, COUNT, st.binary(max_size=8), maybe(st.builds(Ending, SMALL, TEXT, table(TEXT))))
-SERVE_NEWS = st.builds(ServeNews, tuples(st.builds(Plain, COUNT, TOKENS, TEXT)), tuples(DELIVERY))
+OTHER_UPDATE = st.builds(
+    OtherUpdate, COUNT, st.binary(max_size=8), maybe(st.builds(CallStatus, SMALL, TEXT, table(TEXT)))
+)
+SERVE_UPDATE = st.builds(ServeUpdate, tuples(st.builds(TextUpdate, COUNT, TOKENS, TEXT)), tuples(OTHER_UPDATE))
 
 # Of every method: its requests and its answers.
 EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
     methods.STATUS: (st.none(), STATUS),
     methods.WATCH: (st.floats(0.001, 3600), STATUS),
     methods.DRAIN: (st.none(), st.none()),
-    methods.GENERATE: (GENERATE_CALL, st.builds(GenerateNews, OUTPUT, tuples(STAGE))),
-    methods.SERVE: (SERVE_CALL, SERVE_NEWS),
+    methods.GENERATE: (GENERATE_CALL, st.builds(GenerateUpdate, OUTPUT, tuples(STAGE))),
+    methods.SERVE: (SERVE_CALL, SERVE_UPDATE),
     methods.PREFILL: (PREFILL_CALL, PREFILL_NEWS),
     methods.GREET: (GREETING, GREETING),
     methods.LEASE: (st.builds(LeaseCall, reader=ADDRESS, lease_id=NAME, block_hashes=tuples(HASH)), LEASE),

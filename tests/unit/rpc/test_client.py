@@ -23,7 +23,7 @@ from tandem.rpc import encryption, methods, sessions
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import WORKER_ROLES
-from tandem.rpc.link import Link
+from tandem.rpc.grpc_connection import GrpcConnection
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -33,7 +33,7 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerListing,
@@ -71,10 +71,10 @@ def test_every_method_of_a_worker_answers() -> None:
         assert await anext(watch) == STATUS
         await watch.aclose()
         await tool.drain()
-        assert [news.output.token_ids async for news in client.generate(generate_call())] == [(0,), (1,), (2,)]
-        assert [news async for news in peer.prefill(prefill_call)] == [
-            PrefillNews(lease=LEASE),
-            PrefillNews(num_cached_tokens=0),
+        assert [update.output.token_ids async for update in client.generate(generate_call())] == [(0,), (1,), (2,)]
+        assert [update async for update in peer.prefill(prefill_call)] == [
+            PrefillUpdate(lease=LEASE),
+            PrefillUpdate(num_cached_tokens=0),
         ]
         assert await peer.greet(greeting) == greeting
         assert await peer.lease(lease_call) == LEASE
@@ -298,7 +298,7 @@ def test_a_handshake_that_is_not_answered_is_made_anew_on_another_connection(mon
         port = server.add_insecure_port(ANY_PORT)
         await server.start()
         async with tapping(f"127.0.0.1:{port}") as tap:
-            link = Link(tap.address, AS_GATEWAY, Expected(WORKER_ROLES), None)
+            link = GrpcConnection(tap.address, AS_GATEWAY, Expected(WORKER_ROLES), None)
             with pytest.raises(WorkerLostError, match=r"opened no session within 0.2 s"):
                 await link.require(methods.STATUS, "")
             await link.require(methods.STATUS, "")

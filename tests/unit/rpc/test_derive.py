@@ -14,8 +14,8 @@ from tandem.rpc import methods
 from tandem.rpc.derive import Forms
 from tandem.rpc.form import not_empty
 from tandem.rpc.kinds import FieldRule
-from tandem.rpc.messages import GenerateNews
-from tandem.rpc.serve_messages import Room
+from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.serve_messages import Credit
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 from tests.unit.rpc.examples import GENERATE, GREETING, OUTPUT, PAIR, PAIRING, STATUS
 
@@ -39,11 +39,11 @@ MISFITS = [
     (declared(memory_bytes=int, cpu_cores=float), common_pb2.ProcessUsage, "cpu_cores, which is optional"),
     (declared(first_index=int, block_ids=int), worker_pb2.BlockRange, "the list .*block_ids"),
     (declared(first_index=int, block_ids=tuple[str, ...]), worker_pb2.BlockRange, "block_ids"),
-    (declared(work=Room, duration_s=float), common_pb2.PrefillSample, "PrefillSample.work, a PrefillWork"),
+    (declared(work=Credit, duration_s=float), common_pb2.PrefillSample, "PrefillSample.work, a PrefillWork"),
     (declared(work=Stage, duration_s=float), common_pb2.PrefillSample, "Stage.*PrefillWork"),
-    (declared(code=int, details=str, trailing=Mapping[str, float]), worker_pb2.Ending, "the map .*trailing"),
-    (declared(code=int, details=str, trailing=tuple[str, ...]), worker_pb2.Ending, "the map .*trailing"),
-    (declared(reader=Room, lease_id=str, block_hashes=int), worker_pb2.LeaseRequest, "reader, a WorkerAddress"),
+    (declared(code=int, details=str, trailing=Mapping[str, float]), worker_pb2.CallStatus, "the map .*trailing"),
+    (declared(code=int, details=str, trailing=tuple[str, ...]), worker_pb2.CallStatus, "the map .*trailing"),
+    (declared(reader=Credit, lease_id=str, block_hashes=int), worker_pb2.LeaseRequest, "reader, a WorkerAddress"),
     (declared(lease_ids=Sequence[int]), worker_pb2.RenewRequest, "lease_ids"),
     (declared(result=Incomplete), router_pb2.PublishResponse, "PublishResult of .*RESYNC"),
     (declared(value=str | int), worker_pb2.Attribute, "Attribute.value"),
@@ -53,19 +53,19 @@ MISFITS = [
 @pytest.mark.parametrize(("value_type", "message_type", "words"), MISFITS)
 def test_declarations_that_contradict_each_other_are_refused(value_type: Any, message_type: Any, words: str) -> None:
     forms = Forms()
-    forms.add(Room, worker_pb2.Room)
+    forms.add(Credit, worker_pb2.Credit)
     with pytest.raises(TypeError, match=words):
         forms.add(value_type, message_type)
 
 
 def test_a_rule_for_a_field_that_is_not_there_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Room has no field \['name'\]"):
-        Forms().add(Room, worker_pb2.Room, name=FieldRule(check=not_empty))
+    with pytest.raises(TypeError, match=r"Credit has no field \['name'\]"):
+        Forms().add(Credit, worker_pb2.Credit, name=FieldRule(check=not_empty))
 
 
 def test_what_is_not_all_of_a_message_is_not_its_inside() -> None:
-    with pytest.raises(TypeError, match="Room"):
-        Forms().inside(int, worker_pb2.Room)
+    with pytest.raises(TypeError, match="Credit"):
+        Forms().inside(int, worker_pb2.Credit)
     with pytest.raises(TypeError, match="RenewRequest"):
         Forms().inside(None, worker_pb2.RenewRequest)
 
@@ -101,7 +101,7 @@ UNSENDABLE: list[tuple[Any, Any, str]] = [
     (methods.STATUS.answer, replace(STATUS, blocks={"free": -1}), r"WorkerStatus.blocks=\{'free': -1\} cannot be sent"),
     (
         methods.GENERATE.answer,
-        GenerateNews(replace(OUTPUT, stop_reason=ANYTHING)),
+        GenerateUpdate(replace(OUTPUT, stop_reason=ANYTHING)),
         "RequestOutput.stop_reason=1.5 cannot be sent: stop_reason=1.5 is none of",
     ),
 ]
@@ -118,6 +118,6 @@ def test_an_entry_that_is_not_finite_is_named_by_its_key() -> None:
     with pytest.raises(InvalidRequestError, match=r"predicted_ms\['ttft'\]=inf must be a finite number"):
         methods.PAIR.answer.decode(told)
     stage = Stage("fetch", "d0", 1.0, 0.0, {"gb_per_s": math.nan})
-    told = methods.GENERATE.answer.encode(GenerateNews(OUTPUT, (stage,)))
+    told = methods.GENERATE.answer.encode(GenerateUpdate(OUTPUT, (stage,)))
     with pytest.raises(InvalidRequestError, match="nan must be a finite number"):
         methods.GENERATE.answer.decode(told)

@@ -63,7 +63,7 @@ def test_calls_and_streams(place: Place) -> None:
         assert await client.status() == STATUS
         for stream in (client.serve(generate_call()), client.generate(generate_call())):
             async with aclosing(stream):
-                assert [token async for news in stream for token in news.output.token_ids] == [0, 1, 2]
+                assert [token async for update in stream for token in update.output.token_ids] == [0, 1, 2]
         await client.close()
         await server.stop()
 
@@ -91,7 +91,7 @@ def test_nothing_that_is_said_can_be_read(place: Place) -> None:
         host, port = tap.sockets[0].getsockname()
         client = WorkerClient(f"{host}:{port}", client_side)
         async with aclosing(client.generate(replace(generate_call(), request_id="a telling name"))) as stream:
-            assert len([news async for news in stream]) == 3
+            assert len([update async for update in stream]) == 3
         await client.close()
         await server.stop()
         tap.close()

@@ -1,4 +1,4 @@
-"""Plain news that is joined says what its parts said; other news is not plain."""
+"""Plain updates that are joined say what their parts said; other updates are not plain."""
 
 from dataclasses import replace
 from functools import reduce
@@ -9,27 +9,27 @@ from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateNews
+from tandem.rpc.messages import GenerateUpdate
 
 WORD = RequestOutput("r", 0, (1,), "a")
 SCORED = TokenLogprobs(1, -1.0, 1)
 NOT_PLAIN = [
-    GenerateNews(replace(WORD, finish_reason=FinishReason.ERROR, stop_reason="why")),
-    GenerateNews(replace(WORD, logprobs=(SCORED,))),
-    GenerateNews(replace(WORD, prompt_logprobs=(None,))),
-    GenerateNews(replace(WORD, metrics=RequestMetrics(0.0, None, None, None, 1, 1, 0, 0))),
-    GenerateNews(replace(WORD, index=3)),
-    GenerateNews(WORD, (Stage("s", "w", 0.0, 0.0),)),
+    GenerateUpdate(replace(WORD, finish_reason=FinishReason.ERROR, stop_reason="why")),
+    GenerateUpdate(replace(WORD, logprobs=(SCORED,))),
+    GenerateUpdate(replace(WORD, prompt_logprobs=(None,))),
+    GenerateUpdate(replace(WORD, metrics=RequestMetrics(0.0, None, None, None, 1, 1, 0, 0))),
+    GenerateUpdate(replace(WORD, index=3)),
+    GenerateUpdate(WORD, (Stage("s", "w", 0.0, 0.0),)),
 ]
 
 
-@pytest.mark.parametrize("news", NOT_PLAIN, ids=repr)
-def test_whatever_says_more_than_tokens_and_text_is_not_plain(news: GenerateNews) -> None:
-    assert not is_plain(news)
+@pytest.mark.parametrize("update", NOT_PLAIN, ids=repr)
+def test_whatever_says_more_than_tokens_and_text_is_not_plain(update: GenerateUpdate) -> None:
+    assert not is_plain(update)
 
 
 def test_plain_news_is_joined_in_order() -> None:
-    told = [GenerateNews(RequestOutput("r", 0, (i,), chr(97 + i))) for i in range(4)]
-    told.append(GenerateNews(RequestOutput("r", 0, (4, 5), "")))
+    told = [GenerateUpdate(RequestOutput("r", 0, (i,), chr(97 + i))) for i in range(4)]
+    told.append(GenerateUpdate(RequestOutput("r", 0, (4, 5), "")))
     assert all(map(is_plain, told))
-    assert reduce(joined, told) == GenerateNews(RequestOutput("r", 0, (0, 1, 2, 3, 4, 5), "abcd"))
+    assert reduce(joined, told) == GenerateUpdate(RequestOutput("r", 0, (0, 1, 2, 3, 4, 5), "abcd"))

@@ -12,7 +12,7 @@ from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
 from tandem.rpc.messages import PairCall
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
-from tandem.rpc.permissions import ALLOWED, why_not
+from tandem.rpc.permissions import ALLOWED, permission_problem
 from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.v1 import router_pb2, worker_pb2
 from tests.helpers.raw_calls import ended, header, opened
@@ -32,7 +32,7 @@ def test_every_method_of_every_service_is_in_the_table() -> None:
 
 
 def test_what_is_not_in_the_table_answers_nobody() -> None:
-    assert why_not("gateway", "/tandem.rpc.v1.Worker/New") == "a gateway may not call New; allowed: nobody"
+    assert permission_problem("gateway", "/tandem.rpc.v1.Worker/New") == "a gateway may not call New; allowed: nobody"
 
 
 @pytest.mark.parametrize("path", sorted(METHODS))
@@ -54,7 +54,7 @@ def test_only_the_roles_of_the_table_are_answered(path: str) -> None:
                 is_allowed = role in ALLOWED[path]
                 assert end.code.name == ("INVALID_ARGUMENT" if is_allowed else "PERMISSION_DENIED"), (role, end)
                 if not is_allowed:
-                    assert end.details == why_not(role, path)
+                    assert end.details == permission_problem(role, path)
         assert worker.calls == router.calls == []
         await server.stop()
 

@@ -305,7 +305,7 @@ def test_a_caller_with_a_generated_stub_is_understood() -> None:
                 scope=common_pb2.CacheScope(),
             )
             proof = header(session, methods.GENERATE.path, call.SerializeToString())
-            outputs = [news.output async for news in stub.Generate(call, metadata=proof)]
+            outputs = [update.output async for update in stub.Generate(call, metadata=proof)]
             assert [list(output.token_ids) for output in outputs] == [[0]]
         await server.stop()
 

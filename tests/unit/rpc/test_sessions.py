@@ -361,11 +361,11 @@ async def asked(client: WorkerClient) -> object:
 
 
 async def streamed(client: WorkerClient) -> object:
-    return [news.output.token_ids async for news in client.generate(generate_call())]
+    return [update.output.token_ids async for update in client.generate(generate_call())]
 
 
 async def shared(client: WorkerClient) -> object:
-    return [token async for news in client.serve(generate_call()) for token in news.output.token_ids]
+    return [token async for update in client.serve(generate_call()) for token in update.output.token_ids]
 
 
 @pytest.mark.parametrize("ask", [asked, streamed, shared], ids=lambda ask: ask.__name__)

@@ -9,21 +9,21 @@ from tandem.core.output import RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
 from tandem.rpc import methods
-from tandem.rpc.messages import GenerateNews
-from tandem.rpc.serve_messages import Delivery, Ending, Plain
+from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.serve_messages import CallStatus, OtherUpdate, TextUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tests.unit.rpc.handlers import run
 from tests.unit.rpc.test_joining import NOT_PLAIN
 
 
-def news(token_id: int, text: str = "a", reason: FinishReason | None = None) -> GenerateNews:
-    return GenerateNews(RequestOutput("r", 0, (token_id,), text, finish_reason=reason))
+def update(token_id: int, text: str = "a", reason: FinishReason | None = None) -> GenerateUpdate:
+    return GenerateUpdate(RequestOutput("r", 0, (token_id,), text, finish_reason=reason))
 
 
-def opened(*numbers: int, room: int = 100) -> SharedOutbox:
+def opened(*numbers: int, credit: int = 100) -> SharedOutbox:
     outbox = SharedOutbox()
     for number in numbers:
-        outbox.open(number, room)
+        outbox.open(number, credit)
     return outbox
 
 
@@ -31,13 +31,13 @@ def test_plain_news_of_a_request_is_one_entry() -> None:
     async def check() -> None:
         outbox = opened(1, 2)
         for token_id in (5, 6):
-            await outbox.put(1, news(token_id))
-        await outbox.put(2, news(7, "é"))
+            await outbox.put(1, update(token_id))
+        await outbox.put(2, update(7, "é"))
         await outbox.wait()
-        taken = outbox.take()
-        assert taken.plain == (Plain(1, (5, 6), "aa"), Plain(2, (7,), "é"))
+        taken = outbox.drain()
+        assert taken.plain == (TextUpdate(1, (5, 6), "aa"), TextUpdate(2, (7,), "é"))
         assert taken.others == ()
-        assert outbox.take().plain == ()
+        assert outbox.drain().plain == ()
 
     run(check)
 
@@ -45,43 +45,48 @@ def test_plain_news_of_a_request_is_one_entry() -> None:
 def test_other_news_keeps_its_place_among_plain_news() -> None:
     async def check() -> None:
         outbox = opened(1)
-        said = [news(1), replace(news(2), timeline=(Stage("s", "w", 0.0, 0.0),)), news(3), news(4)]
-        said.append(news(5, reason=FinishReason.STOP))
+        said = [update(1), replace(update(2), timeline=(Stage("s", "w", 0.0, 0.0),)), update(3), update(4)]
+        said.append(update(5, reason=FinishReason.STOP))
         for item in said:
             await outbox.put(1, item)
-        outbox.end(1, Ending())
-        taken = outbox.take()
+        outbox.end(1, CallStatus())
+        taken = outbox.drain()
         assert taken.plain == ()
         *told, end = taken.others
-        assert [methods.GENERATE.answer.decode(one.news).output.token_ids for one in told] == [(1,), (2,), (3, 4), (5,)]
-        assert end == Delivery(1, ending=Ending())
+        assert [methods.GENERATE.answer.decode(one.update).output.token_ids for one in told] == [
+            (1,),
+            (2,),
+            (3, 4),
+            (5,),
+        ]
+        assert end == OtherUpdate(1, status=CallStatus())
 
     run(check)
 
 
 @pytest.mark.parametrize("item", NOT_PLAIN, ids=repr)
-def test_nothing_is_lost_of_what_is_not_plain(item: GenerateNews) -> None:
+def test_nothing_is_lost_of_what_is_not_plain(item: GenerateUpdate) -> None:
     async def check() -> None:
         outbox = opened(1)
         await outbox.put(1, item)
-        (told,) = outbox.take().others
-        assert methods.GENERATE.answer.decode(told.news) == item
+        (told,) = outbox.drain().others
+        assert methods.GENERATE.answer.decode(told.update) == item
 
     run(check)
 
 
 def test_without_room_a_request_waits_and_another_does_not() -> None:
     async def check() -> None:
-        outbox = opened(1, 2, room=2)
+        outbox = opened(1, 2, credit=2)
         for token_id in range(2):
-            await outbox.put(1, news(token_id))
-        waiting = asyncio.ensure_future(outbox.put(1, news(9)))
-        await outbox.put(2, news(0))
+            await outbox.put(1, update(token_id))
+        waiting = asyncio.ensure_future(outbox.put(1, update(9)))
+        await outbox.put(2, update(0))
         assert not waiting.done()
-        assert [item.token_ids for item in outbox.take().plain] == [(0, 1), (0,)]
-        outbox.make_room(1, 1)
+        assert [item.token_ids for item in outbox.drain().plain] == [(0, 1), (0,)]
+        outbox.add_credit(1, 1)
         await waiting
-        assert [item.token_ids for item in outbox.take().plain] == [(9,)]
+        assert [item.token_ids for item in outbox.drain().plain] == [(9,)]
 
     run(check)
 
@@ -89,17 +94,17 @@ def test_without_room_a_request_waits_and_another_does_not() -> None:
 def test_room_for_a_request_that_has_ended_is_nothing() -> None:
     outbox = opened(1)
     outbox.forget(1)
-    outbox.make_room(1, 5)
-    outbox.make_room(77, 5)
+    outbox.add_credit(1, 5)
+    outbox.add_credit(77, 5)
 
 
-@pytest.mark.parametrize("item", [news(1, "\ud800"), news(1, "\ud800", FinishReason.STOP)], ids=["plain", "last"])
-def test_what_cannot_be_sent_is_found_out_by_its_own_request(item: GenerateNews) -> None:
+@pytest.mark.parametrize("item", [update(1, "\ud800"), update(1, "\ud800", FinishReason.STOP)], ids=["plain", "last"])
+def test_what_cannot_be_sent_is_found_out_by_its_own_request(item: GenerateUpdate) -> None:
     async def check() -> None:
         outbox = opened(1, 2)
-        await outbox.put(2, news(2))
+        await outbox.put(2, update(2))
         with pytest.raises((RuntimeError, ValueError)):
             await outbox.put(1, item)
-        methods.SERVE.encode_answer(outbox.take())
+        methods.SERVE.encode_answer(outbox.drain())
 
     run(check)

@@ -25,11 +25,11 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
-from tandem.rpc.messages import GenerateCall, GenerateNews
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.shared_stream import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
+from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.helpers.wire_tap import tapping
@@ -56,7 +56,7 @@ class Talker(Worker):
         self.gone: dict[str, asyncio.Event] = {}
         self.go = asyncio.Event()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self.calls.append(("generate", call))
         self.traces[call.request_id] = incoming_traceparent.get()
         gone = self.gone.setdefault(call.request_id, asyncio.Event())
@@ -66,7 +66,7 @@ class Talker(Worker):
                     await self.go.wait()
                 await asyncio.sleep(0)
                 self.said[call.request_id] = i + 1
-                yield GenerateNews(RequestOutput(call.request_id, 0, (i,), f"{i} "))
+                yield GenerateUpdate(RequestOutput(call.request_id, 0, (i,), f"{i} "))
             if call.request_id in self.broken:
                 raise self.broken[call.request_id]
         finally:
@@ -81,10 +81,10 @@ async def told(client: WorkerClient, call: GenerateCall, heard: list[int] | None
     """All that is said to a request; `heard` has the tokens even where it fails."""
     ids = [] if heard is None else heard
     text = ""
-    async for news in client.serve(call):
-        assert news.output.request_id == call.request_id
-        ids += news.output.token_ids
-        text += news.output.text
+    async for update in client.serve(call):
+        assert update.output.request_id == call.request_id
+        ids += update.output.token_ids
+        text += update.output.text
     return ids, text
 
 
@@ -123,7 +123,7 @@ def test_many_requests_at_once_are_each_told_their_own_in_order() -> None:
     async def check() -> None:
         worker = Talker()
         server, client = await both(worker)
-        sizes = {f"r{i}": i % 7 + 1 for i in range(2 * MAX_OPENINGS + 3)}
+        sizes = {f"r{i}": i % 7 + 1 for i in range(2 * MAX_STARTS + 3)}
         answers = await asyncio.gather(*(told(client, asked(name, size)) for name, size in sizes.items()))
         assert answers == [whole(size) for size in sizes.values()]
         assert sorted(call.request_id for _, call in worker.calls) == sorted(sizes)
@@ -139,7 +139,7 @@ def test_the_worker_gets_what_was_asked() -> None:
         worker = Worker()
         server, client = await both(worker)
         call = generate_call()
-        assert [token async for news in client.serve(call) for token in news.output.token_ids] == [0, 1, 2]
+        assert [token async for update in client.serve(call) for token in update.output.token_ids] == [0, 1, 2]
         assert worker.calls == [("generate", call)]
         await client.close()
         await server.stop()
@@ -247,9 +247,9 @@ def test_requests_that_are_left_behind_a_full_message_of_openings_never_begin() 
     async def check() -> None:
         worker = Talker()
         server, client = await both(worker)
-        num_staying = MAX_OPENINGS
+        num_staying = MAX_STARTS
         staying = [asyncio.ensure_future(told(client, asked(f"stays {i}", 2))) for i in range(num_staying)]
-        leaving = [asyncio.ensure_future(told(client, asked(f"left {i}", 2 * ROOM_TOKENS))) for i in range(6)]
+        leaving = [asyncio.ensure_future(told(client, asked(f"left {i}", 2 * CREDIT_TOKENS))) for i in range(6)]
         await asyncio.sleep(0)
         for task in leaving:
             task.cancel()
@@ -265,15 +265,15 @@ def test_requests_that_are_left_behind_a_full_message_of_openings_never_begin() 
 
 def test_whoever_takes_nothing_is_sent_no_more_than_its_room_and_holds_up_no_other() -> None:
     async def check() -> None:
-        num_tokens = 5 * ROOM_TOKENS
+        num_tokens = 5 * CREDIT_TOKENS
         worker = Talker()
         server, client = await both(worker)
         slow = client.serve(asked("slow", num_tokens))
         ids = list((await anext(slow)).output.token_ids)
-        assert await told(client, asked("quick", 2 * ROOM_TOKENS)) == whole(2 * ROOM_TOKENS)
-        assert worker.said["slow"] <= ROOM_TOKENS + len(ids) + 1
-        async for news in slow:
-            ids += news.output.token_ids
+        assert await told(client, asked("quick", 2 * CREDIT_TOKENS)) == whole(2 * CREDIT_TOKENS)
+        assert worker.said["slow"] <= CREDIT_TOKENS + len(ids) + 1
+        async for update in slow:
+            ids += update.output.token_ids
         assert ids == list(range(num_tokens))
         await client.close()
         await server.stop()
@@ -342,7 +342,7 @@ def test_requests_that_begin_after_a_silence_have_a_stream_of_their_own() -> Non
             assert len(tap.sent) == 2
             tap.release()
             worker.go.set()
-            assert [news.output.token_ids async for news in before] == [(1,)]
+            assert [update.output.token_ids async for update in before] == [(1,)]
             await client.status()
             assert client.is_idle
             await client.close()

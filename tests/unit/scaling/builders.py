@@ -7,7 +7,7 @@ from typing import Any
 from tandem.core.errors import TandemError
 from tandem.planning.observation import Observation, Plan, PoolState, Traffic
 from tandem.scaling.actuator import Bounds, PoolBounds
-from tandem.scaling.observer import Sight
+from tandem.scaling.observer import ClusterObservation
 from tandem.scaling.targets import Pool, PoolReplicas
 
 P, D = Pool.PREFILL, Pool.DECODE
@@ -51,13 +51,13 @@ class Deployments:
         self.wanted[pool] = num_replicas
         self.written.append((pool, num_replicas))
 
-    def sight(self, *problems: str, unknown: Pool | None = None) -> Sight:
+    def observed(self, *problems: str, unknown: Pool | None = None) -> ClusterObservation:
         """What an observer would see of them."""
         replicas: Mapping[Pool, PoolReplicas] = {
             pool: PoolReplicas(num_wanted=num_wanted) for pool, num_wanted in self.wanted.items() if pool != unknown
         }
         seen = observation(self.wanted[P], self.wanted[D])
-        return Sight(at_s=0.0, observation=seen, replicas=replicas, problems=problems)
+        return ClusterObservation(at_s=0.0, observation=seen, replicas=replicas, problems=problems)
 
     async def _answer(self) -> None:
         if self.is_stalled:

@@ -18,19 +18,19 @@ class StubFleet:
     router: str
     stubs: list[StubWorker]
     servers: list[RpcServer]
-    news: list[WorkerStatus]
+    statuses: list[WorkerStatus]
 
     def tell(self, number: int, **changes: object) -> None:
-        """A worker's news from now on; changes are fields of its status."""
-        self.news[number] = replace(self.news[number], **changes)  # type: ignore[arg-type]
-        self.stubs[number].tell(self.news[number])
+        """A worker's status from now on; changes are fields of its status."""
+        self.statuses[number] = replace(self.statuses[number], **changes)  # type: ignore[arg-type]
+        self.stubs[number].tell(self.statuses[number])
 
 
 @contextlib.asynccontextmanager
 async def stub_fleet(*workers: WorkerStatus) -> AsyncIterator[StubFleet]:
     """`workers` as they say they are, but at their real addresses."""
     async with contextlib.AsyncExitStack() as opened:
-        stubs, servers, news = [], [], []
+        stubs, servers, statuses = [], [], []
         for worker in workers:
             stub = StubWorker(worker)
             server = await opened.enter_async_context(serving_worker(stub))
@@ -38,10 +38,10 @@ async def stub_fleet(*workers: WorkerStatus) -> AsyncIterator[StubFleet]:
             stub.tell(found)
             stubs.append(stub)
             servers.append(server)
-            news.append(found)
+            statuses.append(found)
         addresses = ",".join(server.address for server in servers)
         router = await opened.enter_async_context(serving_router(router_settings(workers=addresses)))
-        yield StubFleet(router.address, stubs, servers, news)
+        yield StubFleet(router.address, stubs, servers, statuses)
 
 
 def prefill(worker_id: str = "p-0", **state: object) -> WorkerStatus:

@@ -9,7 +9,7 @@ from tandem.kube.call import KubeCall
 from tandem.kube.errors import ConflictError, ForbiddenError, KubeError, KubeUnavailableError
 from tandem.planning.observation import Plan
 from tandem.scaling.actuator import Action, Actuator, Bounds, PoolBounds, ScalingOutcome
-from tandem.scaling.observer import Sight
+from tandem.scaling.observer import ClusterObservation
 from tests.unit.scaling.builders import D, Deployments, P, Throne, bounds, plan
 
 CALL = KubeCall("patch", "deployments/scale", "ns", "tandem-decode", "apps")
@@ -34,11 +34,11 @@ class Body:
             write_timeout_s=0.1,
         )
 
-    def apply(self, wanted: Plan, sight: Sight | None = None) -> tuple[Action, ...]:
-        return asyncio.run(self.actuator.apply(wanted, sight or self.targets.sight()))
+    def apply(self, wanted: Plan, observed: ClusterObservation | None = None) -> tuple[Action, ...]:
+        return asyncio.run(self.actuator.apply(wanted, observed or self.targets.observed()))
 
-    def outcomes(self, wanted: Plan, sight: Sight | None = None) -> tuple[ScalingOutcome, ...]:
-        return tuple(action.outcome for action in self.apply(wanted, sight))
+    def outcomes(self, wanted: Plan, observed: ClusterObservation | None = None) -> tuple[ScalingOutcome, ...]:
+        return tuple(action.outcome for action in self.apply(wanted, observed))
 
 
 def test_a_leader_writes_what_changes_and_nothing_else() -> None:
@@ -103,7 +103,7 @@ def test_a_pool_above_its_bounds_comes_down_step_by_step() -> None:
 
 def test_nothing_shrinks_while_something_is_not_seen_but_growing_goes_on() -> None:
     body = Body(4, 4)
-    prefill, decode = body.apply(plan(2, 6), body.targets.sight("gateway 10.0.0.1:8000 is not counted"))
+    prefill, decode = body.apply(plan(2, 6), body.targets.observed("gateway 10.0.0.1:8000 is not counted"))
     assert (prefill.outcome, decode.outcome) == (ScalingOutcome.BLIND, ScalingOutcome.WRITTEN)
     assert "10.0.0.1:8000" in prefill.note
     assert body.targets.wanted == {P: 4, D: 6}
@@ -112,7 +112,7 @@ def test_nothing_shrinks_while_something_is_not_seen_but_growing_goes_on() -> No
 
 def test_a_pool_whose_replicas_are_not_known_is_left_alone() -> None:
     body = Body()
-    assert body.outcomes(plan(3, 3), body.targets.sight(unknown=D)) == (ScalingOutcome.WRITTEN, ScalingOutcome.AWAY)
+    assert body.outcomes(plan(3, 3), body.targets.observed(unknown=D)) == (ScalingOutcome.WRITTEN, ScalingOutcome.AWAY)
     assert body.targets.written == [(P, 3)]
 
 
@@ -203,7 +203,7 @@ def test_within_a_budget_one_pool_shrinks_before_the_other_grows() -> None:
 def test_what_the_budget_does_not_pay_waits_for_the_other_pool() -> None:
     pools = {P: PoolBounds(least=1, most=9, num_accelerators=2), D: PoolBounds(least=1, most=9)}
     body = Body(3, 2, bounds(pools=pools, max_accelerators=8))
-    prefill, decode = body.apply(plan(2, 4), body.targets.sight("a gateway is away"))
+    prefill, decode = body.apply(plan(2, 4), body.targets.observed("a gateway is away"))
     assert (prefill.outcome, decode.outcome) == (ScalingOutcome.BLIND, ScalingOutcome.BUDGET)
     assert "8 accelerators are taken" in decode.note
     assert body.outcomes(plan(2, 4)) == (ScalingOutcome.WRITTEN, ScalingOutcome.WRITTEN)
@@ -212,11 +212,11 @@ def test_what_the_budget_does_not_pay_waits_for_the_other_pool() -> None:
 def test_a_pool_grows_by_what_the_budget_leaves_while_the_other_cannot_shrink() -> None:
     """It was all or nothing: two accelerators stayed idle for as long as one gateway did not answer."""
     body = Body(4, 4, bounds(max_accelerators=10))
-    blind = body.targets.sight("a gateway is away")
+    blind = body.targets.observed("a gateway is away")
     prefill, decode = body.apply(plan(7, 3), blind)
     assert (prefill.outcome, prefill.num_asked, decode.outcome) == (ScalingOutcome.WRITTEN, 6, ScalingOutcome.BLIND)
     assert prefill.note == "6 of the 7 planned, 10 accelerators are taken until the other pool shrinks"
-    assert body.outcomes(plan(7, 3), body.targets.sight("a gateway is away")) == (
+    assert body.outcomes(plan(7, 3), body.targets.observed("a gateway is away")) == (
         ScalingOutcome.BUDGET,
         ScalingOutcome.BLIND,
     )

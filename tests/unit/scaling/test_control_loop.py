@@ -10,7 +10,7 @@ from tandem.planning.observation import Observation, Outlook, Plan
 from tandem.scaling.actuator import Actuator
 from tandem.scaling.control_loop import ControlLoop
 from tandem.scaling.metrics import PlannerMetrics
-from tandem.scaling.observer import MeasuredLatency, Sight
+from tandem.scaling.observer import ClusterObservation, MeasuredLatency
 from tests.unit.scaling.builders import Deployments, Throne, bounds, plan
 
 GOOD = Outlook(ttft_ms=200.0, tpot_ms=20.0, prefill_use=0.5, decode_use=0.6, meets_slo=True)
@@ -27,9 +27,9 @@ class Script:
         self.ttft = MeasuredLatency()
         self.planned: list[Observation] = []
 
-    async def look(self) -> Sight:
-        sight = replace(self.deployments.sight(*self.problems), ttft=self.ttft)
-        return replace(sight, observation=None) if self.is_blind else sight
+    async def observe(self) -> ClusterObservation:
+        observed = replace(self.deployments.observed(*self.problems), ttft=self.ttft)
+        return replace(observed, observation=None) if self.is_blind else observed
 
     def plan(self, observation: Observation) -> Plan:
         self.planned.append(observation)

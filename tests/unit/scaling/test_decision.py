@@ -16,9 +16,9 @@ def test_errors_are_only_between_two_figures() -> None:
 
 def test_everything_can_be_written_as_json() -> None:
     hopeless = Outlook(ttft_ms=math.inf, tpot_ms=math.nan, prefill_use=1.2, decode_use=0.5, meets_slo=False)
-    sight = Deployments(2, 3).sight("a gateway is away")
+    observed = Deployments(2, 3).observed("a gateway is away")
     action = Action(pool=P, num_before=1, num_planned=2, num_asked=2, outcome=ScalingOutcome.WRITTEN)
-    decision = ScalingDecision(sight=sight, plan=plan(1, 2, now=hopeless), actions=(action,), is_leader=True)
+    decision = ScalingDecision(observed=observed, plan=plan(1, 2, now=hopeless), actions=(action,), is_leader=True)
     found = json.loads(json.dumps(as_json(decision), allow_nan=False))
     assert found["plan"]["now"] == {
         "ttft_ms": "inf",
@@ -28,7 +28,7 @@ def test_everything_can_be_written_as_json() -> None:
         "meets_slo": False,
     }
     assert found["actions"][0]["outcome"] == "written"
-    assert found["sight"]["replicas"]["decode"]["num_wanted"] == 3
+    assert found["observed"]["replicas"]["decode"]["num_wanted"] == 3
 
 
 def test_a_decision_in_words() -> None:
@@ -36,5 +36,5 @@ def test_a_decision_in_words() -> None:
         Action(pool=P, num_before=2, num_planned=2, num_asked=2, outcome=ScalingOutcome.UNCHANGED),
         Action(pool=D, num_before=2, num_planned=5, num_asked=2, outcome=ScalingOutcome.REFUSED, note="403"),
     )
-    decision = ScalingDecision(sight=Deployments().sight(), plan=plan(2, 5), actions=actions, is_leader=True)
+    decision = ScalingDecision(observed=Deployments().observed(), plan=plan(2, 5), actions=actions, is_leader=True)
     assert decision.words == "prefill 2 (unchanged); decode 2 -> 5 (refused: 403); because"

@@ -11,7 +11,7 @@ from tandem.core.clock import ManualClock, SystemClock
 from tandem.core.errors import UnavailableError
 from tandem.planning.observation import Observation
 from tandem.scaling.listed_workers import ListedWorkers
-from tandem.scaling.observer import Observer, Sight
+from tandem.scaling.observer import ClusterObservation, Observer
 from tandem.scaling.scrape import GatewayScraper
 from tandem.scaling.targets import NoTargets, Pool, PoolReplicas, Replica, ScaleTargets
 from tandem.scaling.workers import WorkerWatch
@@ -49,12 +49,12 @@ class Watcher:
         self.observer = observer
         self.clock = clock
 
-    async def look(self) -> Sight:
+    async def observe_cluster(self) -> ClusterObservation:
         self.clock.advance(10.0)
-        return await self.observer.look()
+        return await self.observer.observe()
 
     async def observe(self) -> Observation:
-        seen = (await self.look()).observation
+        seen = (await self.observe_cluster()).observation
         assert seen is not None
         return seen
 
@@ -89,18 +89,18 @@ async def watcher(
 def test_the_first_look_only_begins_to_count() -> None:
     async def story() -> None:
         async with watcher() as seen:
-            sight = await seen.look()
-            assert (sight.observation, sight.problems, sight.at_s) == (None, (), WALL_S + 10)
+            observed = await seen.observe_cluster()
+            assert (observed.observation, observed.problems, observed.at_s) == (None, (), WALL_S + 10)
             seen.gateway.serve(ttft_s=0.2, tpot_s=0.02)
             seen.gateway.serve(ttft_s=0.2, tpot_s=0.02)
-            sight = await seen.look()
-            found = sight.observation
+            observed = await seen.observe_cluster()
+            found = observed.observation
             assert found is not None
             assert (found.now_s, found.traffic.num_requests, found.traffic.duration_s) == (20.0, 2, 10.0)
             assert found.ttft_ms == pytest.approx(200)
             assert found.tpot_ms == pytest.approx(20)
-            assert sight.ttft.mean_ms == pytest.approx(200)
-            assert sight.ttft.share_ms == pytest.approx(235)  # NOTE: nine tenths of the bucket from 100 to 250 ms
+            assert observed.ttft.mean_ms == pytest.approx(200)
+            assert observed.ttft.share_ms == pytest.approx(235)  # NOTE: nine tenths of the bucket from 100 to 250 ms
             assert (found.prefill.num_wanted, found.decode.num_wanted, found.decode.num_ready) == (1, 2, 2)
             assert (found.decode.starting_s, found.decode.startup_s, found.decode.max_running) == ((), None, 64)
 
@@ -113,7 +113,7 @@ def test_replicas_that_start_and_how_long_they_take() -> None:
         young = [Replica(name=f"d-{n}", created_s=wall_s - 100, ready_s=wall_s - 60) for n in range(2)]
         targets = Replicas({P: PoolReplicas(num_wanted=1), D: PoolReplicas(num_wanted=2, replicas=young)})
         async with watcher(targets) as seen:
-            await seen.look()
+            await seen.observe_cluster()
             starting = [Replica(name="d-2", created_s=wall_s + 4), Replica(name="d-3", created_s=wall_s + 9)]
             targets.pools[D] = PoolReplicas(num_wanted=5, replicas=[*young, *starting])
             found = await seen.observe()
@@ -122,11 +122,11 @@ def test_replicas_that_start_and_how_long_they_take() -> None:
             assert (found.prefill.starting_s, found.decode.startup_s) == ((), None)
             done = [Replica(name=one.name, created_s=one.created_s, ready_s=wall_s + 19) for one in starting]
             targets.pools[D] = PoolReplicas(num_wanted=4, replicas=[*young, *done])
-            sight = await seen.look()
-            assert sight.observation is not None
-            assert sight.observation.decode.startup_s == 12.5
-            assert sight.problems == ("4 pods of the decode workers are ready, of which 2 are seen",)
-            assert sorted(sight.observation.decode.starting_s) == [11.0, 16.0]
+            observed = await seen.observe_cluster()
+            assert observed.observation is not None
+            assert observed.observation.decode.startup_s == 12.5
+            assert observed.problems == ("4 pods of the decode workers are ready, of which 2 are seen",)
+            assert sorted(observed.observation.decode.starting_s) == [11.0, 16.0]
 
     asyncio.run(story())
 
@@ -134,13 +134,13 @@ def test_replicas_that_start_and_how_long_they_take() -> None:
 def test_a_pool_without_a_ready_worker_is_not_planned_for() -> None:
     async def story() -> None:
         async with watcher(num_decode=1) as seen:
-            await seen.look()
+            await seen.observe_cluster()
             seen.fleet.tell(1, lifecycle="draining")
             await eventually(lambda: seen.fleet.stubs[1].num_watchers == 2)
             async with asyncio.timeout(10.0):
-                while (sight := await seen.look()).observation is not None:
+                while (observed := await seen.observe_cluster()).observation is not None:
                     await asyncio.sleep(0.01)
-            assert sight.problems == ("no decode worker is seen to be ready",)
+            assert observed.problems == ("no decode worker is seen to be ready",)
 
     asyncio.run(story())
 
@@ -149,12 +149,12 @@ def test_what_cannot_be_read_is_said_and_the_rest_goes_on() -> None:
     async def story() -> None:
         targets = Replicas({P: PoolReplicas(num_wanted=3), D: UnavailableError("the API is away")})
         async with watcher(targets) as seen:
-            await seen.look()
-            sight = await seen.look()
-            assert sight.problems == ("the API is away",)
-            assert set(sight.replicas) == {P}
-            assert sight.observation is not None
-            assert (sight.observation.prefill.num_wanted, sight.observation.decode.num_wanted) == (3, 2)
+            await seen.observe_cluster()
+            observed = await seen.observe_cluster()
+            assert observed.problems == ("the API is away",)
+            assert set(observed.replicas) == {P}
+            assert observed.observation is not None
+            assert (observed.observation.prefill.num_wanted, observed.observation.decode.num_wanted) == (3, 2)
 
     asyncio.run(story())
 
@@ -168,9 +168,9 @@ def test_an_api_that_hangs_does_not_hold_up_the_rest() -> None:
 
     async def story() -> None:
         async with watcher(Hanging({D: PoolReplicas(num_wanted=2)}), read_timeout_s=0.05) as seen:
-            await seen.look()
-            sight = await seen.look()
-            assert sight.problems == ("the prefill pool's replicas could not be read in 0.05 s",)
-            assert (set(sight.replicas), sight.observation is None) == ({D}, False)
+            await seen.observe_cluster()
+            observed = await seen.observe_cluster()
+            assert observed.problems == ("the prefill pool's replicas could not be read in 0.05 s",)
+            assert (set(observed.replicas), observed.observation is None) == ({D}, False)
 
     asyncio.run(story())

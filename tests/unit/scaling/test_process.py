@@ -1,6 +1,6 @@
 """A whole planner in this process: real HTTP to gateways' counters and to an API server, real gRPC to a router.
 
-Only the policy is a script, and workers only tell news.
+Only the policy is a script, and workers only report.
 """
 
 import asyncio
@@ -209,9 +209,9 @@ def test_an_api_server_that_is_away_is_waited_for() -> None:
                 await found.fake.stop()
                 script.wanted = (2, 2)
                 await eventually(lambda: outcomes(planner) == ("away", "away"))
-                sight = planner.loop.sight
-                assert sight is not None
-                assert any("deployments/scale" in problem for problem in sight.problems)
+                observed = planner.loop.observed
+                assert observed is not None
+                assert any("deployments/scale" in problem for problem in observed.problems)
                 await found.fake.start()
                 await eventually(lambda: found.num_replicas() == (2, 2))
 

@@ -12,7 +12,7 @@ PROMPT = PrefillSample(work=PrefillWork.of(100, 0), duration_s=1.0)
 STEP = StepSample(num_running=1, num_context_tokens=100, duration_s=0.1)
 
 
-def news(worker_id: str = "a", incarnation: str = "1") -> WorkerStatus:
+def report(worker_id: str = "a", incarnation: str = "1") -> WorkerStatus:
     return replace(status(worker_id, incarnation=incarnation), prefill_samples=(PROMPT,), step_samples=(STEP,))
 
 
@@ -26,21 +26,21 @@ def test_samples_of_the_first_seconds_of_work_are_left_out() -> None:
     idle = status("a")
     assert samples.filtered(idle) is idle
     clock.advance(100.0)
-    assert num_samples(samples.filtered(news())) == 0
+    assert num_samples(samples.filtered(report())) == 0
     clock.advance(9.0)
-    assert num_samples(samples.filtered(news())) == 0
+    assert num_samples(samples.filtered(report())) == 0
     clock.advance(1.0)
-    assert num_samples(samples.filtered(news())) == 2
-    assert num_samples(samples.filtered(news("b"))) == 0
+    assert num_samples(samples.filtered(report())) == 2
+    assert num_samples(samples.filtered(report("b"))) == 0
 
 
 def test_a_worker_that_starts_again_is_cold_again() -> None:
     clock = ManualClock()
     samples = WarmSamples(clock, 10.0)
-    samples.filtered(news())
+    samples.filtered(report())
     clock.advance(10.0)
-    assert num_samples(samples.filtered(news())) == 2
-    assert num_samples(samples.filtered(news(incarnation="2"))) == 0
+    assert num_samples(samples.filtered(report())) == 2
+    assert num_samples(samples.filtered(report(incarnation="2"))) == 0
 
 
 def test_a_client_tells_the_rest_of_the_news_and_is_closed() -> None:
@@ -50,8 +50,8 @@ def test_a_client_tells_the_rest_of_the_news_and_is_closed() -> None:
         async def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:
             assert interval_s == 0.25
             try:
-                yield news()
-                yield news()
+                yield report()
+                yield report()
             finally:
                 self.num_closed += 1
 

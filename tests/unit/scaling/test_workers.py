@@ -1,4 +1,4 @@
-"""Through a real router, and real streams to workers that only tell news."""
+"""Through a real router, and real streams to workers that only report."""
 
 import asyncio
 import contextlib

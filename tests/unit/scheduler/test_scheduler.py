@@ -7,11 +7,11 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.kvcache.manager import KVCacheManager
 from tandem.scheduler.output import ExecutorOutput, SampledToken
-from tandem.scheduler.request import RequestState
+from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.scheduler import Scheduler
 from tests.helpers.fake_executor import fake_answer
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
-from tests.helpers.requests import bench_of, request_of
+from tests.helpers.requests import Bench, bench_of, request_of
 
 
 def test_a_long_prompt_is_computed_in_slices_of_the_budget() -> None:
@@ -268,14 +268,75 @@ def test_an_error_ends_one_request_only() -> None:
     assert ended["good"].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("prompt", "sampled"), [([1], {}), ([1] * 9, {"a": SampledToken(5)})])
+@pytest.mark.parametrize(("prompt", "sampled"), [([1], {}), ([1] * 9, {"a": [SampledToken(5)]})])
 def test_an_executor_that_forgets_or_invents_a_token_is_a_bug(
-    prompt: list[int], sampled: dict[str, SampledToken]
+    prompt: list[int], sampled: dict[str, list[SampledToken]]
 ) -> None:
     bench = bench_of(budget=8)
     bench.scheduler.add(request_of("a", prompt))
     with pytest.raises(AssertionError, match="token"):
         bench.scheduler.update(bench.scheduler.schedule(), ExecutorOutput(sampled, {}))
+
+
+def decoding(bench: Bench, names: str, drafts: dict[str, list[int]]) -> None:
+    """Requests that have one token each, and drafts."""
+    for name in names:
+        bench.scheduler.add(request_of(name, [1, 2], max_tokens=4))
+    step = bench.scheduler.schedule()
+    result = bench.execute(step)
+    bench.scheduler.update(step, ExecutorOutput(result.sampled, {}, drafts))
+
+
+def test_drafts_are_scheduled_behind_the_newest_token() -> None:
+    bench = bench_of()
+    decoding(bench, "a", {"a": [7, 8]})
+    (item,) = bench.scheduler.schedule().scheduled
+    assert (item.num_tokens, item.num_drafts, list(item.draft_token_ids), item.samples) == (3, 2, [7, 8], True)
+
+
+def test_no_draft_lies_beyond_the_last_token() -> None:
+    bench = bench_of()
+    decoding(bench, "a", {"a": [7] * 9})
+    assert bench.scheduler.schedule().scheduled[0].num_drafts == 2  # of max_tokens=4, one exists and one is chosen
+
+
+def test_drafts_take_what_prompts_leave_of_the_budget() -> None:
+    bench = bench_of(budget=8, num_running=4)
+    decoding(bench, "a", {"a": [7, 8]})
+    bench.scheduler.add(request_of("b", [1] * 6))
+    first, second = bench.scheduler.schedule().scheduled
+    assert (first.num_tokens, second.num_tokens) == (2, 6)
+
+
+def test_drafts_preempt_nobody() -> None:
+    bench = bench_of(num_blocks=2, layout=layout_of(None, block_size=8), budget=16, num_running=2, max_model_len=16)
+    for name in "ab":
+        bench.scheduler.add(request_of(name, [1, 2, 3, ord(name), 5, 6], max_tokens=8))
+    step = bench.scheduler.schedule()
+    result = bench.execute(step)
+    bench.scheduler.update(step, ExecutorOutput(result.sampled, {}, {"a": [7] * 4}))
+    assert [item.num_drafts for item in bench.scheduler.schedule().scheduled] == [0, 0]
+    assert bench.scheduler.counters.num_preemptions == 0
+
+
+def test_a_caller_can_end_a_request_at_any_token_of_a_step() -> None:
+    """As a stop string does: nothing of the tokens behind it may count."""
+    bench = bench_of()
+    decoding(bench, "a", {"a": [7, 8]})
+    request = bench.scheduler.get("a")
+    assert request is not None
+    taken: list[int] = []
+
+    def stop(request: Request, token: SampledToken) -> None:
+        taken.append(token.token_id)
+        if len(taken) == 2:
+            bench.scheduler.finish(request.request_id, FinishReason.STOP, "text")
+
+    tokens = [SampledToken(token_id) for token_id in (7, 8, 9)]
+    ended = bench.scheduler.update(bench.scheduler.schedule(), ExecutorOutput({"a": tokens}, {}), stop)
+    assert (ended, taken, request.output_token_ids[1:]) == ([request], [7, 8], [7, 8])
+    assert (request.finish_reason, request.stop_reason) == (FinishReason.STOP, "text")
+    bench.scheduler.check()
 
 
 def test_counters_count_prompts_once() -> None:

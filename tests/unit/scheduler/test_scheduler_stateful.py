@@ -131,7 +131,7 @@ def assert_nothing_is_held(bench: Bench) -> None:
 def test_any_traffic_yields_the_same_tokens_and_leaves_nothing(
     layout: KVLayout, prefix_caching: bool, num_longest: int
 ) -> None:
-    num_preemptions = num_cached = num_finished = 0
+    num_preemptions = num_cached = num_finished = num_accepted = num_rejected = 0
     for seed in range(8):
         rng = random.Random(seed)
         budget = rng.choice((6, 16, 64))
@@ -144,6 +144,7 @@ def test_any_traffic_yields_the_same_tokens_and_leaves_nothing(
             max_model_len=LONGEST,
             prefix_caching=prefix_caching,
             watermark_blocks=rng.choice((0, 2)),
+            acceptance=(None, 0.7, 0.0, 1.0)[seed % 4],
         )
         traffic = Traffic(bench, rng)
         traffic.play(150)
@@ -151,7 +152,11 @@ def test_any_traffic_yields_the_same_tokens_and_leaves_nothing(
         num_finished += traffic.num_finished
         num_preemptions += bench.scheduler.counters.num_preemptions
         num_cached += bench.scheduler.counters.num_cached_prompt_tokens
+        num_accepted += bench.scheduler.counters.num_accepted
+        num_rejected += bench.scheduler.counters.num_drafted - bench.scheduler.counters.num_accepted
     assert num_finished > 50
+    assert num_accepted > 50
+    assert num_rejected > 50
     assert (num_cached > 0) == prefix_caching
     if num_longest == 1 and not layout.is_bounded:
         assert num_preemptions > 0, "the small pool was meant to force preemption"

@@ -99,7 +99,7 @@ class Sharing:
 
     def step(self) -> None:
         output = self.bench.scheduler.schedule()
-        self.take_news()
+        self.take_kv_events()
         for request in self.live.values():
             is_expecting = request.handoff.num_expected_tokens and request.request_id not in self.given_up
             if is_expecting and request.was_admitted:
@@ -109,7 +109,7 @@ class Sharing:
             self.num_evicted += 1
             del self.live[request.request_id]
         self.settle(self.bench.scheduler.update(output, self.bench.execute(output)))
-        self.take_news()
+        self.take_kv_events()
 
     def settle(self, ended: list[Request]) -> None:
         for request in ended:
@@ -117,8 +117,8 @@ class Sharing:
             assert request.output_token_ids == fake_answer(request)[0]
             self.num_finished += 1
 
-    def take_news(self) -> None:
-        for news in self.bench.scheduler.take_news():
+    def take_kv_events(self) -> None:
+        for news in self.bench.scheduler.take_kv_events():
             if isinstance(news, KVReserved):
                 assert news.request_id not in self.reserved, "a request was given a second reservation"
                 self.reserved.add(news.request_id)
@@ -176,7 +176,7 @@ class Sharing:
             transfer.is_told = True
             self.num_fetched += not transfer.pending
             self.bench.scheduler.kv_arrived(transfer.request.request_id, transfer.num_arrived)
-            self.take_news()
+            self.take_kv_events()
 
     def give_up_early(self) -> None:
         """The peer failed before the request was admitted."""

@@ -1,4 +1,4 @@
-"""Workers that only tell news, over real gRPC: what discovery and the router see of a worker."""
+"""Workers that only report, over real gRPC: what discovery and the router see of a worker."""
 
 import asyncio
 import contextlib
@@ -37,10 +37,10 @@ def status(
     epoch: int = 1,
     lifecycle: str = "ready",
     served: ModelInfo | None = None,
-    news: dict[str, Any] | None = None,
+    fields: dict[str, Any] | None = None,
     **state: Any,
 ) -> WorkerStatus:
-    """A worker's news; `state` are fields of its `WorkerState`, `news` other fields of the status."""
+    """A worker's status; `state` are fields of its `WorkerState`, `fields` other fields of the status."""
     return WorkerStatus(
         worker=WorkerAddress(worker_id, "", incarnation),
         pid=1,
@@ -48,7 +48,7 @@ def status(
         lifecycle=lifecycle,
         state=worker(worker_id, role, **state),
         model=served or model(),
-        **(news or {}),
+        **(fields or {}),
     )
 
 
@@ -66,8 +66,8 @@ class StubWorker:
         self._is_silent = False
         self.num_watchers = 0
 
-    def tell(self, news: WorkerStatus) -> None:
-        self._status = news
+    def tell(self, status: WorkerStatus) -> None:
+        self._status = status
         self._changed.set()
 
     def hush(self, is_silent: bool = True) -> None:

@@ -51,7 +51,7 @@ class Seen:
 
 def test_news_are_dated_by_the_routers_own_clock() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p", reported_at_s=-5e9))
+    seen.view.update("h:1", status("p", reported_at_s=-5e9))
     snapshot = seen.fleet.snapshot("p")
     assert snapshot is not None
     assert snapshot.reported_at_s == 100.0
@@ -59,14 +59,14 @@ def test_news_are_dated_by_the_routers_own_clock() -> None:
 
 def test_whose_watch_is_lost_gets_nothing_and_stays_listed() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p"))
-    seen.view.take("h:2", status("d", D))
+    seen.view.update("h:1", status("p"))
+    seen.view.update("h:2", status("d", D))
     assert seen.chosen_from() == {"p", "d"}
     seen.view.lose("h:1")
     seen.view.lose("h:9")
     assert seen.chosen_from() == {"d"}
     assert seen.alive() == {"p": False, "d": True}
-    seen.view.take("h:1", status("p"))
+    seen.view.update("h:1", status("p"))
     assert seen.chosen_from() == {"p", "d"}
 
 
@@ -79,8 +79,8 @@ def test_only_the_ready_get_requests_and_the_draining_still_give_blocks(
 ) -> None:
     seen = Seen()
     for before in ("ready", "starting"):
-        seen.view.take("h:1", status("d", D, lifecycle=before))
-        seen.view.take("h:1", status("d", D, lifecycle=lifecycle))
+        seen.view.update("h:1", status("d", D, lifecycle=before))
+        seen.view.update("h:1", status("d", D, lifecycle=lifecycle))
         assert (seen.chosen_from() == {"d"}) == is_chosen
         assert (seen.fleet.snapshot("d") is not None) == is_known
         assert seen.alive() == {"d": is_chosen}
@@ -91,46 +91,46 @@ def test_a_new_incarnation_starts_cold_and_without_the_olds_links() -> None:
     seen = Seen()
     link = LinkReport(source_id="q", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
     samples = tuple(PrefillSample(work=PrefillWork.of(100, 0), duration_s=0.5) for _ in range(3))
-    seen.view.take("h:2", status("q"))
-    seen.view.take("h:1", status("d", D, news={"links": (link,), "prefill_samples": samples}))
+    seen.view.update("h:2", status("q"))
+    seen.view.update("h:1", status("d", D, fields={"links": (link,), "prefill_samples": samples}))
     assert seen.fleet.links.between("q", "d") == LinkState(5e9, 1.0)
-    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, news={"prefill_samples": samples}))
+    seen.view.update("h:1", status("d", D, incarnation="2", epoch=2, fields={"prefill_samples": samples}))
     assert seen.fleet.links.between("q", "d") == LINK
     assert seen.calibration.speed("fast") == FAST
-    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, news={"prefill_samples": samples[:1]}))
+    seen.view.update("h:1", status("d", D, incarnation="2", epoch=2, fields={"prefill_samples": samples[:1]}))
     assert seen.calibration.speed("fast") != FAST
 
 
 def test_links_are_taken_once_their_source_is_there() -> None:
     seen = Seen()
     link = LinkReport(source_id="p", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
-    told = status("d", D, news={"links": (link,)})
-    seen.view.take("h:1", told)
+    told = status("d", D, fields={"links": (link,)})
+    seen.view.update("h:1", told)
     assert seen.fleet.links.between("p", "d") == LINK
-    seen.view.take("h:2", status("p"))
-    seen.view.take("h:1", told)
+    seen.view.update("h:2", status("p"))
+    seen.view.update("h:1", told)
     assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
     seen.view.lose("h:2")
-    seen.view.take("h:1", told)
-    seen.view.take("h:2", status("p", incarnation="2"))
-    seen.view.take("h:1", told)
+    seen.view.update("h:1", told)
+    seen.view.update("h:2", status("p", incarnation="2"))
+    seen.view.update("h:1", told)
     assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
 
 
 def test_peers_that_a_worker_cannot_reach_are_cut_from_it_until_it_says_otherwise() -> None:
     seen = Seen()
     link = LinkReport(source_id="p", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
-    well = status("d", D, news={"links": (link,)})
-    cut = status("d", D, news={"links": (link,), "unreachable": ("p", "gone")})
-    seen.view.take("h:2", status("p"))
-    seen.view.take("h:1", cut)
+    well = status("d", D, fields={"links": (link,)})
+    cut = status("d", D, fields={"links": (link,), "unreachable": ("p", "gone")})
+    seen.view.update("h:2", status("p"))
+    seen.view.update("h:1", cut)
     assert seen.fleet.links.cut_into("d") == {"p"}
     assert seen.fleet.links.between("p", "d").latency_ms == math.inf
     seen.view.lose("h:2")
-    seen.view.take("h:2", status("p"))
-    seen.view.take("h:1", cut)
+    seen.view.update("h:2", status("p"))
+    seen.view.update("h:1", cut)
     assert seen.fleet.links.between("p", "d").latency_ms == math.inf
-    seen.view.take("h:1", well)
+    seen.view.update("h:1", well)
     assert seen.fleet.links.cut_into("d") == frozenset()
     assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
 
@@ -140,15 +140,15 @@ def test_a_measurement_that_is_none_hurts_nobody() -> None:
     link = LinkReport(source_id="d", transport="tcp", path="", bytes_per_s=0.0, latency_s=0.0, is_slow=True)
     wrong = StepSample(num_running=1, num_context_tokens=1, duration_s=0.0)
     for _ in range(5):
-        seen.view.take("h:1", status("d", D, news={"step_samples": (wrong,), "links": (link,)}))
+        seen.view.update("h:1", status("d", D, fields={"step_samples": (wrong,), "links": (link,)}))
     assert seen.chosen_from() == {"d"}
     assert seen.calibration.speed("fast") == FAST
 
 
 def test_somebody_else_at_the_same_address_replaces_who_was_there() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("old"))
-    seen.view.take("h:1", status("new"))
+    seen.view.update("h:1", status("old"))
+    seen.view.update("h:1", status("new"))
     assert seen.chosen_from() == {"new"}
     assert seen.alive() == {"old": False, "new": True}
     assert seen.view.forgettable() == [("old", "")]
@@ -158,19 +158,19 @@ def test_somebody_else_at_the_same_address_replaces_who_was_there() -> None:
 
 def test_somebody_else_after_a_gap_replaces_too() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("old"))
+    seen.view.update("h:1", status("old"))
     seen.view.lose("h:1")
     assert list(seen.view.forgettable()) == []
-    seen.view.take("h:1", status("new"))
+    seen.view.update("h:1", status("new"))
     assert seen.view.forgettable() == [("old", "")]
 
 
 def test_a_worker_that_moves_is_called_at_its_new_address() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p", epoch=1))
-    seen.view.take("h:2", status("p", incarnation="2", epoch=2))
+    seen.view.update("h:1", status("p", epoch=1))
+    seen.view.update("h:2", status("p", incarnation="2", epoch=2))
     assert seen.view.where("p").address == "h:2"
-    seen.view.take("h:1", status("p", epoch=1))
+    seen.view.update("h:1", status("p", epoch=1))
     assert seen.view.where("p").address == "h:2"
     assert seen.view.where("p").incarnation == "2"
     seen.view.lose("h:1")
@@ -182,23 +182,23 @@ def test_a_worker_that_moves_is_called_at_its_new_address() -> None:
 def test_the_same_worker_behind_two_addresses_is_one() -> None:
     seen = Seen()
     for address in ("h:1", "h:2", "h:1", "h:2"):
-        seen.view.take(address, status("p"))
+        seen.view.update(address, status("p"))
     assert seen.view.where("p").address == "h:1"
     seen.view.lose("h:2")
     assert seen.chosen_from() == {"p"}
     seen.view.lose("h:1")
     assert seen.chosen_from() == set()
-    seen.view.take("h:2", status("p"))
+    seen.view.update("h:2", status("p"))
     assert seen.view.where("p").address == "h:2"
 
 
 def test_the_dead_are_forgotten_after_a_while_the_living_never() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p"))
-    seen.view.take("h:2", status("d", D))
+    seen.view.update("h:1", status("p"))
+    seen.view.update("h:2", status("d", D))
     seen.view.lose("h:1")
     seen.clock.advance(60.5)
-    seen.view.take("h:2", status("d", D))
+    seen.view.update("h:2", status("d", D))
     assert seen.view.forgettable() == [("p", "h:1")]
     seen.view.forget("p")
     seen.view.forget("d")
@@ -207,7 +207,7 @@ def test_the_dead_are_forgotten_after_a_while_the_living_never() -> None:
 
 def test_who_stops_talking_is_not_alive_even_before_its_watch_notices() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("d", D))
+    seen.view.update("h:1", status("d", D))
     seen.clock.advance(2.1)
     assert seen.alive() == {"d": False}
     assert seen.chosen_from() == set()
@@ -217,36 +217,36 @@ def test_who_stops_talking_is_not_alive_even_before_its_watch_notices() -> None:
 def test_nonsense_and_a_crowd_are_refused() -> None:
     seen = Seen(max_workers=1)
     with pytest.raises(InvalidRequestError):
-        seen.view.take("h:1", status(""))
-    seen.view.take("h:1", status("p"))
+        seen.view.update("h:1", status(""))
+    seen.view.update("h:1", status("p"))
     with pytest.raises(CapacityError):
-        seen.view.take("h:2", status("q"))
+        seen.view.update("h:2", status("q"))
     assert seen.alive() == {"p": True}
 
 
 def test_versions_of_a_model_have_a_chain_each() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p", served=model(fingerprint="one"), fingerprint="pool-1"))
-    seen.view.take("h:2", status("q", served=model(fingerprint="one"), fingerprint="pool-2"))
-    seen.view.take("h:3", status("r", served=model(fingerprint="two"), fingerprint="pool-3", block_size=32))
-    seen.view.take("h:4", status("s", served=model("other"), fingerprint="pool-4"))
+    seen.view.update("h:1", status("p", served=model(fingerprint="one"), fingerprint="pool-1"))
+    seen.view.update("h:2", status("q", served=model(fingerprint="one"), fingerprint="pool-2"))
+    seen.view.update("h:3", status("r", served=model(fingerprint="two"), fingerprint="pool-3", block_size=32))
+    seen.view.update("h:4", status("s", served=model("other"), fingerprint="pool-4"))
     first, second = seen.view.chains("m")
     assert (first.model_fingerprint, first.block_size, first.pools) == ("one", 16, frozenset({"pool-1", "pool-2"}))
     assert (second.model_fingerprint, second.block_size, second.pools) == ("two", 32, frozenset({"pool-3"}))
     assert [seen.view.is_of(name, second) for name in ("p", "r", "nobody")] == [False, True, False]
     seen.view.lose("h:3")
     assert list(seen.view.chains("m")) == [first]
-    seen.view.take("h:1", status("p", served=model(fingerprint="two"), fingerprint="pool-3", block_size=32))
+    seen.view.update("h:1", status("p", served=model(fingerprint="two"), fingerprint="pool-3", block_size=32))
     assert {chain.pools for chain in seen.view.chains("m")} == {frozenset({"pool-2"}), frozenset({"pool-3"})}
     assert list(seen.view.chains("nothing")) == []
 
 
 def test_models_are_as_narrow_as_their_narrowest_worker_and_need_somebody_who_decodes() -> None:
     seen = Seen()
-    seen.view.take("h:1", status("p", served=model(max_model_len=100)))
+    seen.view.update("h:1", status("p", served=model(max_model_len=100)))
     assert list(seen.view.models()) == []
-    seen.view.take("h:2", status("d", D, served=model(max_model_len=200)))
-    seen.view.take("h:3", status("b", Role.BOTH))
+    seen.view.update("h:2", status("d", D, served=model(max_model_len=200)))
+    seen.view.update("h:3", status("b", Role.BOTH))
     (info,) = seen.view.models()
     assert (info.name, info.max_model_len, info.num_prefill, info.num_decode) == ("m", 100, 2, 2)
 
@@ -260,8 +260,8 @@ def run(seen: Seen, duration_s: float, slowness: dict[str, float], incarnation: 
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1", "d2"):
             step = replace(STEP, duration_s=STEP.duration_s * slowness.get(worker_id, 1.0))
-            news = {"step_samples": (step,) * 10}
-            seen.view.take(f"h:{worker_id}", status(worker_id, D, incarnation=incarnation, news=news))
+            fields = {"step_samples": (step,) * 10}
+            seen.view.update(f"h:{worker_id}", status(worker_id, D, incarnation=incarnation, fields=fields))
 
 
 def slowness_of(seen: Seen) -> dict[str, float | None]:
@@ -300,9 +300,9 @@ def test_a_verdict_outlives_a_broken_watch_and_ends_with_the_process() -> None:
     seen = Seen()
     run(seen, 5.0, {"d1": 16.0})
     seen.view.lose("h:d1")
-    seen.view.take("h:d1", status("d1", D))
+    seen.view.update("h:d1", status("d1", D))
     assert seen.chosen_from() == {"d0", "d2"}
-    seen.view.take("h:d1", status("d1", D, incarnation="2", epoch=2))
+    seen.view.update("h:d1", status("d1", D, incarnation="2", epoch=2))
     assert seen.chosen_from() == {"d0", "d1", "d2"}
 
 
@@ -315,5 +315,5 @@ def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float) -> None
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1"):
             samples = (wrong,) * 10 if worker_id == "d1" else (STEP,) * 10
-            seen.view.take(f"h:{worker_id}", status(worker_id, D, news={"step_samples": samples}))
+            seen.view.update(f"h:{worker_id}", status(worker_id, D, fields={"step_samples": samples}))
     assert seen.chosen_from() == {"d0", "d1"}

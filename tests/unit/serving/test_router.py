@@ -68,7 +68,7 @@ class AwayIndex:
 
 
 class Routing:
-    """A router whose workers' news are given by hand."""
+    """A router whose workers' statuses are given by hand."""
 
     def __init__(self, is_away: bool = False, limits: AdmissionLimits | None = None) -> None:
         self.clock = ManualClock(100.0)
@@ -95,7 +95,7 @@ class Routing:
         """Workers p0, d1, b0… by the first letter of their name."""
         roles = {"p": P, "d": D, "b": Role.BOTH}
         for name in names:
-            self.view.take(f"{name}:1", status(name, roles[name[0]], **state))
+            self.view.update(f"{name}:1", status(name, roles[name[0]], **state))
 
     def holds(self, worker_id: str, hashes: list[bytes]) -> None:
         self.index.replace(worker_id, 1, hashes, 0)
@@ -187,7 +187,7 @@ def test_spares_are_alive_of_the_same_pool_not_excluded_and_the_least_busy_first
             router.has("p3", queued=queue_of(9000))
             router.has("p4", fingerprint="other")
             router.has("p5")
-            router.view.take("p6:1", status("p6", lifecycle="draining"))
+            router.view.update("p6:1", status("p6", lifecycle="draining"))
             router.has("p7")
             router.view.lose("p7:1")
             answer = await router.service.pair(call(excluded=("p5",)))
@@ -316,7 +316,7 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
     async def scenario() -> None:
         async with routing("d0") as router:
             other = model("other", "other weights")
-            router.view.take("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
+            router.view.update("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
             router.view.lose("d0:1")
             with pytest.raises(
                 UnavailableError, match="all workers of the model 'm' have stopped answering; try again"
@@ -335,7 +335,7 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
 def test_a_router_that_knows_another_model_only_is_not_believed_while_the_next_serves() -> None:
     async def scenario() -> None:
         async with routing() as first, routing("d0") as second, AsyncExitStack() as opened:
-            first.view.take(
+            first.view.update(
                 "b0:1", status("b0", Role.BOTH, served=model("other", "other weights"), fingerprint="other")
             )
             servers = [await serve_router(router.service, "127.0.0.1:0", AS_ROUTER) for router in (first, second)]

@@ -39,14 +39,14 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def announcing(news: WorkerStatus, discovery: Discovery, secret: bytes = SECRET) -> AsyncIterator[StubWorker]:
+async def announcing(status: WorkerStatus, discovery: Discovery, secret: bytes = SECRET) -> AsyncIterator[StubWorker]:
     """A worker that serves and announces itself as it should, until the end of the block."""
-    stub = StubWorker(news)
+    stub = StubWorker(status)
 
     async def announce(address: str) -> None:
         while True:
             with contextlib.suppress(TandemError):
-                await discovery.announce(record(news.worker.worker_id, address=address))
+                await discovery.announce(record(status.worker.worker_id, address=address))
             await asyncio.sleep(0.1)
 
     async with serving_worker(stub, secret=secret) as server:
@@ -209,7 +209,7 @@ def test_settings_that_cannot_be_honoured_are_one_line(arguments: list[str], sai
 
 
 def test_the_news_of_a_large_fleet_do_not_set_off_the_collector() -> None:
-    """Each worker's news replace the last ones; what nobody replaces is looked through in time."""
+    """Each worker's status replaces the last one; what nobody replaces is looked through in time."""
     code = """
 import gc
 from tandem.serving.router_process import rest_collector

@@ -12,7 +12,7 @@ from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.network import current_network
 from tandem.rpc.server import serve_worker
-from tandem.simulation.fabric import EventTrace, Fabric, Weather
+from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
@@ -40,7 +40,7 @@ Story = Callable[[Pair, WorkerClient], Awaitable[None]]
 def tell(story: Story, credentials: Credentials = AS_WORKER) -> None:
     """Run a story at the client, whose credentials are given, with a worker that serves."""
     loop = VirtualLoop("story")
-    fabric = Fabric(loop, random.Random(1), EventTrace(), Weather(slow_share=0.0))
+    fabric = Fabric(loop, random.Random(1), EventTrace(), NetworkConditions(slow_share=0.0))
     network = SimulatedNetwork(fabric)
     near, far = (Node(name, loop.time, random.Random(name)) for name in ("client", "server"))
     for node in (near, far):

@@ -12,7 +12,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import TransportError
 from tandem.core.output import RequestOutput
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ConfirmAnswer, ConfirmCall, LeaseNews, WorkerAddress
+from tandem.rpc.messages import ConfirmAnswer, ConfirmCall, LeaseUpdate, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.scheduler.request import Handoff
 from tandem.transport.base import Peer
@@ -52,9 +52,9 @@ def source_of(moved: HandMoved) -> KVSource:
     return KVSource(address, client, transport, Peer("by hand", "x", 100, 1))
 
 
-def lease_of(first: int, count: int) -> LeaseNews:
+def lease_of(first: int, count: int) -> LeaseUpdate:
     groups = (BlockRange(first, tuple(range(50 + first, 50 + first + count))),)
-    return LeaseNews(lease_id="l", num_tokens=(first + count) * 8, groups=groups, is_last=False, ttl_s=10)
+    return LeaseUpdate(lease_id="l", num_tokens=(first + count) * 8, groups=groups, is_last=False, ttl_s=10)
 
 
 async def reserved_in(pair: Pair) -> tuple[Fetch, KVReserved, Any]:
@@ -226,7 +226,7 @@ def test_what_is_not_confirmed_does_not_count(llama: Path, answer: ConfirmAnswer
         assert (fetch.num_arrived_tokens, fetch.is_complete) == (0, False)
         pair.decode.core.engine.kv_arrived(reserved.request_id, fetch.num_arrived_tokens)
         fetch.close()
-        told = [token for news in [one async for one in stream] for token in tokens_of(news)]
+        told = [token for update in [one async for one in stream] for token in tokens_of(update)]
         assert len(told) == GREEDY.max_tokens
         await at_rest(pair.decode)
 
@@ -251,14 +251,14 @@ def test_a_bit_that_flips_here_after_the_read_is_found(llama: Path) -> None:
     run(scenario, llama)
 
 
-def tokens_of(news: object) -> tuple[int, ...]:
-    return news.token_ids if isinstance(news, RequestOutput) else ()
+def tokens_of(update: object) -> tuple[int, ...]:
+    return update.token_ids if isinstance(update, RequestOutput) else ()
 
 
 def test_blocks_beyond_what_is_said_to_be_computed_are_refused(llama: Path) -> None:
     async def scenario(pair: Pair, fetch: Fetch, reserved: KVReserved, stream: Any) -> None:
         moved = HandMoved()
-        lease = LeaseNews(lease_id="l", num_tokens=16, groups=lease_of(0, 3).groups, is_last=False, ttl_s=1)
+        lease = LeaseUpdate(lease_id="l", num_tokens=16, groups=lease_of(0, 3).groups, is_last=False, ttl_s=1)
         with pytest.raises(TransportError, match="beyond its 16 tokens"):
             await fetch.pull(source_of(moved), lease)
         assert not moved.reads

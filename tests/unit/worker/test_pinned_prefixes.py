@@ -19,7 +19,7 @@ from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillNews
+from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillUpdate
 from tandem.transport.inproc import InprocRegistry
 from tandem.worker.process import WorkerProcess, serving_worker
 from tandem.worker.settings import DecodeSettings
@@ -42,12 +42,12 @@ ONE = replace(GREEDY, max_tokens=1)
 
 
 async def served(client: WorkerClient, call: GenerateCall) -> tuple[list[int], RequestMetrics]:
-    """A request's tokens and the metrics of its last news."""
+    """A request's tokens and the metrics of its last update."""
     async with asyncio.timeout(TIMEOUT_S):
-        news = [one async for one in client.generate(call)]
-    metrics = news[-1].output.metrics
+        updates = [one async for one in client.generate(call)]
+    metrics = updates[-1].output.metrics
     assert metrics is not None
-    return [token for one in news for token in one.output.token_ids], metrics
+    return [token for one in updates for token in one.output.token_ids], metrics
 
 
 def asking(prompt: tuple[int, ...], *pins: Pin, params: SamplingParams = GREEDY) -> GenerateCall:
@@ -239,9 +239,9 @@ def test_routers_hear_of_kept_blocks_as_room_of_an_idle_worker(llama: Path) -> N
         async with one_worker(llama) as (worker, client, _):
             await served(client, asking(PROMPT, Pin(88, 300.0)))
             await worker.reports.refresh()
-            news = await client.status()
-            assert news.blocks["kept"] == 11
-            assert sum(news.blocks.values()) == news.state.num_total_blocks == news.state.num_free_blocks == 64
+            updates = await client.status()
+            assert updates.blocks["kept"] == 11
+            assert sum(updates.blocks.values()) == updates.state.num_total_blocks == updates.state.num_free_blocks == 64
 
     asyncio.run(main())
 
@@ -342,7 +342,7 @@ def test_the_prefill_worker_keeps_what_it_computed_and_the_last_news_say_so(
 
 def test_decode_keeps_what_it_computes_when_prefill_is_lost(llama: Path, expected: list[int]) -> None:
     async def main() -> None:
-        async def lost(news: PrefillNews) -> list[PrefillNews]:
+        async def lost(updates: PrefillUpdate) -> list[PrefillUpdate]:
             raise WorkerLostError("the prefill worker is gone")
 
         async with pair_of(llama) as pair, front_of(pair.prefill, change=lost) as front:

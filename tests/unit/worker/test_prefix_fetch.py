@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.output import RequestOutput
 from tandem.core.scope import UNSCOPED, CacheScope
-from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseNews, PrefillCall, WorkerAddress
+from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseUpdate, PrefillCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.scheduler.request import Handoff
 from tandem.worker.prefix_fetch import PrefixFetch
@@ -45,10 +45,10 @@ def call_of(pair: Pair, holder: WorkerAddress | None = None, **fields: object) -
 
 async def first_token(pair: Pair, call: PrefillCall) -> int:
     async with asyncio.timeout(10):
-        news = [one async for one in pair.to_prefill.prefill(call)]
-    leases = [one.lease for one in news if one.lease is not None]
+        updates = [one async for one in pair.to_prefill.prefill(call)]
+    leases = [one.lease for one in updates if one.lease is not None]
     await pair.to_prefill.release([leases[0].lease_id])
-    (token,) = [one.token.token_id for one in news if one.token is not None]
+    (token,) = [one.token.token_id for one in updates if one.token is not None]
     return token
 
 
@@ -100,7 +100,7 @@ def test_a_holder_that_is_not_there_costs_a_recomputation(llama: Path) -> None:
     asyncio.run(main())
 
 
-def beyond(lease: LeaseNews) -> LeaseNews:
+def beyond(lease: LeaseUpdate) -> LeaseUpdate:
     groups = tuple(replace(group, block_ids=tuple(i + 10**6 for i in group.block_ids)) for group in lease.groups)
     return replace(lease, groups=groups)
 
@@ -158,7 +158,9 @@ def test_a_fetch_that_is_cancelled_before_it_begins_gives_its_reservation_back(l
             for _ in range(patience):
                 await asyncio.sleep(0)
             await ended(task)
-            told = [news.token_ids for news in [one async for one in stream] if isinstance(news, RequestOutput)]
+            told = [
+                updates.token_ids for updates in [one async for one in stream] if isinstance(updates, RequestOutput)
+            ]
             assert len(told) == GREEDY.max_tokens, "the engine did not hear that no KV will come"
             await at_rest(pair.prefill)
 

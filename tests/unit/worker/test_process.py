@@ -76,19 +76,19 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             waiting = asyncio.create_task(generated(client, CALL))
             await until(lambda: has_waiting(worker), "a waiting request")
             await worker.reports.refresh()
-            news = await client.status()
-            assert news.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2, "kept": 0}
-            assert (news.num_waiting, news.state.num_running, news.state.num_context_tokens) == (1, 1, 60)
-            assert (news.state.queued.num_requests, news.state.queued.num_tokens) == (1, 60)
-            assert news.state.queued.num_pairs == 60 * 30
-            assert news.state.num_free_blocks == 2
+            status = await client.status()
+            assert status.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2, "kept": 0}
+            assert (status.num_waiting, status.state.num_running, status.state.num_context_tokens) == (1, 1, 60)
+            assert (status.state.queued.num_requests, status.state.queued.num_tokens) == (1, 60)
+            assert status.state.queued.num_pairs == 60 * 30
+            assert status.state.num_free_blocks == 2
             await engine.call(lambda e: e.kv.drop("taken"))
             await waiting
             await worker.reports.refresh()
-            news = await client.status()
-            assert (news.state.num_running, news.state.queued.num_tokens) == (0, 0)
-            assert news.blocks["cached"] == 8
-            assert news.state.num_free_blocks == total
+            status = await client.status()
+            assert (status.state.num_running, status.state.queued.num_tokens) == (0, 0)
+            assert status.blocks["cached"] == 8
+            assert status.state.num_free_blocks == total
 
     asyncio.run(main())
 
@@ -147,10 +147,10 @@ def test_status_is_told_while_the_engine_is_in_a_long_step(llama: Path) -> None:
                     for _ in range(5):
                         assert (await client.status(timeout_s=20)).lifecycle == "ready"
                     assert await client.renew(["x"], timeout_s=20)
-                    news = client.watch(0.01)
+                    status = client.watch(0.01)
                     for _ in range(3):
-                        await anext(news)
-                    await news.aclose()
+                        await anext(status)
+                    await status.aclose()
             finally:
                 over.set()
 
@@ -294,7 +294,7 @@ def test_draining_waits_for_what_runs(llama: Path) -> None:
             )
             tokens = list((await anext(stream)).output.token_ids)
             draining = asyncio.create_task(pair.decode.drain(10))
-            tokens += [t async for news in stream for t in news.output.token_ids]
+            tokens += [t async for status in stream for t in status.output.token_ids]
             assert len(tokens) == LONG.max_tokens
             assert await draining
             await at_rest(pair.prefill, pair.decode)
@@ -341,7 +341,7 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
             stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG, scope=UNSCOPED))
             tokens = list((await anext(stream)).output.token_ids)
             process.send_signal(signal.SIGTERM)
-            tokens += [t async for news in stream for t in news.output.token_ids]
+            tokens += [t async for status in stream for t in status.output.token_ids]
             assert len(tokens) == LONG.max_tokens
             _, log = await asyncio.wait_for(process.communicate(), 15)
             assert process.returncode == 0, log.decode()

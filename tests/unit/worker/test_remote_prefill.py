@@ -139,7 +139,7 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
                 await at_rest(pair.prefill)
             finally:
                 over.set()
-            rest = [t async for news in stream for t in news.output.token_ids]
+            rest = [t async for update in stream for t in update.output.token_ids]
             assert [*first, *second, *rest] == alone(llama, prompt, LONG)
             await at_rest(pair.prefill, pair.decode)
 
@@ -168,7 +168,7 @@ def test_a_prompt_without_room_here_gives_its_lease_back(llama: Path, monkeypatc
                 held.set()
             assert await engine.call(lambda e: e.num_waiting) == 1, "the other ended too soon for this test"
             await running.aclose()
-            rest = [t async for news in stream for t in news.output.token_ids]
+            rest = [t async for update in stream for t in update.output.token_ids]
             assert [*first, *rest] == alone(llama, PROMPT, LONG)
             assert await engine.call(lambda e: e.counters.num_fetched_tokens) == 0
             await at_rest(pair.prefill, pair.decode)
@@ -214,8 +214,8 @@ def test_a_client_that_leaves_before_the_kv_is_there_frees_all(
             told: list[int] = []
 
             async def listen() -> None:
-                async for news in stream:
-                    told.extend(news.output.token_ids)
+                async for update in stream:
+                    told.extend(update.output.token_ids)
 
             listening = asyncio.create_task(listen())
             async with asyncio.timeout(TIMEOUT_S):
@@ -265,8 +265,8 @@ def test_a_client_that_leaves_during_decode_frees_all(llama: Path) -> None:
         async with pair_of(llama) as pair:
             stream = pair.to_decode.generate(call_of(pair, params=LONG))
             num_told = 0
-            async for news in stream:
-                num_told += len(news.output.token_ids)
+            async for update in stream:
+                num_told += len(update.output.token_ids)
                 if num_told >= 3:
                     break
             await stream.aclose()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ChosenToken, PrefillNews
+from tandem.rpc.messages import ChosenToken, PrefillUpdate
 from tests.helpers.handoffs import PROMPT, call_of
 from tests.helpers.workers import (
     at_rest,
@@ -18,99 +18,103 @@ from tests.helpers.workers import (
 )
 
 
-def with_blocks(news: PrefillNews, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> PrefillNews:
-    assert news.lease is not None
-    groups = tuple(BlockRange(group.first_index, change(group.block_ids)) for group in news.lease.groups)
-    return replace(news, lease=replace(news.lease, groups=groups))
+def with_blocks(update: PrefillUpdate, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> PrefillUpdate:
+    assert update.lease is not None
+    groups = tuple(BlockRange(group.first_index, change(group.block_ids)) for group in update.lease.groups)
+    return replace(update, lease=replace(update.lease, groups=groups))
 
 
 class Lies:
     """What a broken prefill worker may say instead of the truth, by name."""
 
     @staticmethod
-    async def out_of_range(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else with_blocks(news, lambda ids: tuple(i + 10**6 for i in ids))]
+    async def out_of_range(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else with_blocks(update, lambda ids: tuple(i + 10**6 for i in ids))]
 
     @staticmethod
-    async def largest_ids(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else with_blocks(news, lambda ids: (2**32 - 1,) * len(ids))]
+    async def largest_ids(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else with_blocks(update, lambda ids: (2**32 - 1,) * len(ids))]
 
     @staticmethod
-    async def null_block(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else with_blocks(news, lambda ids: (0, *ids[1:]))]
+    async def null_block(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else with_blocks(update, lambda ids: (0, *ids[1:]))]
 
     @staticmethod
-    async def duplicates(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else with_blocks(news, lambda ids: (ids[0],) * len(ids))]
+    async def duplicates(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else with_blocks(update, lambda ids: (ids[0],) * len(ids))]
 
     @staticmethod
-    async def huge_lists(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else with_blocks(news, lambda ids: tuple(range(1, 100_000)))]
+    async def huge_lists(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else with_blocks(update, lambda ids: tuple(range(1, 100_000)))]
 
     @staticmethod
-    async def more_groups(news: PrefillNews) -> Sequence[PrefillNews]:
-        if news.lease is None:
-            return [news]
-        return [replace(news, lease=replace(news.lease, groups=news.lease.groups * 3))]
+    async def more_groups(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        if update.lease is None:
+            return [update]
+        return [replace(update, lease=replace(update.lease, groups=update.lease.groups * 3))]
 
     @staticmethod
-    async def no_groups(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else replace(news, lease=replace(news.lease, groups=()))]
+    async def no_groups(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update if update.lease is None else replace(update, lease=replace(update.lease, groups=()))]
 
     @staticmethod
-    async def shifted(news: PrefillNews) -> Sequence[PrefillNews]:
-        if news.lease is None:
-            return [news]
-        groups = tuple(BlockRange(group.first_index + 2**31, group.block_ids) for group in news.lease.groups)
-        return [replace(news, lease=replace(news.lease, groups=groups))]
+    async def shifted(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        if update.lease is None:
+            return [update]
+        groups = tuple(BlockRange(group.first_index + 2**31, group.block_ids) for group in update.lease.groups)
+        return [replace(update, lease=replace(update.lease, groups=groups))]
 
     @staticmethod
-    async def tokens_go_backwards(news: PrefillNews) -> Sequence[PrefillNews]:
-        if news.lease is None:
-            return [news]
-        return [replace(news, lease=replace(news.lease, num_tokens=200 - news.lease.num_tokens, is_last=True))]
+    async def tokens_go_backwards(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        if update.lease is None:
+            return [update]
+        return [replace(update, lease=replace(update.lease, num_tokens=200 - update.lease.num_tokens, is_last=True))]
 
     @staticmethod
-    async def no_last_chunk(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [] if news.lease is not None and news.lease.is_last else [news]
+    async def no_last_chunk(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [] if update.lease is not None and update.lease.is_last else [update]
 
     @staticmethod
-    async def no_chunk(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [] if news.lease is not None else [news]
+    async def no_chunk(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [] if update.lease is not None else [update]
 
     @staticmethod
-    async def nothing(news: PrefillNews) -> Sequence[PrefillNews]:
+    async def nothing(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
         return []
 
     @staticmethod
-    async def no_token(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [] if news.token is not None else [news]
+    async def no_token(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [] if update.token is not None else [update]
 
     @staticmethod
-    async def two_tokens(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news] if news.token is None else [news, replace(news, token=ChosenToken(7)), news]
+    async def two_tokens(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update] if update.token is None else [update, replace(update, token=ChosenToken(7)), update]
 
     @staticmethod
-    async def unknown_token(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news] if news.token is None else [replace(news, token=ChosenToken(199))]
+    async def unknown_token(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update] if update.token is None else [replace(update, token=ChosenToken(199))]
 
     @staticmethod
-    async def huge_token(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news] if news.token is None else [replace(news, token=ChosenToken(2**31 - 1))]
+    async def huge_token(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update] if update.token is None else [replace(update, token=ChosenToken(2**31 - 1))]
 
     @staticmethod
-    async def everything_twice(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news, news]
+    async def everything_twice(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [update, update]
 
     @staticmethod
-    async def other_lease(news: PrefillNews) -> Sequence[PrefillNews]:
-        return [news if news.lease is None else replace(news, lease=replace(news.lease, lease_id="of somebody else"))]
+    async def other_lease(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        return [
+            update
+            if update.lease is None
+            else replace(update, lease=replace(update.lease, lease_id="of somebody else"))
+        ]
 
     @staticmethod
-    async def new_lease_each_time(news: PrefillNews) -> Sequence[PrefillNews]:
-        if news.lease is None:
-            return [news]
-        return [replace(news, lease=replace(news.lease, lease_id=f"lease up to {news.lease.num_tokens}"))]
+    async def new_lease_each_time(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+        if update.lease is None:
+            return [update]
+        return [replace(update, lease=replace(update.lease, lease_id=f"lease up to {update.lease.num_tokens}"))]
 
 
 LIES = [name for name in vars(Lies) if not name.startswith("_")]
@@ -133,13 +137,13 @@ def test_garbage_costs_a_recomputation_and_nothing_else(llama: Path, expected: l
 
 def test_chunks_may_come_in_any_order(llama: Path, expected: list[int]) -> None:
     async def main() -> None:
-        kept: list[PrefillNews] = []
+        kept: list[PrefillUpdate] = []
 
-        async def reversed_chunks(news: PrefillNews) -> Sequence[PrefillNews]:
-            if news.lease is None:
-                return [news]
-            kept.append(news)
-            return kept[::-1] if news.lease.is_last else []
+        async def reversed_chunks(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+            if update.lease is None:
+                return [update]
+            kept.append(update)
+            return kept[::-1] if update.lease.is_last else []
 
         async with pair_of(llama) as pair, front_of(pair.prefill, change=reversed_chunks) as front:
             assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected

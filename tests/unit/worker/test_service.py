@@ -17,7 +17,7 @@ from tandem.rpc.messages import (
     GenerateCall,
     LeaseCall,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     WorkerAddress,
 )
 from tests.helpers.workers import (
@@ -49,9 +49,9 @@ def call_of(**fields: object) -> PrefillCall:
     return PrefillCall(**values)  # type: ignore[arg-type]
 
 
-async def prefilled(pair: Pair, call: PrefillCall) -> list[PrefillNews]:
+async def prefilled(pair: Pair, call: PrefillCall) -> list[PrefillUpdate]:
     async with asyncio.timeout(10):
-        return [news async for news in pair.to_prefill.prefill(call)]
+        return [update async for update in pair.to_prefill.prefill(call)]
 
 
 async def usage_of(pair: Pair) -> tuple[int, int, int]:
@@ -71,7 +71,7 @@ def test_chunks_the_token_and_the_timeline_come_in_order(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
             *chunks, token, end = await prefilled(pair, call_of())
-            leases = [news.lease for news in chunks if news.lease is not None]
+            leases = [update.lease for update in chunks if update.lease is not None]
             assert [lease.num_tokens for lease in leases] == [32, 64, 90]
             assert [lease.is_last for lease in leases] == [False, False, True]
             assert [lease.groups[0].first_index for lease in leases] == [0, 4, 8]
@@ -308,7 +308,7 @@ def test_a_draining_worker_refuses_new_work_and_finishes_the_old(llama: Path) ->
             with pytest.raises(UnavailableError, match="draining"):
                 await pair.to_prefill.lease(LeaseCall(reader=READER, lease_id="0" * 32, block_hashes=()))
             draining = asyncio.create_task(pair.prefill.drain(10.0))
-            rest = [news async for news in stream]
+            rest = [update async for update in stream]
             assert rest[-2].token is not None
             assert pair.prefill.core.leases.is_valid(first.lease.lease_id), "a lease was not waited for"
             assert not draining.done()
@@ -320,7 +320,7 @@ def test_a_draining_worker_refuses_new_work_and_finishes_the_old(llama: Path) ->
 
 
 def test_a_reader_can_end_a_lease_of_which_it_never_heard(llama: Path) -> None:
-    """All news may lie in buffers when the reader goes: the worker is done then, and cannot know that none was read."""
+    """All updates may lie in buffers when the reader goes: the worker is done, and cannot know that none was read."""
 
     async def main() -> None:
         async with pair_of(llama) as pair:

@@ -81,7 +81,7 @@ def test_a_request_that_waits_for_kv_does_not_keep_the_engine_busy(llama: Path) 
 
 
 def test_a_reservation_that_nobody_took_is_dropped(llama: Path) -> None:
-    """The stream closes while the news of it waits in its queue, or is still on its way."""
+    """The stream closes while its update waits in its queue, or is still on its way."""
 
     async def main(patience: int) -> None:
         async with AsyncEngine(tiny_engine(llama, block_size=8)) as serving:

@@ -68,17 +68,26 @@ struct GatedProductArguments {
 
 // A matrix [n, k] as codes with scales: rows as Python has them, or strips (`coded.h`). Null: it has no such thing.
 struct CodedWeights {
-  int64_t kind, n, k, group_size, scale_dtype, offset_dtype, is_packed;
+  int64_t kind, n, k, group_size, scale_dtype, offset_dtype, is_packed, super_size;
   double factor;
   const void *codes, *scales, *offsets;
+  const uint16_t *super_scales, *super_offsets;  // float16, of `super_size` inputs each: scales are multiples of them
   const float* table;
   const int64_t* permutation;  // of the columns of x
 };
 
 struct PackCodedArguments {
-  const CodedWeights* weights;
-  void *codes, *scales, *offsets;
+  const CodedWeights *weights, *packed;  // of rows, and where they are to be in strips
   int64_t threads;
+};
+
+// Rows `indices` of the numbers.
+struct CodedRowsArguments {
+  int64_t dtype;
+  const CodedWeights* weights;
+  const int64_t* indices;
+  void* out;  // [n, k]
+  int64_t n, threads;
 };
 
 struct CodedLinearArguments {
@@ -226,6 +235,7 @@ TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
 TANDEM_EXPORT void tandem_pack_coded(const tandem::PackCodedArguments*);
+TANDEM_EXPORT void tandem_coded_rows(const tandem::CodedRowsArguments*);
 TANDEM_EXPORT void tandem_coded_linear(const tandem::CodedLinearArguments*);
 TANDEM_EXPORT void tandem_coded_gated_linear(const tandem::CodedGatedLinearArguments*);
 void tandem_joined_coded_linear(const tandem::JoinedCodedArguments*);

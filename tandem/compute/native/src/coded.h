@@ -3,7 +3,7 @@
 // A strip has, step after step of 8 inputs, one 32-bit lane for each output (4 bits) or two (8 bits): a vector of lanes
 // holds codes of all 16 outputs for the same inputs. In a lane of 4 bits input 2i + p begins at bit 4i + 16p, so that one
 // shift brings the pairs of bfloat16 instructions into place; bytes lie in the order of inputs. Scales and offsets are
-// [strip][group][16] in their own dtype. Inputs past the last are zeros in x, outputs past the last are not stored.
+// [strip][group][16] in their own dtype, and so are the numbers that integers among them are multiples of. Inputs past the last are zeros in x, outputs past the last are not stored.
 #pragma once
 #include "calls.h"
 #include "strips.h"
@@ -12,7 +12,7 @@
 namespace tandem {
 
 enum CodeKind : int { kTable4 = 0, kInt8 = 1, kE4m3 = 2 };
-enum ScaleDType : int { kE4m3Scale = 3, kE8m0Scale = 4 };  // beside those of `DType`
+enum ScaleDType : int { kE4m3Scale = 3, kE8m0Scale = 4, kInt8Scale = 5 };  // beside those of `DType`
 constexpr int kStepInputs = 8, kTableSize = 16;
 
 typedef uint32_t UintVec __attribute__((vector_size(sizeof(Vec))));
@@ -170,6 +170,7 @@ TANDEM_INLINE int64_t step_lanes(int64_t kind) { return kind == kTable4 ? kStrip
 TANDEM_INLINE int64_t num_steps(int64_t k) { return ceil_div(k, kStepInputs); }
 TANDEM_INLINE int64_t strip_lanes(const CodedWeights& w) { return num_steps(w.k) * step_lanes(w.kind); }
 TANDEM_INLINE int64_t num_groups(const CodedWeights& w) { return ceil_div(w.k, w.group_size); }
+TANDEM_INLINE int64_t num_supers(const CodedWeights& w) { return w.super_size ? ceil_div(w.k, w.super_size) : 0; }
 TANDEM_INLINE int64_t num_strips(const CodedWeights& w) { return ceil_div(w.n, kStrip); }
 TANDEM_INLINE int64_t scale_bytes(int64_t dtype) { return dtype == kFloat32 ? 4 : dtype < kE4m3Scale ? 2 : 1; }
 // Inputs that are summed before a scale is applied: a group, or a block of one that is longer.
@@ -178,7 +179,7 @@ TANDEM_INLINE int64_t segment_of(const CodedWeights& w) {
 }
 
 // ---- scales as floats ----
-TANDEM_INLINE f32x16 byte_scales(const uint8_t* p, bool is_e4m3) {
+TANDEM_INLINE f32x16 byte_scales(const uint8_t* p, int64_t dtype) {
   alignas(64) uint32_t lanes[kLanes];
 #if defined(__AVX2__)
   for (int i = 0; i < kLanes; i += 8) {
@@ -192,7 +193,9 @@ TANDEM_INLINE f32x16 byte_scales(const uint8_t* p, bool is_e4m3) {
   for (int i = 0; i < kVecs; ++i) {
     const UintVec codes = load_lanes(lanes + i * kVecLanes);
     const UintVec smallest = reinterpret_cast<UintVec>(codes == 0) & 0x00400000u;  // 2^-127
-    reinterpret_cast<StoredVec*>(&out)[i] = is_e4m3 ? e4m3_byte(codes, 0) : to_vec(codes << 23 | smallest);
+    reinterpret_cast<StoredVec*>(&out)[i] = dtype == kInt8Scale   ? signed_byte(codes, 0) * 0x1p-24f
+                                            : dtype == kE4m3Scale ? e4m3_byte(codes, 0)
+                                                                  : to_vec(codes << 23 | smallest);
   }
   return out;
 }
@@ -200,7 +203,7 @@ TANDEM_INLINE f32x16 scales_at(const void* scales, int64_t dtype, int64_t index)
   if (dtype == kFloat32) return load16(static_cast<const float*>(scales) + index);
   if (dtype == kBFloat16) return load16(static_cast<const bf16*>(scales) + index);
   if (dtype == kFloat16) return load16(static_cast<const fp16*>(scales) + index);
-  return byte_scales(static_cast<const uint8_t*>(scales) + index, dtype == kE4m3Scale);
+  return byte_scales(static_cast<const uint8_t*>(scales) + index, dtype);
 }
 
 // ---- packing ----
@@ -227,8 +230,9 @@ inline void pack_codes(const CodedWeights& w, int64_t index, uint32_t* out) {
     }
   }
 }
-inline void pack_scales(const CodedWeights& w, int64_t index, const void* scales, int64_t dtype, void* out) {
-  const int64_t groups = num_groups(w), bytes = scale_bytes(dtype);
+inline void pack_scales(const CodedWeights& w, int64_t index, const void* scales, int64_t groups, int64_t dtype,
+                        void* out) {
+  const int64_t bytes = scale_bytes(dtype);
   for (int i = 0; i < kStrip; ++i) {
     const char* const row = static_cast<const char*>(scales) + min64(index * kStrip + i, w.n - 1) * groups * bytes;
     for (int64_t g = 0; g < groups; ++g)

@@ -115,16 +115,20 @@ void tandem_joined_coded_linear(const JoinedCodedArguments* a) {
 }
 
 TANDEM_EXPORT void tandem_pack_coded(const PackCodedArguments* a) {
-  const CodedWeights& w = *a->weights;
-  const int64_t lanes = strip_lanes(w), groups = num_groups(w) * kStrip, strips = num_strips(w);
+  const CodedWeights &w = *a->weights, &to = *a->packed;
+  const int64_t lanes = strip_lanes(w), strips = num_strips(w);
+  const auto pack = [&](int64_t i, const void* from, int64_t groups, int64_t dtype, const void* into) {
+    const int64_t size = groups * kStrip * scale_bytes(dtype);
+    if (from) pack_scales(w, i, from, groups, dtype, static_cast<char*>(const_cast<void*>(into)) + i * size);
+  };
   const double cost = double(strips * lanes) * 4.0;
-  Pool::run(strips, split(strips, cost, int(a->threads)), [&, a](int64_t i, int64_t last) {
+  Pool::run(strips, split(strips, cost, int(a->threads)), [&](int64_t i, int64_t last) {
     for (; i < last; ++i) {
-      pack_codes(w, i, static_cast<uint32_t*>(a->codes) + i * lanes);
-      pack_scales(w, i, w.scales, w.scale_dtype, static_cast<char*>(a->scales) + i * groups * scale_bytes(w.scale_dtype));
-      if (w.offsets)
-        pack_scales(w, i, w.offsets, w.offset_dtype,
-                    static_cast<char*>(a->offsets) + i * groups * scale_bytes(w.offset_dtype));
+      pack_codes(w, i, static_cast<uint32_t*>(const_cast<void*>(to.codes)) + i * lanes);
+      pack(i, w.scales, num_groups(w), w.scale_dtype, to.scales);
+      pack(i, w.offsets, num_groups(w), w.offset_dtype, to.offsets);
+      pack(i, w.super_scales, num_supers(w), kFloat16, to.super_scales);
+      pack(i, w.super_offsets, num_supers(w), kFloat16, to.super_offsets);
     }
   });
 }

@@ -52,11 +52,40 @@ TANDEM_INLINE Ahead codes_ahead(const CodedStrip* strips) {
   return {at(strips[0]), at(strips[1]), strip_lanes(*strips[0].weights) * int64_t(sizeof(uint32_t))};
 }
 
+// Scales or offsets of a strip. `supers`: numbers that they are multiples of, or null.
+struct StripScales {
+  const char* scales;
+  int64_t dtype;
+  const fp16* supers;
+};
+
+// Of a strip, made in `space` where the matrix is not packed.
+inline StripScales scales_of(const CodedWeights& w, int64_t strip, const void* scales, int64_t dtype, const uint16_t* supers,
+                             float* space) {
+  const int64_t groups = num_groups(w), size = groups * kStrip * scale_bytes(dtype), super_size = num_supers(w) * kStrip;
+  if (w.is_packed) {
+    const fp16* const there = reinterpret_cast<const fp16*>(supers);
+    return {static_cast<const char*>(scales) + strip * size, dtype, there ? there + strip * super_size : nullptr};
+  }
+  pack_scales(w, strip, scales, groups, dtype, space);
+  if (supers) pack_scales(w, strip, supers, num_supers(w), kFloat16, space + groups * kStrip);
+  return {reinterpret_cast<const char*>(space), dtype,
+          supers ? reinterpret_cast<const fp16*>(space + groups * kStrip) : nullptr};
+}
+
 // By segment, times `factor`.
-inline void widen_scales(const CodedWeights& w, const void* scales, int64_t dtype, double factor, const CodedShape& shape,
+inline void widen_scales(const CodedWeights& w, const StripScales& from, double factor, const CodedShape& shape,
                          f32x16* out) {
   const f32x16 times = splat(float(factor));
-  if (w.group_size == shape.segment) {
+  const char* const scales = from.scales;
+  const int64_t dtype = from.dtype;
+  if (from.supers) {
+    for (int64_t i = 0; i < shape.segments(); ++i) {
+      const int64_t input = i * shape.segment;
+      out[i] = scales_at(scales, dtype, input / w.group_size * kStrip) *
+               (load16(from.supers + input / w.super_size * kStrip) * times);
+    }
+  } else if (w.group_size == shape.segment) {
     for (int64_t i = 0; i < shape.segments(); ++i) out[i] = scales_at(scales, dtype, i * kStrip) * times;
   } else {
     for (int64_t i = 0; i < shape.segments(); ++i)
@@ -67,25 +96,22 @@ inline void widen_scales(const CodedWeights& w, const void* scales, int64_t dtyp
 inline OpenStrip open_strip(const CodedStrip& strip, const CodedShape& shape, int number) {
   thread_local Workspace packed_space[kPanelStrips], scale_space[kPanelStrips];
   const CodedWeights& w = *strip.weights;
-  const int64_t lanes = strip_lanes(w), groups = num_groups(w), segments = shape.segments();
-  const int64_t scales_size = groups * kStrip * scale_bytes(w.scale_dtype);
-  const int64_t offsets_size = w.offsets ? groups * kStrip * scale_bytes(w.offset_dtype) : 0;
+  const int64_t lanes = strip_lanes(w), segments = shape.segments(), room = (num_groups(w) + num_supers(w)) * kStrip;
   const uint32_t* codes = static_cast<const uint32_t*>(w.codes) + strip.index * lanes;
-  const char* scales = static_cast<const char*>(w.scales) + strip.index * scales_size;
-  const char* offsets = static_cast<const char*>(w.offsets) + strip.index * offsets_size;
+  float* space = nullptr;
   if (!w.is_packed) {
-    float* const space = packed_space[number].reserve(size_t(lanes + (groups * 2) * kStrip));
+    space = packed_space[number].reserve(size_t(lanes + 2 * room));
     pack_codes(w, strip.index, reinterpret_cast<uint32_t*>(space));
-    pack_scales(w, strip.index, w.scales, w.scale_dtype, space + lanes);
-    if (w.offsets) pack_scales(w, strip.index, w.offsets, w.offset_dtype, space + lanes + groups * kStrip);
     codes = reinterpret_cast<const uint32_t*>(space);
-    scales = reinterpret_cast<const char*>(space + lanes);
-    offsets = reinterpret_cast<const char*>(space + lanes + groups * kStrip);
+    space += lanes;
   }
   f32x16* const widened = reinterpret_cast<f32x16*>(scale_space[number].reserve(size_t(2 * segments * kStrip)));
   const Decoding decoding = decoding_of(w);
-  widen_scales(w, scales, w.scale_dtype, w.factor * decoding.factor, shape, widened);
-  if (w.offsets) widen_scales(w, offsets, w.offset_dtype, 1.0, shape, widened + segments);
+  widen_scales(w, scales_of(w, strip.index, w.scales, w.scale_dtype, w.super_scales, space), w.factor * decoding.factor,
+               shape, widened);
+  if (w.offsets)
+    widen_scales(w, scales_of(w, strip.index, w.offsets, w.offset_dtype, w.super_offsets, space ? space + room : nullptr),
+                 1.0, shape, widened + segments);
   return {decoding.kind, codes, w.table, widened, w.offsets ? widened + segments : nullptr};
 }
 

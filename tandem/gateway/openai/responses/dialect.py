@@ -18,7 +18,7 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
@@ -43,8 +43,8 @@ class ResponsesDialect:
     kind = "responses"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext, store: ResponseStore, tenant: str) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext, store: ResponseStore, tenant: str) -> None:
+        self._context = dialect_context
         self._store = store
         self._tenant = tenant
         self._items: list[Item] = []
@@ -52,18 +52,18 @@ class ResponsesDialect:
         self.queued: StoredResponse | None = None
         self.is_queued = asyncio.Event()
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
-        model = self._around.model
+        asked = await self._context.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
+        model = self._context.model
         model.require(asked.model)
         response_id = new_response_id()
-        items = await read_context(asked, response_id, self._store, self._tenant, self._around.limits.max_messages)
-        conversation = read_conversation(asked, items, model, self._around.limits.max_messages)
+        items = await read_context(asked, response_id, self._store, self._tenant, self._context.limits.max_messages)
+        conversation = read_conversation(asked, items, model, self._context.limits.max_messages)
         num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
-        info = await self._around.directory.info()
+        info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
-        assembled = await assemble(conversation, self._around, info)
+        assembled = await assemble(conversation, self._context, info)
         params = assembled.params(params)
         result = assembled.new_result(keep=not asked.stream)
         draft = draft_of(asked, response_id, model.name, params, int(time.time()))
@@ -71,8 +71,8 @@ class ResponsesDialect:
         self._items, self._writer = items, ResponseWriter(draft, result, logprobs)
         if asked.background:
             await self._queue()
-        return Asked(
-            _request(asked, request_id, assembled, params, self._around.fresh),
+        return ParsedRequest(
+            _request(asked, request_id, assembled, params, self._context.fresh),
             (result,),
             self._writer,
             bool(asked.stream),
@@ -131,18 +131,18 @@ class ResponsesDialect:
         return None if final is None else StoredResponse(final, self._items)
 
 
-async def count_input_tokens(body: bytes, around: DialectContext, store: ResponseStore, tenant: str) -> int:
+async def count_input_tokens(body: bytes, context: DialectContext, store: ResponseStore, tenant: str) -> int:
     """Number of prompt tokens of such a response; it may exceed the context.
 
     Raises as `ResponsesDialect.read`.
     """
-    asked = await around.off_loop.run(len(body), partial(read_body, InputTokensBody, body))
+    asked = await context.off_loop.run(len(body), partial(read_body, InputTokensBody, body))
     if asked.model is not None:
-        around.model.require(asked.model)
-    items = await read_context(asked, new_response_id(), store, tenant, around.limits.max_messages)
-    conversation = read_conversation(asked, items, around.model, around.limits.max_messages)
-    info = await around.directory.info()
-    return len((await assemble(conversation, around, info, is_only_counted=True)).token_ids)
+        context.model.require(asked.model)
+    items = await read_context(asked, new_response_id(), store, tenant, context.limits.max_messages)
+    conversation = read_conversation(asked, items, context.model, context.limits.max_messages)
+    info = await context.directory.info()
+    return len((await assemble(conversation, context, info, is_only_counted=True)).token_ids)
 
 
 async def read_context(

@@ -76,7 +76,7 @@ class TextOptions(_Part):
 
 
 class ResponsesPromptBody(_Part):
-    """What makes a prompt, and what its tokens can be counted of."""
+    """Fields of which the prompt is made; enough to count its tokens."""
 
     input: str | Entries[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -94,13 +94,13 @@ class ResponsesPromptBody(_Part):
 
 
 class InputTokensBody(ResponsesPromptBody):
-    """`POST /v1/responses/input_tokens`."""
+    """Body of `POST /v1/responses/input_tokens`."""
 
     model: str | None = Field(None, description="the served name; omitted: the one model there is")
 
 
 class ResponsesBody(ResponsesPromptBody, GenerateBody):
-    """`POST /v1/responses`. None = not said."""
+    """Body of `POST /v1/responses`. None = not specified."""
 
     store: bool | None = Field(None, description="default true")
     background: bool | None = None

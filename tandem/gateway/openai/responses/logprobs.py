@@ -17,7 +17,7 @@ class TextLogprobs:
         self._num_top = num_top
         self._state = None if reasoning is None else ReasoningState(reasoning)
 
-    def take(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    def add(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
         """The logprobs of those of these tokens that are text."""
         text = [entry for entry in entries if self._is_text(entry.token_id)]
         found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, text, self._num_top)["content"]

@@ -17,10 +17,10 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import without_connection
 from tandem.gateway.openai.responses.answer import StoredAnswer
-from tandem.gateway.openai.responses.desk import ResponseDesk, as_shown
 from tandem.gateway.openai.responses.dialect import ResponsesDialect, count_input_tokens
 from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody
 from tandem.gateway.openai.responses.listing import listed
+from tandem.gateway.openai.responses.service import ResponseService, as_shown
 from tandem.gateway.openai.responses.writer import replayed
 from tandem.gateway.openapi import body_schema
 
@@ -30,33 +30,33 @@ _TAGS: list[Any] = ["OpenAI"]
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-def add_responses(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
-    """Adds the routes. The caller must close `desk`."""
-    _add_create(app, gateway, desk)
-    _add_count(app, gateway, desk)
-    _add_stored(app, desk)
+def add_responses(app: FastAPI, gateway: Gateway, service: ResponseService) -> None:
+    """Adds the routes. The caller must close `service`."""
+    _add_create(app, gateway, service)
+    _add_count(app, gateway, service)
+    _add_stored(app, service)
 
 
-def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
+def _add_create(app: FastAPI, gateway: Gateway, service: ResponseService) -> None:
     @app.post(PATH, openapi_extra=body_schema(ResponsesBody), name="responses", tags=_TAGS)
     async def create(request: Request) -> Response:
-        """A response, streamed, whole, or in the background."""
+        """Creates a response: streamed, whole, or in the background."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         tenant = caller_of(request.scope).tenant
-        dialect = ResponsesDialect(gateway.surroundings, desk.store, tenant)
-        off_loop = gateway.surroundings.off_loop
+        dialect = ResponsesDialect(gateway.dialect_context, service.store, tenant)
+        off_loop = gateway.dialect_context.off_loop
         if not await off_loop.run(len(body.data), partial(_is_background, body.data)):
             return StoredAnswer(gateway, dialect, body)
         data = body.data
         body.free()  # NOTE: it is read once more, by who serves it
-        return await _run_on(gateway, desk, tenant, dialect, data, request.scope)
+        return await _run_on(gateway, service, tenant, dialect, data, request.scope)
 
 
 async def _run_on(
-    gateway: Gateway, desk: ResponseDesk, tenant: str, dialect: ResponsesDialect, body: bytes, scope: Scope
+    gateway: Gateway, service: ResponseService, tenant: str, dialect: ResponsesDialect, body: bytes, scope: Scope
 ) -> Response:
     """Starts a background response. NOTE: it shares the request's id, which stays in use until it has ended."""
     request_id = request_id_of(scope)
@@ -68,7 +68,7 @@ async def _run_on(
             gateway.ids.release(request_id)
 
     gateway.ids.share(request_id)
-    job = await desk.background.begin(tenant, dialect, body, serve)
+    job = await service.background.begin(tenant, dialect, body, serve)
     if dialect.queued is not None:
         return _json({**dialect.queued.response, "status": "queued"})
     head = next(message for message in job.messages if message["type"] == "http.response.start")
@@ -90,21 +90,21 @@ def _is_background(body: bytes) -> bool:
     return isinstance(parsed, dict) and parsed.get("background") is True
 
 
-def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
+def _add_count(app: FastAPI, gateway: Gateway, service: ResponseService) -> None:
     @app.post(f"{PATH}/input_tokens", openapi_extra=body_schema(InputTokensBody), name="input tokens", tags=_TAGS)
     async def count(request: Request) -> Response:
-        """Tokens that a response's prompt would have."""
+        """Number of tokens of a response's prompt."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():
             tenant = caller_of(request.scope).tenant
-            number = await count_input_tokens(body.data, gateway.surroundings, desk.store, tenant)
+            number = await count_input_tokens(body.data, gateway.dialect_context, service.store, tenant)
         return _json({"object": "response.input_tokens", "input_tokens": number})
 
 
-def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
+def _add_stored(app: FastAPI, service: ResponseService) -> None:
     @app.get(f"{PATH}/{{response_id}}", tags=_TAGS)
     async def retrieve(
         request: Request,
@@ -112,8 +112,10 @@ def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
         stream: bool = False,
         starting_after: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
     ) -> Response:
-        """A stored response; `stream`: as a stream would have told it, after the event of that number."""
-        shown = as_shown(await desk.find(caller_of(request.scope).tenant, response_id))
+        """Retrieves a stored response. `stream`: as the events of its stream, after the event with number
+        `starting_after`.
+        """
+        shown = as_shown(await service.find(caller_of(request.scope).tenant, response_id))
         if not stream and starting_after is None:
             return _json(shown)
         if not stream:
@@ -128,14 +130,14 @@ def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
 
     @app.delete(f"{PATH}/{{response_id}}", tags=_TAGS)
     async def delete(request: Request, response_id: str) -> Response:
-        """Forget a response; one that runs in the background stops."""
-        await desk.delete(caller_of(request.scope).tenant, response_id)
+        """Deletes a response; one that runs in the background is cancelled."""
+        await service.delete(caller_of(request.scope).tenant, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(f"{PATH}/{{response_id}}/cancel", tags=_TAGS)
     async def cancel(request: Request, response_id: str) -> Response:
-        """Stop a response that runs in the background."""
-        return _json(await desk.cancel(caller_of(request.scope).tenant, response_id))
+        """Cancels a response that runs in the background."""
+        return _json(await service.cancel(caller_of(request.scope).tenant, response_id))
 
     @app.get(f"{PATH}/{{response_id}}/input_items", tags=_TAGS)
     async def input_items(
@@ -145,8 +147,8 @@ def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        """What the model was shown, earlier responses of the chain included."""
-        entry = await desk.find(caller_of(request.scope).tenant, response_id)
+        """Input items of a response, including those of earlier responses of its chain."""
+        entry = await service.find(caller_of(request.scope).tenant, response_id)
         return _json(listed(entry.items, after, limit, is_ascending=order == "asc"))
 
 

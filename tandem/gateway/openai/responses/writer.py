@@ -114,7 +114,7 @@ class ResponseWriter:
         return frames
 
     def _taken(self, entries: Sequence[Any]) -> list[Any]:
-        return [] if self._logprobs is None else self._logprobs.take(entries)
+        return [] if self._logprobs is None else self._logprobs.add(entries)
 
     @property
     def _is_complete(self) -> bool:

@@ -30,7 +30,8 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 def matrices(kind: CodeKind, shape: tuple[int, int]) -> list[CodedMatrix]:
     plain = [random_coded(kind, shape, group_size) for group_size in (16, 32, 128, shape[1])]
-    return [*plain, random_coded(kind, shape, 32, offsets=torch.bfloat16, is_permuted=True)]
+    integers = random_coded(kind, shape, 16, super_size=256)
+    return [*plain, integers, random_coded(kind, shape, 32, offsets=torch.bfloat16, is_permuted=True)]
 
 
 @KINDS
@@ -71,11 +72,27 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels: NativeKernels, 
 
 @KINDS
 def test_packed_codes_are_as_large_as_the_rows(kernels: NativeKernels, kind: CodeKind) -> None:
-    matrix = random_coded(kind, (48, 256), 32, offsets=torch.float16)
-    packed = kernels.pack_coded(matrix)
-    assert packed.num_bytes == matrix.num_bytes
-    assert packed.order is Order.STRIPS
-    assert not kernels.can_pack_coded(packed)
+    for matrix in (
+        random_coded(kind, (48, 256), 32, offsets=torch.float16),
+        random_coded(kind, (48, 512), 16, super_size=256),
+    ):
+        packed = kernels.pack_coded(matrix)
+        assert packed.num_bytes == matrix.num_bytes
+        assert packed.order is Order.STRIPS
+        assert not kernels.can_pack_coded(packed)
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_looked_up_whatever_their_order(kernels: NativeKernels, kind: CodeKind, dtype: torch.dtype) -> None:
+    indices = torch.tensor([34, 0, 17, 0])
+    for matrix in matrices(kind, (35, 264)):
+        expected = matrix.decode()[indices]
+        for each in (matrix, kernels.pack_coded(matrix)):
+            found = kernels.coded_rows(each, indices, dtype)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+            assert torch.equal(bits(kernels.coded_rows(each, indices[2:3], dtype)), bits(found[2:3]))
 
 
 @KINDS

@@ -13,7 +13,7 @@ from anthropic import Anthropic, AsyncAnthropic
 
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.types import FinishReason
-from tandem.rpc.messages import GenerateCall, GenerateNews
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tests.helpers.fake_backend import FakeCluster, running_cluster
 from tests.helpers.fake_worker import FakeWorker
 
@@ -58,7 +58,7 @@ class TalkingWorker(FakeWorker):
     answers: list[str] = field(default_factory=list)
     matched: str | None = None
 
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         text, arrival_s = self.answers.pop(0), time.monotonic()
         num_tokens = min(len(text), call.params.max_tokens or len(text))
         is_cut = num_tokens < len(text)
@@ -74,7 +74,7 @@ class TalkingWorker(FakeWorker):
             output = RequestOutput(
                 call.request_id, 0, token_ids, piece, None, None, reason, matched, metrics if is_last else None
             )
-            yield GenerateNews(output, ())
+            yield GenerateUpdate(output, ())
 
     @property
     def last_prompt(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.gateway.anthropic.fields import MessagesPromptBody
-from tandem.gateway.anthropic.thinking import AskedThinking, Signature, check_budget, read_kept_turns, read_thinking
+from tandem.gateway.anthropic.thinking import RequestedThinking, Signature, check_budget, read_kept_turns, read_thinking
 from tandem.gateway.conversation import Effort, Thinking
 from tandem.gateway.errors import RequestError
 
@@ -17,20 +17,20 @@ def body(**more: Any) -> MessagesPromptBody:
 @pytest.mark.parametrize(
     ("thinking", "effort", "wanted"),
     [
-        (None, None, AskedThinking(Thinking())),
-        (None, "low", AskedThinking(Thinking(Effort.LOW))),
-        ({"type": "adaptive"}, None, AskedThinking(Thinking(Effort.HIGH))),
-        ({"type": "adaptive", "display": "summarized"}, "max", AskedThinking(Thinking(Effort.MAX))),
-        ({"type": "disabled"}, "max", AskedThinking(Thinking(Effort.NONE))),
-        ({"type": "enabled", "budget_tokens": 1024}, None, AskedThinking(Thinking(Effort.HIGH, 1024), True)),
+        (None, None, RequestedThinking(Thinking())),
+        (None, "low", RequestedThinking(Thinking(Effort.LOW))),
+        ({"type": "adaptive"}, None, RequestedThinking(Thinking(Effort.HIGH))),
+        ({"type": "adaptive", "display": "summarized"}, "max", RequestedThinking(Thinking(Effort.MAX))),
+        ({"type": "disabled"}, "max", RequestedThinking(Thinking(Effort.NONE))),
+        ({"type": "enabled", "budget_tokens": 1024}, None, RequestedThinking(Thinking(Effort.HIGH, 1024), True)),
         (
             {"type": "enabled", "budget_tokens": 5000, "display": "omitted"},
             "medium",
-            AskedThinking(Thinking(Effort.MEDIUM, 5000), True, is_shown=False),
+            RequestedThinking(Thinking(Effort.MEDIUM, 5000), True, is_shown=False),
         ),
     ],
 )
-def test_kinds_and_efforts(thinking: Any, effort: Any, wanted: AskedThinking) -> None:
+def test_kinds_and_efforts(thinking: Any, effort: Any, wanted: RequestedThinking) -> None:
     assert read_thinking(body(thinking=thinking, output_config={"effort": effort})) == wanted
 
 
@@ -56,9 +56,9 @@ def test_what_cannot_be_honoured_is_refused(thinking: Any, effort: Any, words: s
 
 
 def test_a_budget_leaves_room_for_an_answer() -> None:
-    asked = AskedThinking(Thinking(budget=1024))
+    asked = RequestedThinking(Thinking(budget=1024))
     check_budget(asked, 1025)
-    check_budget(AskedThinking(Thinking(Effort.MAX)), 1)
+    check_budget(RequestedThinking(Thinking(Effort.MAX)), 1)
     with pytest.raises(RequestError, match="below max_tokens=1024"):
         check_budget(asked, 1024)
 

@@ -25,7 +25,7 @@ CHAT = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "con
 def test_thoughts_are_shown_whether_or_not_tokens_tell_of_them(reasoning: ReasoningState | None) -> None:
     parser = ThinkingParser("<think>", "</think>", PlainParser(), is_open=False)
     result = ChoiceResult(4, keep=True, parser=parser, reasoning=reasoning)
-    result.add(result.take(output_of(0, (1, 5, 2, 6), "<think>hm</think>yes", finish_reason=FinishReason.STOP)))
+    result.add(result.read(output_of(0, (1, 5, 2, 6), "<think>hm</think>yes", finish_reason=FinishReason.STOP)))
     writer = ChatWriter(Envelope.of(CHAT, "a", "chat.completion", INFO, [result], 1), CHAT, cast(Tokenizer, None), [1])
     message = orjson.loads(writer.whole())["choices"][0]["message"]
     assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("hm", "hm", "yes")

@@ -104,7 +104,7 @@ def test_every_chunk_of_a_batch_says_what_all_choices_used_up_to_it(kind: str, s
     writer = writer_of(kind, results, num_per_prompt)
     for _ in range(12):
         batch = [news_of(rng, rng.randrange(len(results))) for _ in range(rng.randint(1, 5))]
-        updates = [results[news.index].take(news) for news in batch]
+        updates = [results[output.index].read(output) for output in batch]
         said = usages(writer.chunk(updates))
         assert len(said) >= len(batch)
         assert all(usage == expected_usage(results, num_per_prompt) for usage in said)
@@ -115,7 +115,7 @@ def test_every_chunk_of_a_batch_says_what_all_choices_used_up_to_it(kind: str, s
 def test_a_chunk_looks_at_the_choices_it_tells_of_alone(kind: str) -> None:
     results = Watched([ChoiceResult(4, False) for _ in range(256)])
     writer = writer_of(kind, results, 1)
-    update = results[7].take(output_of(7, (1,), "x"))
+    update = results[7].read(output_of(7, (1,), "x"))
     assert update.parts == [Said("x")]
     results.seen.clear()
     (usage, *_) = usages(writer.chunk([update]))

@@ -13,9 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import Llama3Scaling
+from tandem.cli.model_cost import named_model
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
 from tandem.models.gguf.convert import converted
+from tandem.models.gguf.file import GgufFile
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
@@ -37,7 +39,7 @@ def test_every_family_comes_back_with_the_same_fingerprint(
 ) -> None:
     """The fingerprint covers what shapes the result: configuration and weights."""
     checkpoint = save(tmp_path / "tiny", tie_word_embeddings=tied)
-    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", dtype="float32")
+    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", decoded_to="float32")
     assert spec_of(made) == spec_of(checkpoint)
     tensors, expected = load_file(made / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert tensors.keys() == expected.keys()
@@ -51,15 +53,30 @@ def test_biases_of_llama_are_reordered_with_their_rows(tmp_path: Path) -> None:
         if name.endswith(".bias"):
             tensors[name] = torch.randn(tensors[name].shape)
     save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", dtype="float32")
+    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", decoded_to="float32")
     assert spec_of(made) == spec_of(checkpoint)
 
 
-def test_weights_are_bfloat16_unless_another_dtype_is_asked_for(tmp_path: Path) -> None:
-    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
-    for dtype, expected in (("auto", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
-        tensors = load_file(converted(file, tmp_path / "cache", dtype=dtype) / "model.safetensors")
-        assert {tensor.dtype for tensor in tensors.values()} == {expected}
+def test_floats_stay_what_they_are_unless_a_dtype_is_asked_for(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf", type_name="F16")
+    cases = ((None, {torch.float16, torch.float32}), ("bfloat16", {torch.bfloat16}), ("float32", {torch.float32}))
+    for dtype, expected in cases:
+        tensors = load_file(converted(file, tmp_path / "cache", decoded_to=dtype) / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == expected
+
+
+def test_codes_take_the_bytes_that_they_have_in_the_file(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny", **sizes), tmp_path / "a.gguf", type_name="Q4_1")
+    made = converted(file, tmp_path / "cache")
+    with GgufFile(file) as source:
+        coded = [entry.num_bytes for entry in source.tensors.values() if entry.type_name == "Q4_1"]
+    stored = load_file(made / "model.safetensors").values()
+    assert sorted(tensor.nbytes for tensor in stored if tensor.dtype == torch.uint8) == sorted(coded)
+    config = json.loads((made / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "gguf"
+    assert len(config["tensors"]["Q4_1"]) == len(coded)
+    assert named_model(str(file), None, 16).weight_bits == 5.0, "planned as it lies in memory"
 
 
 def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
@@ -76,7 +93,7 @@ def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
     made = converted(
         write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": frequencies(scaling)}),
         tmp_path / "cache",
-        dtype="float32",
+        decoded_to="float32",
     )
     spec = spec_of(made)
     assert spec == spec_of(checkpoint)
@@ -185,7 +202,7 @@ def test_a_file_or_a_directory_that_holds_only_one_is_a_model(tmp_path: Path, mo
     made = resolve_model_path(str(file))
     assert made.parent == tmp_path / "cache" / "gguf"
     assert resolve_model_path(str(file.parent)) == made
-    assert resolve_model_path(str(file), dtype="float32") != made
+    assert resolve_model_path(str(file), decoded_to="float32") != made
     assert served_name(str(file)) == "small.Q4_0"
     assert served_name(str(file.parent)) == "model"
     (file.parent / "another.gguf").touch()

@@ -25,12 +25,12 @@ from tandem.gateway.app import _add_error_handlers
 from tandem.gateway.edge import Edge
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
-from tandem.gateway.openai.responses.desk import ResponseDesk
 from tandem.gateway.openai.responses.routes import add_responses
+from tandem.gateway.openai.responses.service import ResponseService
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore
 from tandem.gateway.server import GatewayServer
 from tandem.gateway.settings import GatewaySettings
-from tandem.rpc.messages import GenerateCall, GenerateNews
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.server import serve_router
 from tandem.telemetry.tracing import Tracing
 from tandem.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class SayingWorker(FakeWorker):
 
     answers: list[str] = field(default_factory=list)
 
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         if self.refuse is not None:
             raise self.refuse
         text = self.answers.pop(0)
@@ -80,7 +80,7 @@ class SayingWorker(FakeWorker):
                 raise self.failure
             is_last = start + self.burst >= end
             reason = (FinishReason.LENGTH if end < len(text) else FinishReason.STOP) if is_last else None
-            yield GenerateNews(self._output(call, text[start : min(end, start + self.burst)], reason, end), ())
+            yield GenerateUpdate(self._output(call, text[start : min(end, start + self.burst)], reason, end), ())
 
     def _output(self, call: GenerateCall, piece: str, reason: FinishReason | None, num_tokens: int) -> RequestOutput:
         token_ids = tuple(self.tokenizer.encode(piece, add_special_tokens=False)) if piece else ()
@@ -106,7 +106,7 @@ class Stage:
     worker: SayingWorker
     router: FakeRouter
     gateway: Gateway
-    desk: ResponseDesk
+    service: ResponseService
     client: httpx.AsyncClient
 
     def sdk(self, tenant: str = "") -> AsyncOpenAI:
@@ -173,17 +173,17 @@ async def staged(
         gateway = Gateway(configured, model, SystemClock(), Tracing.configure("gateway", None))
         gateway.start()
         stack.push_async_callback(gateway.close)
-        desk = ResponseDesk(store or EmbeddedResponseStore(), beat_s)
-        stack.push_async_callback(desk.close)
-        url = await stack.enter_async_context(_listening(gateway, desk))
+        service = ResponseService(store or EmbeddedResponseStore(), beat_s)
+        stack.push_async_callback(service.close)
+        url = await stack.enter_async_context(_listening(gateway, service))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20, verify=False))
-        yield Stage(worker, router, gateway, desk, client)
+        yield Stage(worker, router, gateway, service, client)
 
 
 @contextlib.asynccontextmanager
-async def _listening(gateway: Gateway, desk: ResponseDesk) -> AsyncIterator[str]:
+async def _listening(gateway: Gateway, service: ResponseService) -> AsyncIterator[str]:
     app = FastAPI(redirect_slashes=False)
-    add_responses(app, gateway, desk)
+    add_responses(app, gateway, service)
     _add_error_handlers(app)
     config = uvicorn.Config(
         Edge(_Tenants(app), gateway.ids), ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1

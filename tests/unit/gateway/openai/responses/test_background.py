@@ -47,7 +47,7 @@ def test_it_runs_on_and_is_polled(tmp_path: Path) -> None:
             assert (await api.responses.cancel(begun.id)).status == "completed"
             more = await api.responses.create(model=MODEL, input="more", previous_response_id=begun.id)
             assert more.output_text == "again"
-        await eventually(lambda: stage.desk.background.num_running == 0)
+        await eventually(lambda: stage.service.background.num_running == 0)
         await eventually(lambda: stage.gateway.admission.num_open == 0)
 
     tell(tmp_path, story, "hello, world", "again")
@@ -125,7 +125,7 @@ def test_it_is_cancelled(tmp_path: Path) -> None:
             await eventually(lambda: stage.worker.num_open == 0)
             assert (await api.responses.cancel(begun.id)).status == "cancelled"
             assert (await api.responses.retrieve(begun.id)).status == "cancelled"
-        await eventually(lambda: stage.desk.background.num_running == 0)
+        await eventually(lambda: stage.service.background.num_running == 0)
         assert (await stage.client.get(f"/v1/responses/{begun.id}")).json()["status"] == "cancelled"
 
     tell(tmp_path, story, "hello, world", beat_s=60.0)
@@ -138,7 +138,7 @@ def test_one_that_is_deleted_stops(tmp_path: Path) -> None:
         await stage.worker.reached.wait()
         assert (await stage.client.delete(f"/v1/responses/{begun['id']}")).json()["deleted"] is True
         await eventually(lambda: stage.worker.num_open == 0)
-        await eventually(lambda: stage.desk.background.num_running == 0)
+        await eventually(lambda: stage.service.background.num_running == 0)
         assert (await stage.client.get(f"/v1/responses/{begun['id']}")).status_code == 404
 
     tell(tmp_path, story, "hello, world", beat_s=60.0)
@@ -152,9 +152,9 @@ def test_one_that_another_gateway_cancelled_stays_cancelled(tmp_path: Path) -> N
         begun = (await stage.client.post("/v1/responses", json=ASKED)).json()
         await stage.worker.reached.wait()
         cancelled = {**begun, "status": "cancelled"}
-        assert await stage.desk.store.put("", StoredResponse(cancelled, []), over_running=True)
+        assert await stage.service.store.put("", StoredResponse(cancelled, []), over_running=True)
         stage.worker.go.set()
-        await eventually(lambda: stage.desk.background.num_running == 0)
+        await eventually(lambda: stage.service.background.num_running == 0)
         assert (await stage.client.get(f"/v1/responses/{begun['id']}")).json() == cancelled
 
     tell(tmp_path, story, "hello, world", beat_s=60.0)
@@ -178,7 +178,7 @@ def test_what_is_wrong_with_it_is_said_at_once(tmp_path: Path) -> None:
             assert (got.status_code, got.json()["error"]["param"]) == (400, name)
             assert got.headers["x-request-id"]
         stage.router.workers.clear()
-        assert stage.desk.background.num_running == 0
+        assert stage.service.background.num_running == 0
 
     tell(tmp_path, story)
 
@@ -189,7 +189,7 @@ def test_a_gateway_that_stops_leaves_word(tmp_path: Path) -> None:
             stage.worker.hold_at = 4
             begun = (await stage.client.post("/v1/responses", json=ASKED)).json()
             await stage.worker.reached.wait()
-            await stage.desk.background.close()
+            await stage.service.background.close()
             left = (await stage.client.get(f"/v1/responses/{begun['id']}")).json()
             assert (left["status"], "stopped" in left["error"]["message"]) == ("failed", True)
             async with asyncio.timeout(10):  # NOTE: that its stream is closed reaches the worker in its own time
@@ -205,7 +205,7 @@ def test_a_gateway_that_stops_gives_them_time(tmp_path: Path) -> None:
             stage.worker.hold_at = 4
             begun = (await stage.client.post("/v1/responses", json=ASKED)).json()
             await stage.worker.reached.wait()
-            closing = asyncio.create_task(stage.desk.background.close(timeout_s=5.0))
+            closing = asyncio.create_task(stage.service.background.close(timeout_s=5.0))
             stage.worker.go.set()
             await closing
             assert (await stage.client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "completed"

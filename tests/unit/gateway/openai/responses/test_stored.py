@@ -102,8 +102,8 @@ def test_what_is_not_to_be_stored_is_not(tmp_path: Path) -> None:
             assert response.to_dict()["store"] is False
             with pytest.raises(openai.NotFoundError):
                 await api.responses.retrieve(response.id)
-        assert isinstance(stage.desk.store, EmbeddedResponseStore)
-        assert stage.desk.store.num_bytes == 0
+        assert isinstance(stage.service.store, EmbeddedResponseStore)
+        assert stage.service.store.num_bytes == 0
 
     tell(tmp_path, story, "hello")
 
@@ -165,7 +165,7 @@ def test_gateways_of_one_redis_share_their_responses(tmp_path: Path) -> None:
             await one.worker.reached.wait()
             cancelled = (await two.client.post(f"/v1/responses/{begun['id']}/cancel")).json()
             assert cancelled["status"] == "cancelled"
-            while one.worker.num_open or one.desk.background.num_running:
+            while one.worker.num_open or one.service.background.num_running:
                 await asyncio.sleep(0.002)
             assert (await one.client.get(f"/v1/responses/{begun['id']}")).json() == cancelled
 

@@ -1,4 +1,4 @@
-"""The writer alone: what each piece of news becomes, however pieces are cut."""
+"""The writer alone: what each update becomes, however text is cut."""
 
 from pathlib import Path
 from typing import Any

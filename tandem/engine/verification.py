@@ -1,0 +1,62 @@
+"""Verification of drafts: tokens are chosen one position after the other, as long as the draft before was right.
+
+Every token is drawn from the logits, history, seed and position that it would be drawn from without drafts. A draft is
+right if it is that token. So an answer has the same tokens, greedy or sampled, whatever its options are.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tandem.engine.constraint import constraints_of
+from tandem.engine.logits import SamplingState
+from tandem.engine.masks import MaskMaker
+from tandem.engine.sampler import Sampler
+from tandem.scheduler.output import SampledToken
+
+
+def choose_tokens(
+    sampler: Sampler,
+    logits: torch.Tensor,
+    states: Sequence[SamplingState],
+    drafts: Sequence[Sequence[int]],
+    masks: MaskMaker | None,
+) -> list[list[SampledToken]]:
+    """The next tokens of each request: those of its drafts that are right, and one more. The states are advanced.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]; for each request one row, and one for each of its drafts.
+        masks: those of the first position must have been handed out; makes the others'.
+    """
+    starts = [0]
+    for draft in drafts:
+        starts.append(starts[-1] + 1 + len(draft))
+    assert logits.shape[0] == starts[-1]
+    chosen: list[list[SampledToken]] = [[] for _ in states]
+    active = list(range(len(states)))
+    depth = 0
+    while active:
+        if depth and masks is not None:
+            masks.start(constraints_of([states[index].constraint for index in active]))
+            masks.finish()
+        rows = _rows(logits, [starts[index] + depth for index in active])
+        tokens = sampler.sample(rows, [states[index] for index in active])
+        going_on = []
+        for index, token in zip(active, tokens, strict=True):
+            chosen[index].append(token)
+            if not token.is_token:
+                continue
+            states[index].observe(token.token_id)
+            if depth < len(drafts[index]) and drafts[index][depth] == token.token_id:
+                going_on.append(index)
+        active = going_on
+        depth += 1
+    return chosen
+
+
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    if len(rows) == logits.shape[0]:
+        return logits
+    if len(rows) == 1:
+        return logits[rows[0] : rows[0] + 1]
+    return logits[torch.tensor(rows, device=logits.device)]

@@ -1,0 +1,29 @@
+"""State of one request in the simulated fleet."""
+
+from dataclasses import dataclass
+
+from tandem.routing.snapshot import RequestShape
+from tandem.workload.slo import Served
+from tandem.workload.trace import TraceRequest
+
+
+@dataclass(slots=True)
+class SimulatedRequest:
+    """`num_prompt_blocks` and `num_reserved_blocks` are of decode's KV. Times are None until they are reached."""
+
+    request_id: str
+    asked: TraceRequest
+    shape: RequestShape
+    num_reserved_blocks: int = 0
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    rejected: bool = False
+
+    def served(self) -> Served:
+        return Served(
+            arrival_s=self.asked.arrival_s,
+            first_token_s=self.first_token_s,
+            finished_s=self.finished_s,
+            num_output_tokens=self.asked.num_output_tokens if self.finished_s is not None else 0,
+            rejected=self.rejected,
+        )

@@ -1,0 +1,120 @@
+"""Queue of requests for which no worker has capacity, as in an engine's own queue.
+
+Invariant: no request overtakes an earlier one, so short prompts do not starve a long one; one level of priority counts
+as one second of waiting. Only the first in the queue asks, so a full cluster costs the routers a few calls a second
+however many wait. Owned by one event loop; decides nothing about workers.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client import Gauge
+
+from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
+from tandem.gateway.history import RequestRecord
+
+LEVEL_S = 1.0
+_MIN_PAUSE_S = 0.05
+_MAX_PAUSE_S = 0.25
+
+T = TypeVar("T")
+Refusal = CapacityError | UnavailableError
+
+
+@dataclass(order=True, slots=True)
+class _Place:
+    """A place in the queue, ordered by `since_s`: the time of arrival, adjusted by priority."""
+
+    since_s: float
+    number: int
+    is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+
+
+class CapacityQueue:
+    """A queue in front of one gateway's routers.
+
+    Args:
+        timeout_s: maximum wait in seconds; 0 = requests are refused at once.
+        waiting: gauge of the number of waiting requests, in all queues that share it.
+        waits_for: refusals after which a request waits.
+        stage: name of the stage that records the wait.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        waiting: Gauge,
+        waits_for: tuple[type[Refusal], ...] = (NoRoomError,),
+        stage: str = "room",
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._waiting = waiting
+        self._waits_for = waits_for
+        self._stage = stage
+        self._places: list[_Place] = []
+        self._num_entered = 0
+        self._refusal: Refusal = NoRoomError("no worker has room")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places
+
+    async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
+        """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
+
+        Args:
+            priority: lower is more urgent.
+            record: records the wait as a stage.
+
+        Raises:
+            CapacityError, UnavailableError: the last refusal, after `timeout_s`; also any other error that `call`
+                raises.
+        """
+        if not self._places:
+            try:
+                return await call()
+            except self._waits_for as error:
+                if not self._timeout_s:
+                    raise
+                self._refusal = error
+        with record.timed(self._stage):
+            return await self._wait(priority, call)
+
+    async def _wait(self, priority: int, call: Callable[[], Awaitable[T]]) -> T:
+        place = self._enter(priority)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    await place.is_first.wait()
+                    try:
+                        return await call()
+                    except self._waits_for as error:
+                        self._refusal = error
+                        await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
+        except TimeoutError:
+            message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"
+            raise type(self._refusal)(message, self._refusal.retry_after_s) from self._refusal
+        finally:
+            self._leave(place)
+
+    def _enter(self, priority: int) -> _Place:
+        self._num_entered += 1
+        place = _Place(asyncio.get_running_loop().time() + priority * LEVEL_S, self._num_entered)
+        if self._places and place < self._places[0]:
+            self._places[0].is_first.clear()
+        insort(self._places, place)
+        self._waiting.inc()
+        self._tell_first()
+        return place
+
+    def _leave(self, place: _Place) -> None:
+        self._places.remove(place)
+        self._waiting.dec()
+        self._tell_first()
+
+    def _tell_first(self) -> None:
+        if self._places:
+            self._places[0].is_first.set()

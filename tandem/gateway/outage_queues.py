@@ -1,0 +1,47 @@
+"""Queues of requests that no live worker can serve: they wait for a worker to start or to return.
+
+Invariant: among requests that the same workers could serve, only the first asks, so an outage costs the routers a few
+calls a second however many wait. Requests with other needs have queues of their own: a stream that has begun needs the
+same version of the model.
+"""
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TypeVar
+
+from prometheus_client import Gauge
+
+from tandem.gateway.capacity_queue import CapacityQueue, Refusal
+from tandem.gateway.history import RequestRecord
+
+T = TypeVar("T")
+
+
+class OutageQueues:
+    """The outage queues of one gateway, by need. Arguments as of `CapacityQueue`."""
+
+    def __init__(self, timeout_s: float, waiting: Gauge) -> None:
+        self._timeout_s = timeout_s
+        self._waiting = waiting
+        self._queues: dict[Hashable, CapacityQueue] = {}
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    async def run(
+        self,
+        needs: Hashable,
+        waits_for: tuple[type[Refusal], ...],
+        priority: int,
+        call: Callable[[], Awaitable[T]],
+        record: RequestRecord,
+    ) -> T:
+        """Like `CapacityQueue.run`, among requests with equal `needs`; the wait is recorded as the stage `outage`."""
+        key = (needs, waits_for)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = CapacityQueue(self._timeout_s, self._waiting, waits_for, "outage")
+        try:
+            return await queue.run(priority, call, record)
+        finally:
+            if queue.is_empty and self._queues.get(key) is queue:
+                del self._queues[key]

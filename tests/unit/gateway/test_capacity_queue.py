@@ -1,0 +1,204 @@
+"""The queue before full workers: who gets room first, who asks, who gives up, and what clients see of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
+from tandem.gateway.capacity_queue import CapacityQueue
+from tandem.gateway.history import RequestRecord
+from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "abc", "seed": 5, "max_tokens": 10}
+
+
+class Room:
+    """Places that are asked for: `free` of them can be had. Remembers who asked and who got one."""
+
+    def __init__(self, timeout_s: float = 20.0) -> None:
+        self.free = 0
+        self.asked: list[str] = []
+        self.got: list[str] = []
+        self.waiting = Gauge("waiting", "in queue", registry=CollectorRegistry())
+        self.queue = CapacityQueue(timeout_s, self.waiting)
+        self.records: dict[str, RequestRecord] = {}
+
+    def enter(self, name: str, priority: int = 0) -> asyncio.Task[str]:
+        self.records[name] = RequestRecord(name, MODEL, 0.0)
+        return asyncio.create_task(self.queue.run(priority, lambda: self._question(name), self.records[name]))
+
+    async def entered(self, name: str, priority: int = 0) -> asyncio.Task[str]:
+        """Once it is queued."""
+        num_waiting = self.num_waiting
+        task = self.enter(name, priority)
+        await eventually(lambda: self.num_waiting > num_waiting)
+        return task
+
+    async def _question(self, name: str) -> str:
+        self.asked.append(name)
+        await asyncio.sleep(0)
+        if not self.free:
+            raise NoRoomError(f"full for {name}", 0.01)
+        self.free -= 1
+        self.got.append(name)
+        return name
+
+    @property
+    def num_waiting(self) -> int:
+        (sample,) = [sample for family in self.waiting.collect() for sample in family.samples]
+        return int(sample.value)
+
+
+def told(story: Callable[[Room], Awaitable[None]], timeout_s: float = 20.0) -> None:
+    async def run() -> None:
+        await story(Room(timeout_s))
+
+    asyncio.run(run())
+
+
+def test_with_room_nobody_stands_in_line() -> None:
+    async def story(room: Room) -> None:
+        room.free = 2
+        tasks = [room.enter(name) for name in "ab"]
+        assert await asyncio.gather(*tasks) == ["a", "b"]
+        assert (room.num_waiting, room.records["a"].stages()) == (0, [])
+
+    told(story)
+
+
+def test_who_came_first_gets_room_first_and_only_the_first_asks() -> None:
+    async def story(room: Room) -> None:
+        tasks = [await room.entered(name) for name in "abcd"]
+        await eventually(lambda: len(room.asked) > 5)
+        assert set(room.asked) == {"a"}
+        room.free = 3
+        assert await asyncio.gather(*tasks[:3]) == ["a", "b", "c"]
+        assert room.got == ["a", "b", "c"]
+        assert room.num_waiting == 1
+        assert [stage.name for stage in room.records["c"].stages()] == ["room"]
+        late = await room.entered("late")
+        room.free = 2
+        assert await tasks[3] == "d"
+        assert await late == "late"
+        assert room.got[3:] == ["d", "late"]
+
+    told(story)
+
+
+def test_those_refused_at_the_same_time_stand_in_the_order_they_came() -> None:
+    async def story(room: Room) -> None:
+        tasks = [room.enter(name) for name in "abcdef"]
+        await eventually(lambda: room.num_waiting == 6)
+        room.free = 6
+        await asyncio.gather(*tasks)
+        assert room.got == list("abcdef")
+
+    told(story)
+
+
+def test_the_more_urgent_goes_first_though_the_other_has_asked_already() -> None:
+    async def story(room: Room) -> None:
+        tasks = [await room.entered("plain"), await room.entered("urgent", -5), await room.entered("patient", 5)]
+        room.asked.clear()
+        await eventually(lambda: len(room.asked) > 1)
+        assert set(room.asked) == {"urgent"}
+        room.free = 3
+        await asyncio.gather(*tasks)
+        assert room.got == ["urgent", "plain", "patient"]
+
+    told(story)
+
+
+def test_who_leaves_or_fails_makes_way() -> None:
+    async def story(room: Room) -> None:
+        first, second, third = [await room.entered(name) for name in "abc"]
+        first.cancel()
+        second.cancel()
+        room.free = 1
+        assert await third == "c"
+        assert room.num_waiting == 0
+
+        async def lost() -> str:
+            raise UnavailableError("nobody is there")
+
+        waits = await room.entered("d")
+        fails = asyncio.create_task(room.queue.run(-9, lost, RequestRecord("lost", MODEL, 0.0)))
+        with pytest.raises(UnavailableError, match="nobody is there"):
+            await fails
+        room.free = 1
+        assert await waits == "d"
+
+    told(story)
+
+
+def test_the_wait_is_bounded_and_the_refusal_says_why() -> None:
+    async def story(room: Room) -> None:
+        tasks = [room.enter(name) for name in "ab"]
+        for task in tasks:
+            with pytest.raises(NoRoomError, match=r"full for a; the request has waited 0\.2 s") as refused:
+                await task
+            assert refused.value.retry_after_s == 0.01
+        assert room.num_waiting == 0
+
+    told(story, timeout_s=0.2)
+
+
+def test_without_patience_the_refusal_is_passed_on() -> None:
+    async def story(room: Room) -> None:
+        for _ in range(2):
+            with pytest.raises(NoRoomError, match=r"^full for a$"):
+                await room.enter("a")
+        assert room.asked == ["a", "a"]
+
+    told(story, timeout_s=0.0)
+
+
+def test_clients_of_a_full_cluster_wait_and_are_served(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (router,) = cluster.routers
+        router.refuse = NoRoomError("every decode worker's KV cache is full", 30.0)
+        answers = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(8)]
+        left = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        gauge = 'vllm:num_requests_waiting{engine="0",model_name="' + MODEL + '"} '
+        await shown(client, gauge + "9.0")
+        left.cancel()
+        await shown(client, gauge + "8.0")
+        router.refuse = None
+        for answer in answers:
+            response = await answer
+            assert response.json()["choices"][0]["text"] == text_of(5, 10)
+            assert "room;dur=" in response.headers["server-timing"]
+        assert gauge + "0.0" in (await client.get("/metrics")).text
+        waited = await client.get(f"/admin/requests/{response.headers['x-request-id']}")
+        names = [stage["name"] for stage in waited.json()["stages"]]
+        assert (names.count("room"), names.count("pair")) == (1, 1)
+
+    tell(tmp_path, story)
+
+
+def test_a_client_is_refused_when_no_room_came_or_waiting_would_not_help(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for error, reason in (
+            (NoRoomError("every decode worker's KV cache is full", 3.2), "has waited 0.2 s"),
+            (CapacityError("the first token is 90 s away", 3.2), "90 s away"),
+        ):
+            cluster.routers[0].refuse = error
+            cluster.routers[0].calls.clear()
+            response = await client.post("/v1/completions", json=BODY)
+            assert (response.status_code, response.headers["retry-after"]) == (429, "4")
+            assert reason in response.json()["error"]["message"]
+        assert len(cluster.routers[0].calls) == 1
+
+    tell(tmp_path, story, room_timeout_s=0.2)
+
+
+async def shown(client: httpx.AsyncClient, line: str) -> None:
+    """Wait until /metrics has it."""
+    async with asyncio.timeout(5):
+        while line not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.002)
