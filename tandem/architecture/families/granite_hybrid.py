@@ -91,7 +91,7 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec]:
     """A gated block for every token, and beside it experts where there are any."""
     width = fields.count("shared_intermediate_size", 1024, high=1 << 20)
     num_experts = fields.count("num_local_experts", 8, low=0, high=1 << 12)
-    top_k = fields.count("num_experts_per_tok", 2, high=num_experts or MAX_COUNT)
+    top_k = fields.count("num_experts_per_tok", 2, low=min(1, num_experts), high=num_experts or MAX_COUNT)
     router = RouterSpec(
         linear=LinearSpec("router.layer", num_experts, sizes.hidden),
         top_k=top_k,
