@@ -52,7 +52,10 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
                 yield SharedInput((mixer.q,), mixer.q_norm)
             yield SharedInput((mixer.q_a or mixer.q, mixer.kv_a), norm)
         case RecurrentMixer():
-            raise ConfigurationError("layers with a recurrent state are not quantised; serve the checkpoint as it is")
+            raise ConfigurationError(
+                f"{next(mixer.tensors()).name} is of a layer with a recurrent state, whose weights are not quantised; "
+                "serve the checkpoint as it is"
+            )
 
 
 def _of_block(block: FeedForwardSpec, norm: NormSpec | None) -> Iterator[SharedInput]:

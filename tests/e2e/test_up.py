@@ -22,6 +22,7 @@ import pytest
 from tandem.core.memory import total_bytes
 from tests.helpers import checkpoints, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.empty_weights import empty_weights
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +280,7 @@ def _without_a_matrix_of_an_expert(path: Path) -> None:
 def _with_experts_beyond_memory(path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 1 << 20, "num_hidden_layers": 1}
     num_experts = max(2, 1 + total_bytes() // (3 * 2 * sizes["hidden_size"] * sizes["intermediate_size"]))
-    checkpoints.empty_weights(checkpoints.edit_config(path, **sizes, num_local_experts=num_experts))
+    empty_weights(checkpoints.edit_config(path, **sizes, num_local_experts=num_experts))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from tandem.models.gguf.file import SERVED_TYPES
 from tandem.routing.policies import POLICIES
 from tandem.transport.choose import AUTO, TRANSPORTS, Site, choose
 from tests.contract import test_transports
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS, RECURRENT_BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.published_formats import FORMATS, MXFP4
 from tests.unit.models.gguf.test_convert import SAVERS
 
