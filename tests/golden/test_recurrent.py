@@ -59,10 +59,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write_byte_tokenizer(FAMILIES[request.param](tmp_path_factory.mktemp(request.param), **sizes))
 
 
-def random_requests(seed: int, count: int, longest: int) -> tuple[dict[str, list[int]], dict[str, SamplingParams]]:
+def random_requests(seed: int, number: int, longest: int) -> tuple[dict[str, list[int]], dict[str, SamplingParams]]:
     """Prompts of 1 to `longest` tokens by name; half of them greedy, half sampled."""
     rng = random.Random(seed)
-    prompts = {f"r{i}": [rng.randrange(256) for _ in range(rng.randint(1, longest))] for i in range(count)}
+    prompts = {f"r{i}": [rng.randrange(256) for _ in range(rng.randint(1, longest))] for i in range(number)}
     params = {
         name: SamplingParams(temperature=i % 2, seed=i, max_tokens=20, ignore_eos=True)
         for i, name in enumerate(prompts)
@@ -88,13 +88,13 @@ def test_requests_that_share_small_steps_get_the_tokens_they_get_alone(checkpoin
 
 def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
     """The pool holds exactly one request of full length, so that growing ones push each other out again and again."""
-    prompts, params = random_requests(6, 5, 14)
+    prompts, params = random_requests(6, 3, 14)
     params = {name: replace(each, max_tokens=50) for name, each in params.items()}
     cache_bytes = least_kv_cache_bytes(checkpoint, 64, 16, "float32")
     tight = {"max_model_len": 64, "max_num_batched_tokens": 16, "max_num_running": 16, "kv_cache_bytes": cache_bytes}
     engine = tiny_engine(checkpoint, **tight, **PYTHON)
     assert serve(engine, prompts, params) == serve_alone(checkpoint, prompts, params, **PYTHON)
-    assert engine.counters.num_preemptions >= 3
+    assert engine.counters.num_preemptions >= 2
 
 
 def test_a_prefix_is_found_at_the_last_kept_state(checkpoint: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_prefix_is_found_at_the_last_kept_state(checkpoint: Path) -> None:
 
 def test_aborts_leave_nothing_and_change_no_other_tokens(checkpoint: Path) -> None:
     """Aborted before, in and after their prompts; what they held is used by others at once."""
-    prompts, params = random_requests(8, 9, 60)
+    prompts, params = random_requests(8, 8, 60)
     kept = {name: prompts[name] for name in ("r1", "r4", "r7")}
     expected = serve_alone(checkpoint, kept, params, **PYTHON)
     engine = tiny_engine(checkpoint, max_num_batched_tokens=16, max_num_running=4, block_size=8, **PYTHON)
@@ -121,13 +121,15 @@ def test_aborts_leave_nothing_and_change_no_other_tokens(checkpoint: Path) -> No
         engine.add_request(prompt, params[name], request_id=name)
     found: dict[str, list[int]] = {name: [] for name in kept}
     doomed = [name for name in prompts if name not in kept]
-    engine.abort(doomed.pop())
+    assert engine.abort(doomed.pop())
+    num_steps = 0
     while engine.has_work:
+        num_steps += 1
         for output in engine.step():
             if output.request_id in found:
                 found[output.request_id] += output.token_ids
-        if doomed:
-            engine.abort(doomed.pop(0))
+        if doomed and num_steps % 2:
+            assert engine.abort(doomed.pop(0)), "it had ended before"
         engine.check()
     assert not doomed
     assert found == expected

@@ -59,7 +59,7 @@ def _read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
 
 
 def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec | None:
-    """None = positions are not encoded, as in all published files."""
+    """None = positions are not encoded, as in all published files with recurrent layers."""
     rope = sizes.rope(fields)
     return rope if fields.text("position_embedding_type") == _ROPE else None
 

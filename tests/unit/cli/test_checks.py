@@ -7,8 +7,8 @@ import pytest
 from tandem.cli.checks import check_model, check_port
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.serving.ports import bound
-from tests.helpers.checkpoints import edit_config, save_tiny_llama
-from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
+from tests.helpers.checkpoints import edit_config
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 
@@ -43,5 +43,7 @@ def test_prefill_workers_of_a_recurrent_model_are_refused_before_they_start(tmp_
         check_model(path)
 
 
-def test_prefill_workers_of_other_models_are_not_refused(tmp_path: Path) -> None:
-    check_model(write_byte_tokenizer(save_tiny_llama(tmp_path)), num_prefill=2)
+def test_prefill_workers_of_a_hybrid_family_without_recurrent_layers_are_not_refused(tmp_path: Path) -> None:
+    """Granite 4 Micro is one."""
+    path = save_tiny_granite_hybrid(tmp_path, layer_types=["full_attention"] * 3)
+    check_model(write_byte_tokenizer(path), num_prefill=2)

@@ -11,10 +11,10 @@ from tandem.rpc.messages import GenerateCall
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
 from tests.helpers.callers import WorkerCaller
-from tests.helpers.handoffs import alone
+from tests.helpers.handoffs import PROMPT, alone, call_of
 from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid
 from tests.helpers.tokenizers import write_byte_tokenizer
-from tests.helpers.workers import GREEDY, SAMPLED, at_rest, generated, prompt_of, settings_of
+from tests.helpers.workers import GREEDY, SAMPLED, at_rest, generated, pair_of, prompt_of, settings_of
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,21 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
             await at_rest(worker)
             await client.close()
         assert answers == [alone(hybrid, call.prompt_token_ids, call.params) for call in calls]
+
+    asyncio.run(main())
+
+
+def test_the_family_without_recurrent_layers_is_handed_over(tmp_path: Path) -> None:
+    """As Granite 4 Micro is."""
+    options = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
+    path = write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path, **options))
+
+    async def main() -> None:
+        async with pair_of(path, transport="tcp") as pair:
+            assert await generated(pair.to_decode, call_of(pair)) == alone(path, PROMPT, GREEDY)
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
