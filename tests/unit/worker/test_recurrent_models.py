@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,11 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
 
 def test_the_family_without_recurrent_layers_is_handed_over(tmp_path: Path) -> None:
     """As Granite 4 Micro is."""
-    options = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
+    options: dict[str, Any] = {
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    }
     path = write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path, **options))
 
     async def main() -> None:
