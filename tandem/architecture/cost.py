@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tandem.architecture.feed_forward import RoutedExperts
 from tandem.architecture.fields import Fields
-from tandem.architecture.mixers import MixerCost
+from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.state import DTYPE_BYTES, StateSpec
@@ -116,20 +116,38 @@ class ModelCost:
     def kv_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps, a begun token counted whole."""
         length = math.ceil(num_tokens)
-        return self._kv_scale * sum(count * state.bytes(length) for state, count in self._states.items())
+        growing = sum(count * (state.bytes(length) - state.bytes_per_request) for state, count in self._states.items())
+        return self._kv_scale * growing + self.kv_bytes_per_request if length else 0.0
+
+    @cached_property
+    def kv_bytes_per_request(self) -> float:
+        """State that a request keeps whatever its length: recurrent states, whose numbers have the size they have."""
+        return float(sum(count * state.bytes_per_request for state, count in self._states.items()))
 
     def read_bytes(self, num_tokens: float) -> float:
         """State that a decode step reads of such a context: what several layers share, each of them reads."""
         read = sum(count * mixer.read_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
-        return read * self.kv_bits / 8
+        return read * self.kv_bits / 8 + self.token_state_bytes
+
+    @cached_property
+    def token_state_bytes(self) -> float:
+        """State that a decode step reads and writes whatever the context."""
+        return float(sum(count * mixer.token_bytes for mixer, count in self._mixers.items()))
+
+    @cached_property
+    def token_state_flops(self) -> float:
+        """Operations of each token whatever the context, besides those with weights."""
+        return float(sum(count * mixer.token_flops for mixer, count in self._mixers.items()))
 
     def attention_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Of computing a prompt whose first tokens are cached, causal: a query sees itself and what is before it,
         within the window.
         """
+        num_new = num_tokens - num_cached_tokens
         return float(
             sum(
-                count * mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens)
+                count
+                * (mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
                 for mixer, count in self._prompt_mixers.items()
             )
         )
@@ -138,6 +156,7 @@ class ModelCost:
         """Of one new token behind a context of so many tokens."""
         return float(
             sum(count * mixer.pair_flops * mixer.num_visible(context_tokens) for mixer, count in self._mixers.items())
+            + self.token_state_flops
         )
 
     @cached_property

@@ -1,38 +1,17 @@
 """Token mixers: the part of a layer in which tokens see each other, and the state it keeps for that.
 
-A mixer spec answers for its tensors, its state and its cost; nobody else asks for its kind.
+A mixer spec answers for its tensors, its state and its cost; nobody else asks for its kind. Those that attend are here,
+those with a recurrent state in `recurrent_mixers`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tandem.architecture.mixer_cost import MixerCost
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.state import KVSpec, LatentSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
-
-
-@dataclass(frozen=True, slots=True)
-class MixerCost:
-    """Elements of state read for each token that a query sees; operations for each query and key; the window of a
-    query, None = all.
-    """
-
-    read_size: int
-    pair_flops: int
-    window: int | None
-
-    def num_visible(self, num_tokens: float) -> float:
-        """Tokens of a context of `num_tokens` that its next query reads."""
-        return num_tokens if self.window is None else min(self.window, num_tokens)
-
-    def num_pairs(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Query-key pairs of a prompt whose first tokens are cached; a token counts half of itself."""
-        return self._triangle(num_tokens) - self._triangle(num_cached_tokens)
-
-    def _triangle(self, num_tokens: float) -> float:
-        if self.window is None or num_tokens <= self.window:
-            return num_tokens * num_tokens / 2
-        return self.window * self.window / 2 + (num_tokens - self.window) * self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +156,4 @@ class LatentAttentionSpec:
         return MixerCost(size, 2 * self.num_heads * (size + self.rank), None)
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | LinearRecurrenceSpec

@@ -184,3 +184,47 @@ class LatentSpec(StateSpec):
 
     def __str__(self) -> str:
         return f"latent {self.rank} + rotated key {self.rotary_dim} {self.dtype}"
+
+
+CHECKPOINT_INTERVAL = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec(StateSpec):
+    """A state that every token changes and that does not grow: float32 numbers of shape `heads`, and the inputs of a
+    convolution at the last `columns` tokens, oldest first. A later request can go on from it only where it was kept.
+
+    Args:
+        channels: of the convolution.
+        heads: (number of heads, rows, columns of a head's matrix); () = there is no such matrix.
+        interval: tokens after which a state is kept whatever the request, rounded up to whole blocks.
+    """
+
+    channels: int
+    columns: int
+    dtype: str
+    heads: tuple[int, ...] = ()
+    interval: int = CHECKPOINT_INTERVAL
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """The matrices first, so that their float32 numbers are aligned."""
+        matrices = (Plane("matrices", self.heads, "float32", token_axis=None),) if self.heads else ()
+        return (*matrices, Plane("columns", (self.columns, self.channels), self.dtype, token_axis=None))
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
+    def needed(self, position: int) -> int:
+        """The state after the token before."""
+        return max(0, position - 1)
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        """Blocks that end where `interval` tokens, or a multiple of them, are complete."""
+        step = math.ceil(self.interval / block_size)
+        return range(first + -(first + 1) % step, end, step)
+
+    def __str__(self) -> str:
+        matrices = f"{' x '.join(map(str, self.heads))} float32 and " if self.heads else ""
+        return f"recurrent {matrices}{self.columns} columns of {self.channels} {self.dtype}"

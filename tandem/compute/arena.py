@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
+from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
@@ -47,12 +47,24 @@ class LayerLatents:
         return LayerKV(rows, rows)
 
 
-LayerState = LayerKV | LayerLatents
-_VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor]], LayerState]] = {
-    KVSpec: lambda spec, planes: LayerKV(planes["k"], planes["v"]),
-    LatentSpec: lambda spec, planes: LayerLatents(planes["latent"], spec.rank),
+@dataclass(frozen=True, slots=True)
+class LayerRecurrent:
+    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token."""
+
+    matrices: torch.Tensor | None  # [num_blocks, num_heads, rows, columns] float32; None = there are none
+    columns: torch.Tensor  # [num_blocks, taps - 1, channels], oldest first
+    block_size: int
+
+
+LayerState = LayerKV | LayerLatents | LayerRecurrent
+_VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
+    KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
+    LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
+    RecurrentSpec: lambda spec, planes, block_size: LayerRecurrent(
+        planes.get("matrices"), planes["columns"], block_size
+    ),
 }
-"""Kind of state -> the view of a layer's planes, each [num_blocks, ...]."""
+"""Kind of state -> the view of a layer's planes, each [num_blocks, ...], in blocks of so many tokens."""
 
 
 class Arena:
@@ -82,4 +94,4 @@ class Arena:
             numbers = self.pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
             views[plane.name] = numbers.unflatten(1, plane.block_shape(self.layout.block_size))  # type: ignore[no-untyped-call]
             start = end
-        return _VIEWS[type(group.spec)](group.spec, views)
+        return _VIEWS[type(group.spec)](group.spec, views, self.layout.block_size)

@@ -46,13 +46,13 @@ class StateBackend(Protocol[Spec]):
         """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
         ...
 
-    def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[AttentionParams]) -> AttentionBatch:
+    def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[Any]) -> AttentionBatch:
         """`batch`, of at least one request, with what the backend derives from it; `batch` itself where that is
         nothing. Valid until the batch changes or is gone.
 
         Args:
             kv: the state of any layer of the KV group: the others' have its shape, dtype and strides.
-            layers: of all that attend with this batch; those that are alike are told once.
+            layers: what each of those that attend with this batch asks; those that are alike are told once.
         """
         ...
 
@@ -83,14 +83,16 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 
 
 Backends = Mapping[type[StateSpec], Any]
-"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`."""
+"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, a
+`RecurrentBackend` for `RecurrentSpec`.
+"""
 
 
 def prepare_by_state(
     backends: Sequence[StateBackend[Any]],
     batches: Mapping[int, AttentionBatch],
     kv: Sequence[LayerState],
-    layers: Sequence[Collection[AttentionParams]],
+    layers: Sequence[Collection[Any]],
 ) -> dict[int, AttentionBatch]:
     """`batches` as the backends want them; states of a KV group share a batch and what is made of it.
 

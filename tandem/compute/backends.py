@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
+from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
@@ -34,6 +34,7 @@ BackendTable = Mapping[type[StateSpec], Mapping[str, Sequence[BackendEntry]]]
 """Kind of state -> type of device -> backends, the preferred one first."""
 
 _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "ReferenceBackend")
+_RECURRENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.recurrent", "ReferenceRecurrentBackend")
 _LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
 
 BACKENDS: BackendTable = {
@@ -49,6 +50,10 @@ BACKENDS: BackendTable = {
     LatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
         "cuda": (_LATENT_REFERENCE,),
+    },
+    RecurrentSpec: {
+        "cpu": (_RECURRENT_REFERENCE,),
+        "cuda": (_RECURRENT_REFERENCE,),
     },
 }
 

@@ -97,7 +97,8 @@ class DecoderLayer:
         place.
         """
         kv_here, batch = kv[self.state], tokens.batches[self.state]
-        queries = self._mixer.write(add_and_norm(self._before_mixer, residual, x), tokens.positions, kv_here, batch)
+        normed = add_and_norm(self._before_mixer, residual, x)
+        queries = self._mixer.write(normed, tokens.positions, kv_here, batch, backend)
         if wanted is not None:
             take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
             queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])

@@ -13,6 +13,7 @@ import torch
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, limit_length
 from tandem.architecture.quantisation import read_config
+from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.arena import TORCH_DTYPES
@@ -86,6 +87,7 @@ def load_model(
     _check_dtype_name(dtype)
     family = find_family(fields)
     spec = family.read_model(fields)
+    refuse_codes(fields, spec)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)

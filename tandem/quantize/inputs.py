@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
+from tandem.architecture.recurrent_mixers import RecurrentMixer
 from tandem.architecture.tensors import LinearSpec, NormSpec
+from tandem.core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
             if mixer.q_a is not None:
                 yield SharedInput((mixer.q,), mixer.q_norm)
             yield SharedInput((mixer.q_a or mixer.q, mixer.kv_a), norm)
+        case RecurrentMixer():
+            raise ConfigurationError(
+                f"{next(mixer.tensors()).name} is of a layer with a recurrent state, whose weights are not quantised; "
+                "serve the checkpoint as it is"
+            )
 
 
 def _of_block(block: FeedForwardSpec, norm: NormSpec | None) -> Iterator[SharedInput]:

@@ -20,11 +20,11 @@ from tests.helpers.fake_executor import Content, kv_of
 from tests.helpers.layouts import BLOCK_SIZE
 from tests.helpers.oracles import BlockOracle
 from tests.helpers.requests import Bench, bench_of
-from tests.helpers.toy_states import ATTENTION, LAYOUTS, RecurrentSpec, StateExecutor, ToyLatentSpec, toy_layout
+from tests.helpers.toy_states import ATTENTION, LAYOUTS, StateExecutor, ToyLatentSpec, ToyRecurrentSpec, toy_layout
 from tests.unit.scheduler.test_scheduler_stateful import LONGEST, Traffic, assert_nothing_is_held
 from tests.unit.scheduler.test_sharing_stateful import Sharing
 
-RECURRENT = RecurrentSpec(4, 2 * BLOCK_SIZE)
+RECURRENT = ToyRecurrentSpec(4, 2 * BLOCK_SIZE)
 
 
 def states_of(layout: KVLayout, **options: int) -> Bench:
@@ -58,7 +58,7 @@ def test_what_is_bounded_comes_after_what_is_not() -> None:
 def test_only_where_a_checkpoint_was_taken(interval: int, block_size: int, first: int, count: int) -> None:
     blocks_apart = -(-interval // block_size)
     expected = [index for index in range(first, first + count) if (index + 1) % blocks_apart == 0]
-    assert list(RecurrentSpec(1, interval).publishable(first, first + count, block_size)) == expected
+    assert list(ToyRecurrentSpec(1, interval).publishable(first, first + count, block_size)) == expected
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -167,7 +167,7 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(layout: KVLayout,
 
 def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys() -> None:
     """Two of 8190 bytes take a page, or 32 blocks of K and V of 512 bytes."""
-    large = RecurrentSpec(819, 2 * BLOCK_SIZE)
+    large = ToyRecurrentSpec(819, 2 * BLOCK_SIZE)
     layout = build_layout([large if layer % 9 == 0 else ATTENTION for layer in range(36)], 8)
     assert [group.spec for group in layout.groups] == [ATTENTION, large, large]
     assert [len(group.layers) for group in layout.groups] == [32, 2, 2]
@@ -176,7 +176,7 @@ def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys
 
 def test_only_blocks_that_are_kept_take_memory() -> None:
     """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in."""
-    layout, stored = toy_layout(RecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()
+    layout, stored = toy_layout(ToyRecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()
     kv = KVCacheManager(layout, 24, max_chunk_tokens=40, emit=stored.append)  # type: ignore[arg-type]
     hashes: list[bytes] = []
     extend_hashes(b"root", hashes, [1] * 40, BLOCK_SIZE)

@@ -22,6 +22,8 @@ import pytest
 from tandem.core.memory import total_bytes
 from tests.helpers import checkpoints, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.empty_weights import empty_weights
+from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -270,6 +272,14 @@ def test_what_is_not_served_is_refused_before_anything_starts(
         assert len(terminal.lines) == 1
 
 
+def test_prefill_workers_of_a_recurrent_model_are_refused_before_anything_starts(place: Path, tmp_path: Path) -> None:
+    model = write_byte_tokenizer(save_tiny_lfm2(tmp_path / "tiny"))
+    with running(place, "--model", model, "--port", "0") as terminal:
+        assert terminal.process.wait(60) == 2
+        terminal.until("^error: --prefill=1: layer 0 of the model keeps a recurrent state.*; give --prefill 0")
+        assert len(terminal.lines) == 1
+
+
 def _without_a_matrix_of_an_expert(path: Path) -> None:
     tensors = checkpoints.read_tensors(path)
     del tensors["model.layers.1.block_sparse_moe.experts.5.w2.weight"]
@@ -279,7 +289,7 @@ def _without_a_matrix_of_an_expert(path: Path) -> None:
 def _with_experts_beyond_memory(path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 1 << 20, "num_hidden_layers": 1}
     num_experts = max(2, 1 + total_bytes() // (3 * 2 * sizes["hidden_size"] * sizes["intermediate_size"]))
-    checkpoints.empty_weights(checkpoints.edit_config(path, **sizes, num_local_experts=num_experts))
+    empty_weights(checkpoints.edit_config(path, **sizes, num_local_experts=num_experts))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tandem.architecture.fields import Fields
-from tandem.architecture.registry import find_family
-from tandem.models.safetensors_header import safetensors_header
-
 Builder = Callable[..., Path]
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -37,28 +33,28 @@ _SIZES: dict[str, Any] = {
 
 def save_tiny_llama(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A LlamaForCausalLM of three layers at `path`; `options` override keys of its configuration."""
-    return _save(path, transformers.LlamaConfig(**_SIZES | options), seed, dtype)
+    return save(path, transformers.LlamaConfig(**SIZES | options), seed, dtype)
 
 
 def save_tiny_mistral(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MistralForCausalLM with a window shorter than a test's prompt."""
-    return _save(path, transformers.MistralConfig(**_SIZES | {"sliding_window": 12} | options), seed, dtype)
+    return save(path, transformers.MistralConfig(**SIZES | {"sliding_window": 12} | options), seed, dtype)
 
 
 def save_tiny_qwen2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Qwen2ForCausalLM; its biases are random too."""
-    return _save(path, transformers.Qwen2Config(**_SIZES | options), seed, dtype)
+    return save(path, transformers.Qwen2Config(**SIZES | options), seed, dtype)
 
 
 def save_tiny_qwen3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Qwen3ForCausalLM whose head size is not hidden / heads."""
-    return _save(path, transformers.Qwen3Config(**_SIZES | {"head_dim": 32} | options), seed, dtype)
+    return save(path, transformers.Qwen3Config(**SIZES | {"head_dim": 32} | options), seed, dtype)
 
 
 def save_tiny_mixtral(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MixtralForCausalLM of eight experts, two for each token."""
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64}
-    return _save(path, transformers.MixtralConfig(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.MixtralConfig(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_qwen3_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -71,7 +67,7 @@ def save_tiny_qwen3_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **
         "mlp_only_layers": [1],
         "head_dim": 32,
     }
-    return _save(path, transformers.Qwen3MoeConfig(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.Qwen3MoeConfig(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_qwen2_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -82,7 +78,7 @@ def save_tiny_qwen2_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 48,
     }
-    return _save(path, transformers.Qwen2MoeConfig(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.Qwen2MoeConfig(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -100,30 +96,30 @@ def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **o
         "attention_bias": True,
         "head_dim": 32,
     }
-    return _save(path, transformers.Glm4MoeConfig(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.Glm4MoeConfig(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_deepseek_v2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A DeepseekV2ForCausalLM without latents of queries, as V2-Lite: experts are chosen among all."""
-    return _save(path, transformers.DeepseekV2Config(**_LATENT | {"q_lora_rank": None} | options), seed, dtype)
+    return save(path, transformers.DeepseekV2Config(**_LATENT | {"q_lora_rank": None} | options), seed, dtype)
 
 
 def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A DeepseekV3ForCausalLM with YaRN's factor of the scores: a dense layer, then experts in groups and shared."""
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-    return _save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
+    return save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
 
 
 def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
     kinds = {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 0}
     others = kinds | {"rope_interleave": False, "rope_parameters": None}
-    return _save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
+    return save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
 
 
 def save_tiny_mistral4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Mistral4ForCausalLM whose queries grow from position 16 on; its experts are stored as stacks."""
-    return _save(path, transformers.Mistral4Config(**_MISTRAL4 | options), seed, dtype)
+    return save(path, transformers.Mistral4Config(**_MISTRAL4 | options), seed, dtype)
 
 
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -135,7 +131,7 @@ def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", *
         "head_dim": 32,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
     }
-    return _save(path, transformers.MiniMaxM2Config(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.MiniMaxM2Config(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_gpt_oss(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -147,33 +143,33 @@ def save_tiny_gpt_oss(path: Path, *, seed: int = 0, dtype: str = "float32", **op
         "head_dim": 32,
         "swiglu_limit": 1.5,
     }
-    return _save(path, transformers.GptOssConfig(**_SIZES | experts | options), seed, dtype)
+    return save(path, transformers.GptOssConfig(**SIZES | experts | options), seed, dtype)
 
 
 def save_tiny_olmo2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """An Olmo2ForCausalLM."""
-    return _save(path, transformers.Olmo2Config(**_SIZES | options), seed, dtype)
+    return save(path, transformers.Olmo2Config(**SIZES | options), seed, dtype)
 
 
 def save_tiny_olmo3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """An Olmo3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    return _save(
-        path, transformers.Olmo3Config(**_SIZES | {"sliding_window": 10, "layer_types": kinds} | options), seed, dtype
+    return save(
+        path, transformers.Olmo3Config(**SIZES | {"sliding_window": 10, "layer_types": kinds} | options), seed, dtype
     )
 
 
 def save_tiny_phi3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Phi3ForCausalLM, its tensors fused."""
-    return _save(
-        path, transformers.Phi3Config(**_SIZES | {"original_max_position_embeddings": 256} | options), seed, dtype
+    return save(
+        path, transformers.Phi3Config(**SIZES | {"original_max_position_embeddings": 256} | options), seed, dtype
     )
 
 
 def save_tiny_smollm3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A SmolLM3ForCausalLM whose second layer knows no positions."""
-    sizes = _SIZES | {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
-    return _save(path, transformers.SmolLM3Config(**sizes | options), seed, dtype)
+    sizes = SIZES | {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
+    return save(path, transformers.SmolLM3Config(**sizes | options), seed, dtype)
 
 
 def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -184,12 +180,12 @@ def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **op
         "attention_multiplier": 0.2,
         "logits_scaling": 4.0,
     }
-    return _save(path, transformers.GraniteConfig(**_SIZES | multipliers | options), seed, dtype)
+    return save(path, transformers.GraniteConfig(**SIZES | multipliers | options), seed, dtype)
 
 
 def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Ministral3ForCausalLM whose queries grow from position 16 on."""
-    return _save(path, transformers.Ministral3Config(**_MINISTRAL3 | options), seed, dtype)
+    return save(path, transformers.Ministral3Config(**_MINISTRAL3 | options), seed, dtype)
 
 
 def save_tiny_mistral3_conditional(
@@ -210,18 +206,18 @@ def save_tiny_mistral3_conditional(
     }
     texts: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         "ministral3": lambda: transformers.Ministral3Config(**_MINISTRAL3 | options),
-        "mistral": lambda: transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options),
+        "mistral": lambda: transformers.MistralConfig(**SIZES | {"sliding_window": None, "head_dim": 32} | options),
         "mistral4": lambda: transformers.Mistral4Config(**_MISTRAL4 | options),
     }
     config = transformers.Mistral3Config(
         text_config=texts[text](), vision_config=vision, image_token_index=5, tie_word_embeddings=tied
     )
-    return _save(path, config, seed, dtype)
+    return save(path, config, seed, dtype)
 
 
 def save_tiny_gemma3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Gemma3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
-    return _save(path, transformers.Gemma3TextConfig(**_GEMMA3 | options), seed, dtype)
+    return save(path, transformers.Gemma3TextConfig(**_GEMMA3 | options), seed, dtype)
 
 
 def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -241,12 +237,12 @@ def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
         "image_token_index": 5,
         "mm_tokens_per_image": 4,
     }
-    return _save(path, transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens), seed, dtype)
+    return save(path, transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens), seed, dtype)
 
 
 def save_tiny_gemma4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Gemma4ForCausalLM whose last two of five layers read the K and V of others, with per-layer embeddings."""
-    return _save(path, _gemma4_text(options), seed, dtype)
+    return save(path, _gemma4_text(options), seed, dtype)
 
 
 def save_tiny_gemma4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -260,7 +256,7 @@ def save_tiny_gemma4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", *
         "num_kv_shared_layers": 0,
         "use_double_wide_mlp": False,
     }
-    return _save(path, _gemma4_text(experts | options), seed, dtype)
+    return save(path, _gemma4_text(experts | options), seed, dtype)
 
 
 def save_tiny_gemma4_conditional(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -276,7 +272,7 @@ def save_tiny_gemma4_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
         "position_embedding_size": 16,
     }
     config = transformers.Gemma4Config(text_config=_gemma4_text(options), vision_config=vision, audio_config=None)
-    return _save(path, config, seed, dtype)
+    return save(path, config, seed, dtype)
 
 
 def _gemma4_text(options: dict[str, Any]) -> transformers.Gemma4TextConfig:
@@ -284,7 +280,7 @@ def _gemma4_text(options: dict[str, Any]) -> transformers.Gemma4TextConfig:
     return transformers.Gemma4TextConfig(vocab_size_per_layer_input=sizes["vocab_size"], **sizes)
 
 
-_MINISTRAL3 = _SIZES | {
+_MINISTRAL3 = SIZES | {
     "head_dim": 32,
     "rope_parameters": {
         "rope_type": "yarn",
@@ -298,7 +294,7 @@ _MINISTRAL3 = _SIZES | {
         "llama_4_scaling_beta": 0.4,
     },
 }
-_LATENT = _SIZES | {
+_LATENT = SIZES | {
     "num_key_value_heads": 4,
     "q_lora_rank": 40,
     "kv_lora_rank": 32,
@@ -327,14 +323,14 @@ _MISTRAL4 = _LATENT | {
     "rope_parameters": _LATENT["rope_parameters"]
     | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
 }
-_GEMMA3 = _SIZES | {
+_GEMMA3 = SIZES | {
     "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
     "head_dim": 16,
     "sliding_window": 10,
     "query_pre_attn_scalar": 24,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
-_GEMMA4 = _SIZES | {
+_GEMMA4 = SIZES | {
     "initializer_range": 0.06,  # NOTE: as for Gemma 3
     "num_hidden_layers": 5,
     "head_dim": 16,
@@ -386,8 +382,8 @@ MORE_BUILDERS: dict[str, Builder] = {
 }
 """Families of which parity with transformers is tested: their parts are tested with the others."""
 
-REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3")
-"""One family of each kind: plain, windows, shared keys and values, experts, sinks, latents."""
+REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3", "granite_hybrid")
+"""One family of each kind: plain, windows, shared keys and values, experts, sinks, latents, recurrent states."""
 
 
 def family_params(families: Iterable[str]) -> list[Any]:
@@ -416,18 +412,6 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-def empty_weights(path: Path) -> Path:
-    """Replace the weights by zeros of the shapes that `config.json` calls for, which take no room on the disk."""
-    fields = Fields(json.loads((path / "config.json").read_text()), str(path))
-    specs = find_family(fields).read_model(fields).tensors()
-    tensors = [(tensor.name, tensor.shape, "BF16", 2 * tensor.size) for tensor in specs]
-    with (path / "model.safetensors").open("wb") as file:
-        header = safetensors_header(tensors, {"format": "pt"})
-        file.write(header)
-        file.truncate(len(header) + sum(num_bytes for *_, num_bytes in tensors))
-    return path
-
-
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The same checkpoint in transformers, with its plain attention."""
     config = json.loads((path / "config.json").read_text())
@@ -436,7 +420,8 @@ def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrained
     return model
 
 
-def _save(path: Path, config: PreTrainedConfig, seed: int, dtype: str) -> Path:
+def save(path: Path, config: PreTrainedConfig, seed: int, dtype: str) -> Path:
+    """Write a random model of `config` to `path`."""
     torch.manual_seed(seed)
     oracle = oracle_class(config.model_type, hasattr(config, "text_config"))
     config._attn_implementation = "eager"
@@ -460,7 +445,7 @@ def _spread(model: PreTrainedModel, width: float) -> None:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * width)
 
 

@@ -37,7 +37,7 @@ class ToyLatentSpec(StateSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentSpec(StateSpec):
+class ToyRecurrentSpec(StateSpec):
     """A state of `size` numbers that each token changes. It can be gone on from where a checkpoint was taken: at the
     first end of a block at or after every `interval` tokens.
     """
@@ -72,10 +72,10 @@ def toy_layout(*specs: StateSpec) -> KVLayout:
 LAYOUTS = {
     "latent": toy_layout(ToyLatentSpec(6)),
     "latent+sliding": toy_layout(ToyLatentSpec(6), SLIDING),
-    "recurrent": toy_layout(RecurrentSpec(4, 2 * BLOCK_SIZE)),
-    "full+recurrent": toy_layout(ATTENTION, RecurrentSpec(4, 3 * BLOCK_SIZE)),
+    "recurrent": toy_layout(ToyRecurrentSpec(4, 2 * BLOCK_SIZE)),
+    "full+recurrent": toy_layout(ATTENTION, ToyRecurrentSpec(4, 3 * BLOCK_SIZE)),
     "latent+sliding+2 recurrent": toy_layout(
-        ToyLatentSpec(6), SLIDING, RecurrentSpec(4, 2 * BLOCK_SIZE), RecurrentSpec(5, 3 * BLOCK_SIZE)
+        ToyLatentSpec(6), SLIDING, ToyRecurrentSpec(4, 2 * BLOCK_SIZE), ToyRecurrentSpec(5, 3 * BLOCK_SIZE)
     ),
 }
 

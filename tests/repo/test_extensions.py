@@ -15,6 +15,7 @@ from tandem.routing.policies import POLICIES
 from tandem.transport.choose import AUTO, TRANSPORTS, Site, choose
 from tests.contract import test_transports
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.published_formats import FORMATS, MXFP4
 from tests.unit.models.gguf.test_convert import SAVERS
 
@@ -24,7 +25,8 @@ GGUF = "gguf"  # see tests/contract/test_gguf_served.py
 
 def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
     texts = {entry.module for entry in ARCHITECTURES.values() if not entry.module.endswith("_conditional")}
-    assert texts <= BUILDERS.keys() | EXPERT_BUILDERS.keys() | MORE_BUILDERS.keys(), "tests/helpers/checkpoints.py"
+    known = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS
+    assert texts <= known.keys(), "tests/helpers/checkpoints.py"
 
 
 def test_every_gguf_architecture_is_converted_in_a_test() -> None:

@@ -42,7 +42,14 @@ class Attention:
         self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
-    def write(self, x: torch.Tensor, positions: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> torch.Tensor:
+    def write(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        kv: LayerKV,
+        batch: AttentionBatch,
+        backend: AttentionBackend,
+    ) -> torch.Tensor:
         """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V, where the layer has its
         own, are in `kv` then.
         """

@@ -38,7 +38,12 @@ class LatentAttention:
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
     def write(
-        self, x: torch.Tensor, positions: torch.Tensor, latents: LayerLatents, batch: AttentionBatch
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        latents: LayerLatents,
+        batch: AttentionBatch,
+        backend: LatentBackend,
     ) -> torch.Tensor:
         """Queries [num_tokens, num_heads, plain_dim + rotary_dim] of `x` [num_tokens, hidden], their last elements
         rotated; its rows are in `latents` then.

@@ -1,17 +1,17 @@
 """Token mixers by the type of their spec."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.compute.attention import AttentionParams
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.latent_attention import LatentAttention
+from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.parameters import Parameters
 
@@ -21,15 +21,16 @@ class Mixer(Protocol):
     one that reads it.
     """
 
-    params: AttentionParams
+    @property
+    def params(self) -> Hashable: ...
 
-    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: AttentionBatch, /) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, size] of `x` [num_tokens, hidden]; what the layer keeps of `x` is in `state`
-        then.
+    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
+        """What `attend` takes of `x` [num_tokens, hidden], [num_tokens, ...]: queries, or where a state is carried
+        forward what it gives; what the layer keeps of `x` is in `state` then.
         """
         ...
 
-    def attend(self, queries: torch.Tensor, state: Any, batch: AttentionBatch, backend: Any, /) -> torch.Tensor:
+    def attend(self, queries: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `state`."""
         ...
 
@@ -44,4 +45,6 @@ def build_mixer(
 _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = {
     AttentionSpec: Attention,
     LatentAttentionSpec: LatentAttention,
+    ShortConvSpec: ShortConv,
+    LinearRecurrenceSpec: LinearRecurrence,
 }

@@ -201,7 +201,7 @@ def test_gemma3() -> None:
     model = read(GEMMA3_1B)
     layer, last = model.layers[0], model.layers[5]
     assert windows(model) == ([512] * 5 + [None]) * 4 + [512, 512]
-    assert layer.mixer.scale == 1 / 16
+    assert attention_of(model)[0].scale == 1 / 16
     assert model.embedding_scale == pytest.approx(1152**0.5)
     assert model.final_norm.unit_offset
     assert layer.after_mixer is not None

@@ -1,10 +1,15 @@
-"""The port that `tandem up` is to listen at, tried before anything is started."""
+"""Port and model of `tandem up`, tried before anything is started."""
+
+from pathlib import Path
 
 import pytest
 
-from tandem.cli.checks import check_port
-from tandem.core.errors import ConfigurationError
+from tandem.cli.checks import check_model, check_port
+from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.serving.ports import bound
+from tests.helpers.checkpoints import edit_config
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
+from tests.helpers.tokenizers import write_byte_tokenizer
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
@@ -26,3 +31,19 @@ def test_a_name_is_tried_at_the_address_that_the_gateway_takes(monkeypatch: pyte
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:1024 .*choose an address of this machine by --host"):
         check_port("192.0.2.1", 1024)
+
+
+def test_prefill_workers_of_a_recurrent_model_are_refused_before_they_start(tmp_path: Path) -> None:
+    path = write_byte_tokenizer(save_tiny_lfm2(tmp_path))
+    check_model(path, num_prefill=0)
+    with pytest.raises(ConfigurationError, match=r"--prefill=2: layer 0 .*recurrent state.*; give --prefill 0"):
+        check_model(path, num_prefill=2)
+    edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
+    with pytest.raises(UnsupportedCheckpointError, match=r"config.json: quant_method='gptq', and layer 0 .*recurrent"):
+        check_model(path)
+
+
+def test_prefill_workers_of_a_hybrid_family_without_recurrent_layers_are_not_refused(tmp_path: Path) -> None:
+    """Granite 4 Micro is one."""
+    path = save_tiny_granite_hybrid(tmp_path, layer_types=["full_attention"] * 3)
+    check_model(write_byte_tokenizer(path), num_prefill=2)

@@ -8,7 +8,7 @@ from tandem.compute.backends import BACKENDS, BackendEntry, BackendTable, choose
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
-from tests.helpers.toy_states import ATTENTION, RecurrentSpec, ToyLatentSpec
+from tests.helpers.toy_states import ATTENTION, ToyLatentSpec, ToyRecurrentSpec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LATENT = ToyLatentSpec(6)
@@ -68,9 +68,9 @@ def test_all_reasons_are_told() -> None:
     assert refusal("reference", [ATTENTION, LATENT]).endswith(
         "ToyLatentSpec: reference does not read this kind of state"
     )
-    assert refusal("auto", [RecurrentSpec(4, 32), ToyLatentSpec(7)]).endswith(
+    assert refusal("auto", [ToyRecurrentSpec(4, 32), ToyLatentSpec(7)]).endswith(
         "none: block_size=16 is not one of (); even: size=7 is odd; "
-        "RecurrentSpec: no backend is registered for this kind of state"
+        "ToyRecurrentSpec: no backend is registered for this kind of state"
     )
 
 

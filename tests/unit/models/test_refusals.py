@@ -14,6 +14,7 @@ from tandem.core.errors import CheckpointError, CorruptCheckpointError, Unsuppor
 from tandem.core.memory import total_bytes
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.empty_weights import empty_weights
 
 
 def load(path: Path, *, allow_pickle: bool = False) -> LoadedModel:
@@ -466,7 +467,7 @@ def test_one_file_larger_than_memory_is_refused(tmp_path: Path) -> None:
     path = checkpoints.edit_config(
         checkpoints.save_tiny_mixtral(tmp_path), **options, num_local_experts=num_experts, num_experts_per_tok=1
     )
-    checkpoints.empty_weights(path)
+    empty_weights(path)
     kernels = TorchKernels()
     with pytest.raises(CheckpointError, match="memory"):
         load_model(str(path), device=torch.device("cpu"), kernels=kernels, memory_bytes=total_bytes())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import EMBEDDING
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import ConfigurationError
@@ -37,6 +38,7 @@ def test_a_rotated_model_computes_the_same(build: checkpoints.Builder, tmp_path:
         runner.advance(index, tensors, plain)
         before = dict(tensors)
         rotation.turn_layer(layer, tensors)
+        assert isinstance(layer.mixer, AttentionSpec)
         assert not torch.equal(tensors[f"{layer.mixer.q.name}.weight"], before[f"{layer.mixer.q.name}.weight"])
         runner.advance(index, tensors, turned)
     assert (rotation.turn_back(turned.hidden) - plain.hidden).norm() < 1e-4 * plain.hidden.norm()

@@ -9,6 +9,7 @@ from tests.unit.architecture.published.checkpoint import Checkpoint
 from tests.unit.architecture.published.deepseek import LATENT
 from tests.unit.architecture.published.dense import GRANITE, OLMO, PHI, SMOLLM
 from tests.unit.architecture.published.google import GEMMA, GEMMA_4
+from tests.unit.architecture.published.hybrids import GRANITE_4, LFM2
 from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
 from tests.unit.architecture.published.mistral import MISTRAL, MIXTRAL, WRAPPED
 from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX
@@ -30,6 +31,8 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *PHI,
     *SMOLLM,
     *GRANITE,
+    *GRANITE_4,
+    *LFM2,
     *LATENT,
     *GLM,
     *MINIMAX,

@@ -17,7 +17,8 @@ class Checkpoint:
         config: all keys that are known of its `config.json`; none is made up.
         total: parameters; of a multimodal one, the text model's.
         is_count: `total` is the number of elements in the published safetensors, and not a rounded one.
-        active: parameters that one token passes, in billions, as the model card rounds it; None = dense.
+        active: parameters that one token passes, in billions, as the model card rounds it; None = dense, or
+            rounded to one digit.
         kv_bytes: of one token in 16 bits, all layers; None = not known from elsewhere.
         warned: keys that are reported as not read.
         refused: part of the message of the refusal; None = it is read.

@@ -1,0 +1,169 @@
+"""Token mixers whose state does not grow: a short convolution, and linear recurrences behind one.
+
+A convolution is causal and of each channel by itself. What it still needs is the input of the last tokens, as many as
+its taps but one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from tandem.architecture.mixer_cost import MixerCost
+from tandem.architecture.state import DTYPE_BYTES, RecurrentSpec
+from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
+
+_STATE_BYTES = DTYPE_BYTES["float32"]
+
+
+class RecurrentMixer:
+    """What all mixers with a recurrent state have in common: they ask nothing of attention."""
+
+    __slots__ = ()
+    reads_state_of: ClassVar[None] = None
+    rope: ClassVar[None] = None
+    softcap: ClassVar[float] = 0.0
+    sinks: ClassVar[None] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """Causal convolution of each channel: `weight` [channels, 1, taps], the last tap of the token itself; `bias`
+    [channels]; `activation`: SiLU after it.
+
+    Several weights are those of channels one after the other.
+    """
+
+    weights: tuple[TensorSpec, ...]
+    bias: TensorSpec | None
+    activation: bool
+
+    @property
+    def channels(self) -> int:
+        return sum(weight.shape[0] for weight in self.weights)
+
+    @property
+    def taps(self) -> int:
+        return self.weights[0].shape[2]
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.weights
+        if self.bias is not None:
+            yield self.bias
+
+
+def conv_spec(name: str, channels: int, taps: int, *, bias: bool, activation: bool = True) -> ConvSpec:
+    """A convolution with the tensors `{name}.weight` and, with `bias`, `{name}.bias`."""
+    return ConvSpec(
+        (TensorSpec(f"{name}.weight", (channels, 1, taps)),),
+        TensorSpec(f"{name}.bias", (channels,)) if bias else None,
+        activation,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvSpec(RecurrentMixer):
+    """`out(c * conv(b * x))`, where `project` gives b, c and x, each as wide as the convolution (LFM2)."""
+
+    project: LinearSpec
+    conv: ConvSpec
+    out: LinearSpec
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.project.tensors()
+        yield from self.conv.tensors()
+        yield from self.out.tensors()
+
+    def state(self, dtype: str) -> RecurrentSpec:
+        """Inputs of the convolution, as `dtype`."""
+        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype)
+
+    def limited(self, length: int) -> "ShortConvSpec":
+        """The same for sequences of at most `length` tokens: itself."""
+        return self
+
+    @property
+    def cost(self) -> MixerCost:
+        """Columns read, and as many written but for the oldest; two operations for each tap."""
+        columns = self.conv.channels * (self.conv.taps - 1)
+        return MixerCost(0, 0, 1, 2 * columns * DTYPE_BYTES["bfloat16"], 2 * self.conv.channels * self.conv.taps)
+
+
+class Gating(StrEnum):
+    """From what a recurrence gives to what its output map takes."""
+
+    GATE_THEN_NORM = "gate then norm"  # the norm of y * silu(gate), in groups of channels
+    NORM_THEN_GATE = "norm then gate"  # the norm of each head of y, times silu(gate)
+    NORM_THEN_SIGMOID = "norm then sigmoid"  # as before, times sigmoid(gate)
+    GATE = "gate"  # y * silu(gate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearRecurrenceSpec(RecurrentMixer):
+    """A state S of each head, [value_dim, key_dim], which every token decays and adds to:
+
+        S <- S * decay;  S <- S + u k^T;  y = S q + skip * v
+
+    with `u = beta * v` (Mamba-2, arXiv:2405.21060), or, where `is_delta`, `u = beta * (v - S k)`, so that what k stood
+    for before is replaced (gated DeltaNet, arXiv:2412.06464). `decay = exp(-exp(a_log) * step)` with `step =
+    softplus(a + a_bias)`, of each head, or of each of its `key_dim` columns (Kimi delta attention, arXiv:2510.26692).
+    Without delta, beta is the step; with it, sigmoid(b). q and k of a head group serve consecutive heads.
+
+    Args:
+        qkv: to what the convolution takes: queries and keys of all groups and values of all heads, in the order of
+            `conv_order`.
+        gate, a, b: to the gate of `num_heads * value_dim` elements, to a and to b; `gate_in` and `a_in` go before
+            where these maps are products of two.
+        skip: [num_heads] (D of Mamba-2).
+        conv_order: parts of the convolution's channels: "q", "k", "v".
+        are_normed: queries and keys are divided by their length.
+        out_norm: of `value_dim` elements, or of as many channels as a group of `num_norm_groups` has.
+    """
+
+    qkv: tuple[LinearSpec, ...]
+    gate: LinearSpec
+    gate_in: LinearSpec | None = None
+    a: LinearSpec
+    a_in: LinearSpec | None = None
+    b: LinearSpec | None
+    conv: ConvSpec
+    conv_order: str
+    a_log: TensorSpec
+    a_bias: TensorSpec
+    skip: TensorSpec | None
+    out_norm: NormSpec | None
+    out: LinearSpec
+    num_heads: int
+    num_groups: int
+    key_dim: int
+    value_dim: int
+    is_delta: bool
+    are_normed: bool
+    gating: Gating
+    num_norm_groups: int = 1
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for linear in filter(None, (*self.qkv, self.gate_in, self.gate, self.a_in, self.a, self.b, self.out)):
+            yield from linear.tensors()
+        yield from self.conv.tensors()
+        yield from filter(None, (self.a_log, self.a_bias, self.skip))
+        if self.out_norm is not None:
+            yield from self.out_norm.tensors()
+
+    def state(self, dtype: str) -> RecurrentSpec:
+        """S in float32, inputs of the convolution as `dtype`."""
+        heads = self.num_heads, self.value_dim, self.key_dim
+        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, heads)
+
+    def limited(self, length: int) -> "LinearRecurrenceSpec":
+        """The same for sequences of at most `length` tokens: itself."""
+        return self
+
+    @property
+    def cost(self) -> MixerCost:
+        """S is read and written; decay, product with q and sum take six operations an element, two more with delta."""
+        size, columns = self.num_heads * self.value_dim * self.key_dim, self.conv.channels * (self.conv.taps - 1)
+        num_bytes = 2 * (size * _STATE_BYTES + columns * DTYPE_BYTES["bfloat16"])
+        return MixerCost(
+            0, 0, 1, num_bytes, size * (8 if self.is_delta else 6) + 2 * self.conv.channels * self.conv.taps
+        )

@@ -1,0 +1,147 @@
+"""Recurrent states in PyTorch, on any device: one token after the other in decode, a prompt chunk by chunk.
+
+A chunk is computed by products of its tokens with each other and with the state before it, which equals the recurrence
+but for rounding. So the last bits of a token depend on how its prompt was cut.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tandem.architecture.state import RecurrentSpec
+from tandem.compute.arena import LayerRecurrent
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
+from tandem.compute.step import AttentionBatch
+
+CHUNK = 32
+_MOST_DECAY = 1e4  # NOTE: an infinite one would make 0 * inf of what it multiplies
+
+
+class ReferenceRecurrentBackend:
+    """Implements `RecurrentBackend` for every spec; float32 inside."""
+
+    name = "reference"
+    graph_safe = False
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device` is where it will be used; any will do."""
+
+    def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """It serves every spec; bounds and sinks are not of this kind of state."""
+        return None
+
+    def prepare(self, batch: AttentionBatch, kv: LayerRecurrent, layers: Collection[Any]) -> RecurrentBatch:
+        return prepare_recurrent(batch, kv)
+
+    def recur(
+        self, inputs: RecurrenceInputs, params: RecurrenceParams, state: LayerRecurrent, batch: RecurrentBatch
+    ) -> torch.Tensor:
+        """See `RecurrentBackend.recur`."""
+        assert state.matrices is not None
+        terms = _Terms.of(inputs, params)
+        before = state.matrices[batch.read_pages].masked_fill_(batch.is_first[:, None, None, None], 0.0)
+        if batch.max_query_len == 1:
+            after, out = terms.step(before)
+            state.matrices[batch.write_pages] = after
+            return out
+        out = torch.empty_like(terms.v)
+        begins, first_write = batch.query_start.tolist(), batch.first_write.tolist()
+        ends, pages = batch.write_ends.tolist(), batch.write_pages.tolist()
+        for request, matrices in enumerate(before):
+            start, carried = begins[request], matrices
+            for write in range(first_write[request], first_write[request + 1]):
+                while start < ends[write]:
+                    stop = min(start + CHUNK, ends[write])
+                    carried, out[start:stop] = terms.part(start, stop).chunk(carried)
+                    start = stop
+                state.matrices[pages[write]] = carried
+        return out
+
+
+class _Terms:
+    """The terms of the recurrence for some tokens, float32. `log_decay` [num_tokens, num_heads, 1 or columns]."""
+
+    __slots__ = ("beta", "is_delta", "k", "log_decay", "q", "v")
+
+    def __init__(
+        self,
+        q: torch.Tensor,  # [num_tokens, num_heads, columns]
+        k: torch.Tensor,
+        v: torch.Tensor,  # [num_tokens, num_heads, rows]
+        log_decay: torch.Tensor,
+        beta: torch.Tensor,  # [num_tokens, num_heads]
+        is_delta: bool,
+    ) -> None:
+        self.q, self.k, self.v, self.log_decay, self.beta, self.is_delta = q, k, v, log_decay, beta, is_delta
+
+    @classmethod
+    def of(cls, inputs: RecurrenceInputs, params: RecurrenceParams) -> "_Terms":
+        num_heads = inputs.v.shape[1]
+        per_group = num_heads // inputs.q.shape[1]
+        step = functional.softplus(inputs.a.float() + params.a_bias)
+        wide = step if step.dim() == 3 else step.unsqueeze(2)
+        log_decay = (-params.a_log.exp()[:, None] * wide).clamp_min(-_MOST_DECAY)
+        return cls(
+            inputs.q.float().repeat_interleave(per_group, dim=1),
+            inputs.k.float().repeat_interleave(per_group, dim=1),
+            inputs.v.float(),
+            log_decay,
+            step if inputs.b is None else inputs.b.float().sigmoid(),
+            inputs.b is not None,
+        )
+
+    def part(self, start: int, stop: int) -> "_Terms":
+        """Those of tokens `start` to `stop - 1`."""
+        at = slice(start, stop)
+        return _Terms(self.q[at], self.k[at], self.v[at], self.log_decay[at], self.beta[at], self.is_delta)
+
+    def step(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token of each request, from its state [num_requests, num_heads, rows, columns]: (states after it, what
+        the queries read).
+        """
+        after = before * self.log_decay.exp().unsqueeze(2)
+        v = self.v
+        if self.is_delta:
+            v = v - torch.einsum("nhrc,nhc->nhr", after, self.k)
+        after += torch.einsum("nhr,nhc->nhrc", v * self.beta.unsqueeze(2), self.k)
+        return after, torch.einsum("nhrc,nhc->nhr", after, self.q)
+
+    def chunk(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens of one request, from the state [num_heads, rows, columns] before the first: (state after the last,
+        what the queries read).
+        """
+        q, k, v, log_decay = (x.transpose(0, 1) for x in (self.q, self.k, self.v, self.log_decay))
+        decayed = log_decay.cumsum(1).exp()  # [num_heads, num_tokens, 1 or columns]: from `before` to a token
+        decay = _decay(log_decay)
+        added = v
+        if self.is_delta:
+            added = v - torch.einsum("htc,hrc->htr", k * decayed, before)
+        added = added * self.beta.T.unsqueeze(2)
+        if self.is_delta:
+            mutual = _decayed_products(k, k, decay).tril(-1) * self.beta.T.unsqueeze(2)
+            eye = torch.eye(mutual.shape[1], device=mutual.device)
+            added = torch.linalg.solve_triangular(mutual + eye, added, upper=False, unitriangular=True)
+        read = torch.einsum("htc,hrc->htr", q * decayed, before) + _decayed_products(q, k, decay).tril() @ added
+        after = before * decayed[:, -1:] + torch.einsum("htr,htc->hrc", added, k * decay[:, -1])
+        return after, read.transpose(0, 1)
+
+
+def _decay(log_decay: torch.Tensor) -> torch.Tensor:
+    """[num_heads, t, s, 1 or columns] of [num_heads, num_tokens, 1 or columns]: from token s to token t >= s; 1 above
+    the diagonal. Each is a sum of its own: a difference of sums loses what is small beside what came before.
+    """
+    num_tokens = log_decay.shape[1]
+    later = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=log_decay.device).tril(-1)
+    steps = log_decay.unsqueeze(2) * later[None, :, :, None]
+    return steps.cumsum(1).exp()
+
+
+def _decayed_products(x: torch.Tensor, k: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """[num_heads, num_tokens, num_tokens]: of token t of `x` with token s <= t of `k`, decayed from s to t; what is
+    above the diagonal has no meaning.
+    """
+    if decay.shape[3] == 1:
+        return (x @ k.transpose(1, 2)) * decay.squeeze(3)
+    return torch.einsum("htc,hsc,htsc->hts", x, k, decay)

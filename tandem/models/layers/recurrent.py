@@ -1,0 +1,166 @@
+"""Mixers with a recurrent state: project, convolve, carry the state forward, gate, project back."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+
+from tandem.architecture.recurrent_mixers import ConvSpec, Gating, LinearRecurrenceSpec, ShortConvSpec
+from tandem.architecture.tensors import LinearSpec
+from tandem.compute.arena import LayerRecurrent
+from tandem.compute.ops import Kernels
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend, RecurrentBatch
+from tandem.models.layers.norm import Norm
+from tandem.models.layers.rotary import RotaryTable
+from tandem.models.layers.sigmoid import rowwise_sigmoid
+from tandem.models.parameters import Parameters
+
+_LENGTH_EPS = 1e-6  # of the square of a query's or key's length
+
+
+class CausalConv:
+    """Computes a `ConvSpec` with the tensors that it names."""
+
+    def __init__(self, spec: ConvSpec, parameters: Parameters, kernels: Kernels) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        weights = torch.cat([parameters.tensors[weight.name] for weight in spec.weights])
+        self._weight = weights.squeeze(1).T.float().contiguous()  # [taps, channels]
+        self._bias = None if spec.bias is None else parameters.tensors[spec.bias.name].float()
+
+    def __call__(self, x: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch) -> torch.Tensor:
+        """`x` [num_tokens, channels] -> the same shape and dtype; see `RecurrentBatch.convolve`."""
+        out = batch.convolve(x, self._weight, self._bias, state)
+        if self._spec.activation:
+            out = self._kernels.gated_product(out, torch.ones_like(out), "silu")
+        return out.to(x.dtype)
+
+
+class ShortConv:
+    """Computes a `ShortConvSpec` with the tensors that it names."""
+
+    params: ClassVar[str] = "convolution"
+
+    def __init__(self, spec: ShortConvSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
+        self._project = parameters.linear(spec.project)
+        self._conv = CausalConv(spec.conv, parameters, kernels)
+        self._out = parameters.linear(spec.out)
+
+    def write(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        state: LayerRecurrent,
+        batch: RecurrentBatch,
+        backend: RecurrentBackend,
+    ) -> torch.Tensor:
+        """Gated channels [num_tokens, channels] of `x` [num_tokens, hidden]; the columns are in `state` then."""
+        b, c, x = self._project(x).chunk(3, dim=1)
+        return self._conv(b * x, state, batch).mul_(c)
+
+    def attend(
+        self, channels: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+    ) -> torch.Tensor:
+        """[num_tokens, hidden]."""
+        return self._out(channels)
+
+
+class LinearRecurrence:
+    """Computes a `LinearRecurrenceSpec` with the tensors that it names."""
+
+    params: ClassVar[str] = "recurrence"
+
+    def __init__(
+        self, spec: LinearRecurrenceSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels
+    ) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        self._qkv = [parameters.linear(linear) for linear in spec.qkv]
+        self._gate = _linear(parameters, spec.gate_in, spec.gate)
+        self._a = _linear(parameters, spec.a_in, spec.a)
+        self._b = None if spec.b is None else parameters.linear(spec.b)
+        self._conv = CausalConv(spec.conv, parameters, kernels)
+        a_bias = parameters.tensors[spec.a_bias.name].float()
+        self._has_columns = spec.a.outputs > spec.num_heads
+        self._constants = RecurrenceParams(
+            parameters.tensors[spec.a_log.name].float().flatten(),
+            a_bias.view(spec.num_heads, spec.key_dim) if self._has_columns else a_bias,
+        )
+        self._skip = None if spec.skip is None else parameters.tensors[spec.skip.name].float()
+        self._norm = Norm.take_optional(spec.out_norm, parameters, kernels)
+        self._out = parameters.linear(spec.out)
+
+    def write(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        state: LayerRecurrent,
+        batch: RecurrentBatch,
+        backend: RecurrentBackend,
+    ) -> torch.Tensor:
+        """Gated values [num_tokens, num_heads * value_dim] of `x` [num_tokens, hidden]; the state that follows is in
+        `state` then.
+        """
+        spec = self._spec
+        parts = [linear(x) for linear in self._qkv]
+        mixed = self._conv(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), state, batch)
+        keys, values = spec.num_groups * spec.key_dim, spec.num_heads * spec.value_dim
+        widths = [values if part == "v" else keys for part in spec.conv_order]
+        split = torch.split(mixed, widths, dim=1)
+        found = dict(zip(spec.conv_order, split, strict=True))
+        q, k = (found[part].reshape(-1, spec.num_groups, spec.key_dim) for part in "qk")
+        v = found["v"].reshape(-1, spec.num_heads, spec.value_dim)
+        if spec.are_normed:
+            q, k = self._unit(q, spec.key_dim**-0.5), self._unit(k, 1.0)
+        a = self._a(x)
+        a = a.view(-1, spec.num_heads, spec.key_dim) if self._has_columns else a
+        inputs = RecurrenceInputs(q, k, v, a, None if self._b is None else self._b(x))
+        out = backend.recur(inputs, self._constants, state, batch)
+        if self._skip is not None:
+            out = out.add_(v.float().mul_(self._skip[:, None]))
+        return self._gated(out.flatten(1), self._gate(x).float()).to(x.dtype)
+
+    def attend(
+        self, values: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+    ) -> torch.Tensor:
+        """[num_tokens, hidden]."""
+        return self._out(values)
+
+    def _unit(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        """Each row of the last dimension divided by its length, times `scale`, in float32."""
+        size = x.shape[-1]
+        weight = torch.full((size,), scale * size**-0.5, device=x.device)
+        return self._kernels.rms_norm(x.float(), weight, _LENGTH_EPS / size)
+
+    def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Both [num_tokens, num_heads * value_dim] float32."""
+        spec = self._spec
+        match spec.gating:
+            case Gating.GATE:
+                return self._kernels.gated_product(gate, y, "silu")
+            case Gating.GATE_THEN_NORM:
+                return self._normed(self._kernels.gated_product(gate, y, "silu"), spec.num_norm_groups)
+            case Gating.NORM_THEN_GATE:
+                return self._kernels.gated_product(gate, self._normed(y, spec.num_heads), "silu")
+            case Gating.NORM_THEN_SIGMOID:
+                return self._normed(y, spec.num_heads).mul_(rowwise_sigmoid(gate))
+
+    def _normed(self, x: torch.Tensor, num_groups: int) -> torch.Tensor:
+        """The norm of each of `num_groups` parts of a row. Its weight is that of a part, or of the whole row."""
+        assert self._norm is not None
+        weight, eps = self._norm.weight.float(), self._norm.spec.eps
+        parts = x.view(-1, num_groups, x.shape[1] // num_groups)
+        if len(weight) == parts.shape[2]:
+            return self._kernels.rms_norm(parts, weight, eps).flatten(1)
+        return self._kernels.rms_norm(parts, torch.ones(parts.shape[2], device=x.device), eps).flatten(1).mul_(weight)
+
+
+def _linear(
+    parameters: Parameters, first: LinearSpec | None, last: LinearSpec
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`last(first(x))`, or `last(x)` where there is no `first`."""
+    outer = parameters.linear(last)
+    if first is None:
+        return outer
+    inner = parameters.linear(first)
+    return lambda x: outer(inner(x))

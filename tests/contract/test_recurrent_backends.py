@@ -1,0 +1,76 @@
+"""The chunked form of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
+
+import pytest
+import torch
+
+from tandem.architecture.state import RecurrentSpec
+from tandem.compute.arena import Arena, LayerRecurrent
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
+from tandem.compute.step import AttentionBatch
+from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
+from tandem.kvcache.spec import build_layout
+
+HEADS, GROUPS, ROWS, COLUMNS, TOKENS, BLOCK_SIZE = 4, 2, 6, 5, 90, 8
+LAST_BLOCK = (TOKENS - 1) // BLOCK_SIZE
+
+
+def batch_of(start: int, stop: int) -> AttentionBatch:
+    """One request whose blocks are 1, 2, ...; tokens `start` to `stop - 1` are computed."""
+    return AttentionBatch(
+        query_start=torch.tensor([0, stop - start], dtype=torch.int32),
+        seq_lens=torch.tensor([stop], dtype=torch.int32),
+        block_tables=torch.arange(1, LAST_BLOCK + 2, dtype=torch.int32)[None],
+        slot_mapping=torch.arange(start, stop),
+        max_query_len=stop - start,
+        max_seq_len=stop,
+    )
+
+
+def inputs_of(is_delta: bool, by_column: bool, start: int, stop: int) -> RecurrenceInputs:
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(TOKENS, *shape, generator=generator)
+
+    q, k, v = draw(GROUPS, COLUMNS), draw(GROUPS, COLUMNS), draw(HEADS, ROWS)
+    k = k / k.norm(dim=2, keepdim=True)
+    a, b = draw(HEADS, COLUMNS) if by_column else draw(HEADS), draw(HEADS)
+    part = slice(start, stop)
+    return RecurrenceInputs(q[part], k[part], v[part], a[part], b[part] if is_delta else None)
+
+
+def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the definition reads, in float64: (what the queries read, the state after the last token)."""
+    matrices, out = torch.zeros(HEADS, ROWS, COLUMNS, dtype=torch.float64), []
+    for token in range(len(inputs.q)):
+        q, k = (x[token].double().repeat_interleave(HEADS // GROUPS, 0) for x in (inputs.q, inputs.k))
+        step = torch.nn.functional.softplus(inputs.a[token].double() + params.a_bias.double())
+        decay = (-params.a_log.double().exp()[:, None] * step.view(HEADS, -1)).exp()
+        matrices = matrices * decay[:, None, :]
+        added, beta = inputs.v[token].double(), step
+        if inputs.b is not None:
+            beta = inputs.b[token].double().sigmoid()
+            added = added - (matrices * k[:, None, :]).sum(2)
+        matrices = matrices + (beta[:, None] * added)[:, :, None] * k[:, None, :]
+        out.append((matrices * q[:, None, :]).sum(2))
+    return torch.stack(out), matrices
+
+
+@pytest.mark.parametrize(("is_delta", "by_column"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("cuts", [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))], ids=len)
+def test_any_cut_equals_the_recurrence(is_delta: bool, by_column: bool, cuts: tuple[int, ...]) -> None:
+    layout = build_layout([RecurrentSpec(4, 3, "float32", (HEADS, ROWS, COLUMNS))], BLOCK_SIZE)
+    state = Arena(layout, LAST_BLOCK + 2, torch.device("cpu")).layers[0]
+    assert isinstance(state, LayerRecurrent)
+    assert state.matrices is not None
+    state.matrices.fill_(torch.nan)  # NOTE: a request that begins must not read what a page held before
+    generator = torch.Generator().manual_seed(8)
+    a_log, a_bias = torch.randn(HEADS, generator=generator), torch.randn(HEADS, COLUMNS, generator=generator)
+    params = RecurrenceParams(a_log, a_bias if by_column else a_bias[:, 0])
+    backend, found = ReferenceRecurrentBackend(), []
+    for start, stop in zip((0, *cuts), cuts, strict=False):
+        batch = backend.prepare(batch_of(start, stop), state, ())
+        found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
+    expected, last = recurrence(inputs_of(is_delta, by_column, 0, TOKENS), params)
+    torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state.matrices[LAST_BLOCK + 1].double(), last, rtol=1e-4, atol=1e-4)

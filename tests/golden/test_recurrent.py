@@ -1,0 +1,136 @@
+"""Recurrent states: logits beside transformers, and the same tokens batched, cached, preempted and among aborts."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.architecture.state import CHECKPOINT_INTERVAL
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.engine import Engine
+from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, reference_logits, relative_error
+from tests.helpers import checkpoints
+from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS, save_tiny_granite_hybrid
+from tests.helpers.stepping import REFERENCE, Stepper
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+FAMILIES = RECURRENT_BUILDERS
+PYTHON = {"dtype": "float32", "native_kernels": False, "attention_backend": "reference"}
+
+
+@pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
+def test_a_prompt_cut_at_every_position(family: str, tmp_path: Path) -> None:
+    path, prompt = FAMILIES[family](tmp_path), random_prompt(30)
+    expected = reference_logits(checkpoints.load_reference(path), prompt)
+    model = load(path)
+    for cut in range(1, len(prompt)):
+        stepper = Stepper(model.decoder, REFERENCE, num_tokens=len(prompt))
+        logits = torch.cat((stepper.step(prompt[:cut]), stepper.step(prompt[cut:])))
+        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+
+
+def test_without_experts_and_with_positions(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True}
+    path, prompt = save_tiny_granite_hybrid(tmp_path, **options), random_prompt(40)
+    expected = reference_logits(checkpoints.load_reference(path), prompt)
+    logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
+    assert relative_error(logits, expected) < RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
+def test_errors_do_not_grow_over_2000_tokens(family: str, tmp_path: Path) -> None:
+    path = FAMILIES[family](tmp_path, max_position_embeddings=4096)
+    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = reference_logits(checkpoints.load_reference(path), prompt)[-64:]
+    stepper = Stepper(load(path).decoder, REFERENCE, num_tokens=len(prompt))
+    for start in range(0, 1936, 176):
+        stepper.step(prompt[start : start + 176])
+    logits = torch.cat([stepper.step([token]) for token in prompt[1936:]])
+    assert relative_error(logits, expected) < RELATIVE_ERROR
+
+
+@pytest.fixture(scope="module", params=checkpoints.family_params(FAMILIES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1, "max_position_embeddings": 4096}
+    return write_byte_tokenizer(FAMILIES[request.param](tmp_path_factory.mktemp(request.param), **sizes))
+
+
+def random_requests(seed: int, number: int, longest: int) -> tuple[dict[str, list[int]], dict[str, SamplingParams]]:
+    """Prompts of 1 to `longest` tokens by name; half of them greedy, half sampled."""
+    rng = random.Random(seed)
+    prompts = {f"r{i}": [rng.randrange(256) for _ in range(rng.randint(1, longest))] for i in range(number)}
+    params = {
+        name: SamplingParams(temperature=i % 2, seed=i, max_tokens=20, ignore_eos=True)
+        for i, name in enumerate(prompts)
+    }
+    return prompts, params
+
+
+def serve(engine: Engine, prompts: dict[str, list[int]], params: dict[str, SamplingParams]) -> dict[str, list[int]]:
+    """All at once, until nothing is left."""
+    for name, prompt in prompts.items():
+        engine.add_request(prompt, params[name], request_id=name)
+    outputs = drain(engine)
+    assert engine.kv_usage.used == 0
+    return {name: token_ids(outputs[name, 0]) for name in prompts}
+
+
+def test_requests_that_share_small_steps_get_the_tokens_they_get_alone(checkpoint: Path) -> None:
+    prompts, params = random_requests(3, 6, 60)
+    expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, max_num_batched_tokens=256, **PYTHON)
+    engine = tiny_engine(checkpoint, max_num_batched_tokens=11, max_num_running=6, block_size=8, **PYTHON)
+    assert serve(engine, prompts, params) == expected
+
+
+def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
+    """The pool holds exactly one request of full length, so that growing ones push each other out again and again."""
+    prompts, params = random_requests(6, 3, 14)
+    params = {name: replace(each, max_tokens=50) for name, each in params.items()}
+    cache_bytes = least_kv_cache_bytes(checkpoint, 64, 16, "float32")
+    tight = {"max_model_len": 64, "max_num_batched_tokens": 16, "max_num_running": 16, "kv_cache_bytes": cache_bytes}
+    engine = tiny_engine(checkpoint, **tight, **PYTHON)
+    assert serve(engine, prompts, params) == serve_alone(checkpoint, prompts, params, **PYTHON)
+    assert engine.counters.num_preemptions >= 2
+
+
+def test_a_prefix_is_found_at_the_last_kept_state(checkpoint: Path) -> None:
+    """Of 1,100 shared tokens the first 1,024, and again after the answers that went on from there."""
+    rng = random.Random(7)
+    shared = [rng.randrange(256) for _ in range(CHECKPOINT_INTERVAL + 76)]
+    prompts = {f"r{i}": [*shared, *(rng.randrange(256) for _ in range(9 * i))] for i in range(3)}
+    params = {name: SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True) for name in prompts}
+    sizes = {"max_model_len": 1536, "max_num_batched_tokens": 512, "kv_cache_bytes": 4 << 20}
+    expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, **sizes, **PYTHON)
+    engine = tiny_engine(checkpoint, **sizes, **PYTHON)
+    for number, name in enumerate(prompts):
+        assert serve(engine, {name: prompts[name]}, params)[name] == expected[name]
+        assert engine.counters.num_cached_prompt_tokens == number * CHECKPOINT_INTERVAL
+
+
+def test_aborts_leave_nothing_and_change_no_other_tokens(checkpoint: Path) -> None:
+    """Aborted before, in and after their prompts; what they held is used by others at once."""
+    prompts, params = random_requests(8, 8, 60)
+    kept = {name: prompts[name] for name in ("r1", "r4", "r7")}
+    expected = serve_alone(checkpoint, kept, params, **PYTHON)
+    engine = tiny_engine(checkpoint, max_num_batched_tokens=16, max_num_running=4, block_size=8, **PYTHON)
+    for name, prompt in prompts.items():
+        engine.add_request(prompt, params[name], request_id=name)
+    found: dict[str, list[int]] = {name: [] for name in kept}
+    doomed = [name for name in prompts if name not in kept]
+    assert engine.abort(doomed.pop())
+    num_steps = 0
+    while engine.has_work:
+        num_steps += 1
+        for output in engine.step():
+            if output.request_id in found:
+                found[output.request_id] += output.token_ids
+        if doomed and num_steps % 2:
+            assert engine.abort(doomed.pop(0)), "it had ended before"
+        engine.check()
+    assert not doomed
+    assert found == expected
+    assert (engine.kv_usage.used, engine.num_running, engine.num_waiting) == (0, 0, 0)

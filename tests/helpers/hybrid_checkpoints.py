@@ -1,0 +1,52 @@
+"""Builders of tiny random checkpoints of families with recurrent states; see `tests.helpers.checkpoints`."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from tests.helpers.checkpoints import SIZES, Builder, save
+
+_UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+_MAMBA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 48,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 4.0,
+}
+
+
+def save_tiny_lfm2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Lfm2ForCausalLM: two convolutions around a layer of attention, then another."""
+    kinds = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    return save(path, transformers.Lfm2Config(**SIZES | _UNTIED | kinds | options), seed, dtype)
+
+
+def save_tiny_lfm2_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Lfm2MoeForCausalLM: a dense layer, then experts; the last layer is one of attention."""
+    kinds = {"layer_types": ["conv", "conv", "full_attention"], "num_dense_layers": 1, "num_experts": 6}
+    experts = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    return save(path, transformers.Lfm2MoeConfig(**SIZES | _UNTIED | kinds | experts | options), seed, dtype)
+
+
+def save_tiny_granite_hybrid(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GraniteMoeHybridForCausalLM: Mamba-2 around a layer of attention, experts beside a shared block."""
+    return save(path, transformers.GraniteMoeHybridConfig(**SIZES | _MAMBA | options), seed, dtype)
+
+
+RECURRENT_BUILDERS: dict[str, Builder] = {
+    "lfm2": save_tiny_lfm2,
+    "lfm2_moe": save_tiny_lfm2_moe,
+    "granite_hybrid": save_tiny_granite_hybrid,
+}
+"""Families with recurrent states, which the reference backend alone computes."""
