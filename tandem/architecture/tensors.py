@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
 MAX_RANKS = 8
 """Of a tensor-parallel group; a power of two. Sums that ranks may split are made of as many parts (`sum_blocks`)."""
 

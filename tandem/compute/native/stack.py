@@ -31,7 +31,11 @@ _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
 _WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
 LAYER_FIELDS = (  # of the C++ struct, in order; tests compare them
-    *(field for name in _WEIGHTS for field in ((f"{name}.floats", f"{name}.codes", f"{name}.sum_blocks") if name in _MATRICES else (name,))),
+    *(
+        field
+        for name in _WEIGHTS
+        for field in ((f"{name}.floats", f"{name}.codes", f"{name}.sum_blocks") if name in _MATRICES else (name,))
+    ),
     *(*_TABLES, "half", "window", "mixture"),
 )
 _pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
