@@ -34,7 +34,7 @@ from tandem.rpc.messages import (
 )
 from tandem.rpc.server import serve_router, serve_worker
 
-MAX_MODEL_LEN = 32768
+MAX_MODEL_LEN = 2 * 2**20
 VOCAB_SIZE = 4096
 SECRET = b"shared with the gateway"
 HANGING_TOKEN = 4000  # a prompt that begins with it gets one word, then nothing until its caller goes

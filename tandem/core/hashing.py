@@ -37,11 +37,21 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
     first, last = len(hashes) * block_size, len(token_ids) // block_size * block_size
     if first >= last:
         return
-    encoded = _encoded(token_ids[first:last])
-    parent = hashes[-1] if hashes else root
+    hashes += _chained(hashes[-1] if hashes else root, _encoded(token_ids[first:last]), block_size)
+
+
+def further_hashes(root: bytes, hashes: bytes, token_ids: "array[int]", block_size: int) -> bytes:
+    """Returns, packed, the hashes of the full blocks of `token_ids` after those that the packed `hashes` cover."""
+    first, last = len(hashes) // HASH_BYTES * block_size, len(token_ids) // block_size * block_size
+    return b"".join(_chained(hashes[-HASH_BYTES:] or root, token_ids[first:last].tobytes(), block_size))
+
+
+def _chained(parent: bytes, encoded: bytes, block_size: int) -> list[bytes]:
+    hashes = []
     for start in range(0, len(encoded), 4 * block_size):
         parent = hashlib.sha256(parent + encoded[start : start + 4 * block_size]).digest()
         hashes.append(parent)
+    return hashes
 
 
 def _text(value: str) -> bytes:

@@ -17,6 +17,7 @@ from tandem.accounts.errors import NotAllowedError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.usage import Usage
 from tandem.core.errors import shown
+from tandem.core.scope import CacheScope
 from tandem.gateway.accounts_headers import limit_headers
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
 from tandem.gateway.dialect import ParsedRequest
@@ -42,17 +43,23 @@ class Caller:
         """Whether the caller may see the requests of all tenants."""
         return self.key is None or self.key.is_admin
 
-    def isolated(self, request: ServeRequest) -> ServeRequest:
-        """Returns the request with its cache salt and session id made unique to the caller's tenant or cache group."""
+    def isolate(self, scope: CacheScope) -> CacheScope:
+        """Returns the scope with its salt made unique to the caller's tenant or cache group."""
         key = self.key
         if key is None:
-            return request
+            return scope
         owner = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
+        return replace(scope, salt=_digest(*owner, scope.salt))
+
+    def isolated(self, request: ServeRequest) -> ServeRequest:
+        """Returns the request with its cache salt and session id made unique to the caller's tenant or cache group."""
+        if self.key is None:
+            return request
         session = request.session_id
         return replace(
             request,
-            scope=replace(request.scope, salt=_digest(*owner, request.scope.salt)),
-            session_id=None if session is None else _digest("session", key.tenant, session),
+            scope=self.isolate(request.scope),
+            session_id=None if session is None else _digest("session", self.key.tenant, session),
         )
 
     def bill(self, request_id: str) -> "Bill":

@@ -150,8 +150,11 @@ class _Exchange:
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, wall_s())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
-        with record.timed("tokenise"), body:  # NOTE: which is not held for as long as the answer takes
-            asked = await self._dialect.read(body.data, self._request_id)
+        with record.timed("tokenise") as attributes, body:  # NOTE: which is not held for as long as the answer takes
+            asked = await self._dialect.read(body.data, self._request_id, self._caller.isolate)
+            if asked.encoding is not None:
+                attributes |= asked.encoding.attributes
+                gateway.metrics.observe_encoding(asked.encoding)
         asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))
         if asked.answer_id is not None:
             gateway.history.name(record, asked.answer_id)

@@ -110,8 +110,9 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
+        isolate = caller_of(request.scope).isolate
         with body, gateway.admission.place():
-            return Response(await count_tokens(body.data, gateway.dialect_context), media_type=JSON)
+            return Response(await count_tokens(body.data, gateway.dialect_context, isolate), media_type=JSON)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

@@ -4,15 +4,17 @@ Invariant: a constraint that a conversation asks for is enforced during generati
 """
 
 import asyncio
-from bisect import bisect_right
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.hashing import root_hash
 from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
@@ -21,7 +23,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
-from tandem.gateway.prompt_encoder import check_length
+from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, check_length
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 
@@ -31,7 +33,7 @@ class Assembled:
     """A conversation as tokens, with the constraints on its answer.
 
     Args:
-        prompt: the text that `token_ids` encode.
+        prompt: the text that `encoded` encodes.
         pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: those the answer may call.
@@ -41,7 +43,7 @@ class Assembled:
 
     model: ServedModel
     prompt: str
-    token_ids: list[int]
+    encoded: EncodedPrompt
     pins: tuple[Pin, ...]
     grammar: str | None
     reasoning: Reasoning | None
@@ -49,6 +51,15 @@ class Assembled:
     tools: tuple[Tool, ...]
     is_call_forced: bool
     is_thinking_open: bool
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """The prompt; not to be modified."""
+        return self.encoded.token_ids
+
+    @property
+    def encoding(self) -> EncodingCounts:
+        return self.encoded.counts
 
     def params(self, params: SamplingParams) -> SamplingParams:
         """Returns `params` with the constraints of this conversation.
@@ -77,9 +88,18 @@ class Assembled:
 
 
 async def assemble(
-    conversation: Conversation, context: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
+    conversation: Conversation,
+    context: DialectContext,
+    info: ModelInfo,
+    scope: CacheScope,
+    *,
+    is_only_counted: bool = False,
 ) -> Assembled:
-    """Renders, encodes and constrains a conversation. `is_only_counted`: it may exceed the context.
+    """Renders, encodes and constrains a conversation.
+
+    Args:
+        scope: the conversation's, isolated; only prompts of equal scope are found known.
+        is_only_counted: it may exceed the context.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
@@ -94,17 +114,21 @@ async def assemble(
     _check_followed(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
-    token_ids = await model.encoder.encode(
+    root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
+    encoded = await model.encoder.encode_chat(
         prompt,
         info.max_model_len,
+        ChainRoot(root, info.block_size),
         add_special_tokens=asked.add_special_tokens,
         is_only_counted=is_only_counted,
     )
+    if not is_only_counted:
+        check_length(encoded.token_ids, info.max_model_len)
     return Assembled(
         model=model,
         prompt=prompt,
-        token_ids=token_ids if is_only_counted else check_length(token_ids, info.max_model_len),
-        pins=await _pins(asked, variables, prompt, model),
+        encoded=encoded,
+        pins=await _pins(asked, variables, prompt, encoded, model),
         grammar=grammar,
         reasoning=reasoning,
         skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or answers.thinking is not None)),
@@ -292,13 +316,15 @@ def _budget(asked: Conversation, model: ServedModel) -> int | None:
     return None if asked.thinking.effort is None else thinking.budgets[asked.thinking.effort]
 
 
-async def _pins(asked: Conversation, variables: Mapping[str, Any], prompt: str, model: ServedModel) -> tuple[Pin, ...]:
+async def _pins(
+    asked: Conversation, variables: Mapping[str, Any], prompt: str, encoded: EncodedPrompt, model: ServedModel
+) -> tuple[Pin, ...]:
     """The breakpoints as pins of whole tokens."""
     if not asked.breakpoints:
         return ()
-    ends = await model.encoder.token_ends(prompt, add_special_tokens=asked.add_special_tokens)
-    places = [(point, await _place(point, asked, variables, prompt, model)) for point in asked.breakpoints]
-    pins = [Pin(bisect_right(ends, num_characters), point.ttl_s) for point, num_characters in places]
+    places = [await _place(point, asked, variables, prompt, model) for point in asked.breakpoints]
+    counted = await model.encoder.count_tokens(encoded, places, add_special_tokens=asked.add_special_tokens)
+    pins = [Pin(num_tokens, point.ttl_s) for num_tokens, point in zip(counted, asked.breakpoints, strict=True)]
     return tuple(pin for pin in pins if pin.num_tokens)
 
 

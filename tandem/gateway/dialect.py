@@ -3,16 +3,20 @@
 An implementation keeps no state between requests and contacts no other process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.core.fresh_numbers import FreshNumbers
+from tandem.core.scope import CacheScope
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.errors import Problem
 from tandem.gateway.model import ServedModel
 from tandem.gateway.off_loop import OffLoop
+from tandem.gateway.prompt_encoder import EncodingCounts
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
+
+Isolate = Callable[[CacheScope], CacheScope]  # makes a scope unique to the caller's tenant or cache group
 
 
 class Writer(Protocol):
@@ -42,6 +46,7 @@ class ParsedRequest:
     Args:
         results: one for each choice, in order.
         answer_id: the id of the answer that the client sees, where it does not follow from the request's id.
+        encoding: the part of the prompt that was known before; None for prompts that are no chats.
     """
 
     request: ServeRequest
@@ -49,6 +54,7 @@ class ParsedRequest:
     writer: Writer
     is_stream: bool
     answer_id: str | None = None
+    encoding: EncodingCounts | None = None
 
     @property
     def is_prompt_only(self) -> bool:
@@ -86,8 +92,13 @@ class Dialect(Protocol):
     kind: str
     ping: bytes
 
-    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
-        """Parses a body. Raises InvalidRequestError naming the field; UnavailableError if no worker is known."""
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
+        """Parses a body. `isolate`: the caller's, for state that is kept between requests.
+
+        Raises:
+            InvalidRequestError: naming the field.
+            UnavailableError: no worker is known.
+        """
         ...
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:

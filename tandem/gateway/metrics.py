@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tandem.core.types import FinishReason
+from tandem.gateway.prompt_encoder import EncodingCounts
 from tandem.gateway.recent_traffic import RecentTraffic
 from tandem.gateway.request import ChoiceEnd
 
@@ -91,6 +92,8 @@ class GatewayMetrics:
         self._arrived_tokens = self._own_counter("arrived_prompt_tokens", "prompt tokens of choices that arrived")
         self._queries = self._own_counter("prefix_cache_queries", "prompt tokens of choices that a worker finished")
         self._hits = self._own_counter("prefix_cache_hits", "of those, the tokens that needed no prefill")
+        self._chat_tokens = self._own_counter("chat_prompt_tokens", "prompt tokens of chats that were read")
+        self._known_tokens = self._own_counter("chat_known_tokens", "of those, tokens known from an earlier turn")
         self.recent = RecentTraffic()
         self.open_streams = Gauge("tandem_gateway_open_streams", "answers being streamed", registry=self.registry)
         self.disconnects = Counter(
@@ -102,6 +105,11 @@ class GatewayMetrics:
         self.recent.note_arrival(num_prompt_tokens)
         self._arrivals.inc()
         self._arrived_tokens.inc(num_prompt_tokens)
+
+    def observe_encoding(self, counts: EncodingCounts) -> None:
+        """Records the prompt of a chat."""
+        self._chat_tokens.inc(counts.num_tokens)
+        self._known_tokens.inc(counts.num_known_tokens)
 
     def observe_first(self, ttft_s: float) -> None:
         self.recent.note_first(ttft_s)

@@ -1,6 +1,7 @@
 """The model that a gateway serves: its name, tokenizer and chat template. Immutable; no model weights are loaded."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,16 +10,20 @@ from typing import Any
 from tandem.core.errors import ConfigurationError, shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.known_prefixes import DEFAULT_MAX_BYTES, KnownPrefixes
 from tandem.gateway.one_system import shows_later_systems
 from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.rpc.messages import ModelInfo
 from tandem.text.chat_template import ChatTemplate
+from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 MANY_MESSAGES = 32
 LONG_MESSAGES = 64 * 1024  # characters of all together
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,12 @@ class ServedModel:
         *,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        max_known_bytes: int = DEFAULT_MAX_BYTES,
     ) -> "ServedModel":
         """Loads the model's tokenizer and template, and detects the format of its answers.
+
+        Args:
+            max_known_bytes: memory for the encoded beginnings of chats.
 
         Raises:
             CheckpointError: there is no such directory or its tokenizer cannot be used.
@@ -80,7 +89,7 @@ class ServedModel:
             has_one_system=template is not None and not shows_later_systems(template.source),
             answers=answers,
             grammars=GrammarCheck(tokenizer),
-            encoder=PromptEncoder(tokenizer),
+            encoder=PromptEncoder(tokenizer, _cut_rule(tokenizer, template), KnownPrefixes(max_known_bytes)),
         )
 
     def require(self, name: str) -> None:
@@ -112,6 +121,14 @@ class ServedModel:
         if _is_quick(messages, variables):
             return template.render(messages, **variables)
         return await asyncio.to_thread(template.render, messages, **variables)
+
+
+def _cut_rule(tokenizer: Tokenizer, template: ChatTemplate | None) -> CutRule:
+    """Where the chats of the model may be cut; logs the reason where they may not."""
+    rule = CutRule.find(tokenizer, template)
+    if rule.token is None and template is not None:
+        _logger.info("every turn of a chat is encoded whole: %s", rule.reason)
+    return rule
 
 
 def _is_quick(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:

@@ -1,21 +1,31 @@
 """Encodes text to token ids, in bounded memory and outside the event loop. Owned by one event loop.
 
 Invariant: a text is encoded whole only if it cannot have many more tokens than allowed; longer ones are counted piece
-by piece first. Long texts wait only for each other: they share one thread, a piece at a time.
+by piece first. Long texts wait only for each other: they share one thread, a piece at a time. Of a chat, only what
+follows the longest known beginning is encoded and hashed; token ids and hashes equal those of the whole.
 """
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
+from tandem.core.hashing import HASH_BYTES, further_hashes
 from tandem.gateway.errors import RequestError
+from tandem.gateway.known_prefixes import CutPrompt, KnownPrefixes, Piece
+from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
 PIECE_CHARACTERS = 64 * 1024
 COUNTED_CONTEXTS = 64  # how much longer than the context a text may be that is only counted
+_QUICK_TOKENS = 4096  # cutting, hashing and joining so many takes a fraction of a millisecond
+_QUICK_CHARACTERS_PER_TOKEN = 16  # that are cut in the time in which one token is hashed and joined
 _SEAM_TOKENS = 64  # that a piece may have more than its part of the whole, where it was cut out
 _WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memory, for each
 _WHOLE_BYTES_PER_TOKEN = 8  # real text has about four
@@ -26,11 +36,68 @@ _MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; long runs of s
 T = TypeVar("T")
 
 
-class PromptEncoder:
-    """Encodes the prompts of one model."""
+@dataclass(frozen=True, slots=True)
+class ChainRoot:
+    """Where a prompt's block hashes begin: `digest` covers model and tenant (`core.hashing.root_hash`)."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    digest: bytes
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingCounts:
+    """What encoding one prompt took: what was known already, and the whole."""
+
+    num_known_bytes: int
+    num_bytes: int
+    num_known_tokens: int
+    num_tokens: int
+    num_known_blocks: int
+    num_blocks: int
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """For a request's trace."""
+        return {
+            "known_bytes": self.num_known_bytes,
+            "new_bytes": self.num_bytes - self.num_known_bytes,
+            "known_tokens": self.num_known_tokens,
+            "new_tokens": self.num_tokens - self.num_known_tokens,
+            "known_blocks": self.num_known_blocks,
+            "new_blocks": self.num_blocks - self.num_known_blocks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as tokens.
+
+    Args:
+        token_ids: 32 bits each; not to be modified.
+        hashes: of its full blocks, one after the other.
+        pieces: the text in UTF-8, in the pieces in which it was encoded.
+        ends: number of tokens before the end of each piece.
+    """
+
+    token_ids: "array[int]"
+    hashes: bytes
+    pieces: Sequence[bytes]
+    ends: Sequence[int]
+    counts: EncodingCounts
+
+
+class PromptEncoder:
+    """Encodes the prompts of one model. `rule`: where its chats may be cut; nowhere by default."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rule: CutRule = CutRule(None, "no rule was given"),  # noqa: B008 - immutable
+        known: KnownPrefixes | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._rule = rule
+        self.known = KnownPrefixes() if known is None else known
         self._texts = ThreadPoolExecutor(4, thread_name_prefix="tandem-texts")
         self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="tandem-long-texts")
 
@@ -43,9 +110,7 @@ class PromptEncoder:
             InvalidRequestError: it is no Unicode text, or leaves no room for one output token. With `is_only_counted`
                 it may be as long as `COUNTED_CONTEXTS` contexts.
         """
-        most = max_model_len - 1
-        if is_only_counted:
-            most = max(most, min(COUNTED_CONTEXTS * max_model_len, _MAX_COUNTED_TOKENS))
+        most = _most(max_model_len, is_only_counted=is_only_counted)
 
         def encoded() -> list[int]:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -61,8 +126,44 @@ class PromptEncoder:
             raise too_long(str(len(token_ids)), max_model_len)
         return token_ids
 
+    async def encode_chat(
+        self, text: str, max_model_len: int, root: ChainRoot, *, add_special_tokens: bool, is_only_counted: bool = False
+    ) -> EncodedPrompt:
+        """A chat's prompt as tokens with their hashes; what follows its longest known beginning is encoded.
+
+        Raises:
+            InvalidRequestError: as `encode`.
+        """
+        token, most = self._rule.token, _most(max_model_len, is_only_counted=is_only_counted)
+        if token is None or add_special_tokens or len(text) > _longest(most):
+            ids = await self.encode(
+                text, max_model_len, add_special_tokens=add_special_tokens, is_only_counted=is_only_counted
+            )
+            cut = CutPrompt([text.encode()], [])
+            return await self._chained(cut, root, [], [ids])
+        size = len(text) // _QUICK_CHARACTERS_PER_TOKEN
+        cut = await self._maybe_in_thread(size, partial(CutPrompt.of, text, token, root.digest))
+        known = self.known.leading(cut.keys)
+        num_tokens = sum(len(piece.token_ids) for piece in known) // 4
+        new = await self._encode_pieces(cut.pieces[len(known) :], most, num_tokens, max_model_len)
+        return await self._chained(cut, root, known, new)
+
+    async def count_tokens(
+        self, prompt: EncodedPrompt, places: Sequence[int], *, add_special_tokens: bool
+    ) -> list[int]:
+        """For each place, a number of characters: the number of tokens of the prompt that end at it or before."""
+        starts = [0, *accumulate(len(piece.decode()) for piece in prompt.pieces)]
+        found = []
+        for place in places:
+            index = min(bisect_right(starts, place), len(prompt.pieces)) - 1
+            text = prompt.pieces[index].decode()
+            ends = await self.token_ends(text, add_special_tokens=add_special_tokens)
+            num_before = prompt.ends[index - 1] if index else 0
+            found.append(num_before + bisect_right(ends, place - starts[index]))
+        return found
+
     async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """For each token of `text`, which `encode` has accepted, the number of characters before its end."""
+        """For each token of `text`, which was encoded before, the number of characters before its end."""
 
         def ends() -> list[int]:
             return self._tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
@@ -71,19 +172,55 @@ class PromptEncoder:
             return ends()
         return await _run(self._texts if len(text) <= _WHOLE_BYTES else self._long_texts, ends)
 
+    async def _encode_pieces(
+        self, pieces: Sequence[bytes], most: int, num_tokens: int, max_model_len: int
+    ) -> list[list[int]]:
+        """Token ids of each piece. `num_tokens`: of the pieces before, which count towards `most` as well."""
+        found: list[list[int]] = []
+        num_bytes = sum(map(len, pieces))
+        threads = self._texts if num_bytes <= _small_bytes(most) else self._long_texts
+        for batch in _batches(pieces):
+            size = sum(map(len, batch))
+            if size > _small_bytes(most):
+                await self._check_pieces(batch[0].decode(), most - num_tokens, max_model_len, num_tokens)
+            encoded = partial(self._encoded, batch)
+            ids = encoded() if num_bytes <= LONG_TEXT else await _run(threads, encoded)
+            found += ids
+            num_tokens += sum(map(len, ids))
+            if num_tokens > most:
+                is_all = len(found) == len(pieces)
+                raise too_long(str(num_tokens) if is_all else f"at least {num_tokens}", max_model_len)
+        return found
+
+    def _encoded(self, pieces: Sequence[bytes]) -> list[list[int]]:
+        return self._tokenizer.encode_each([piece.decode("utf-8", "surrogatepass") for piece in pieces])
+
+    async def _chained(
+        self, cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
+    ) -> EncodedPrompt:
+        """The whole prompt, whose new pieces are kept."""
+        num_new = sum(map(len, new))
+        prompt, pieces = await self._maybe_in_thread(num_new, partial(_joined, cut, root, known, new))
+        self.known.add(cut.keys, pieces)
+        return prompt
+
+    async def _maybe_in_thread(self, size: int, work: Callable[[], T]) -> T:
+        """Runs `work` at once if `size` shows that it is done within a millisecond, else in a thread."""
+        return work() if size <= _QUICK_TOKENS else await _run(self._texts, work)
+
     def close(self) -> None:
         """Drops waiting work; no long text can be encoded afterwards."""
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
-    async def _check_pieces(self, text: str, most: int, max_model_len: int) -> None:
-        """Raises RequestError as soon as the tokens counted exceed the limit."""
-        longest = min(_MAX_CHARACTERS_PER_TOKEN * most, _MAX_CHARACTERS)
+    async def _check_pieces(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
+        """Raises RequestError as soon as the tokens counted exceed the limit; those `num_before` it are only told."""
+        longest = _longest(most + num_before)
         num_tokens = 0
         for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
             num_tokens += await _run(self._long_texts, partial(self._count, text, start)) - _SEAM_TOKENS
             if num_tokens > most:
-                raise too_long(f"at least {num_tokens}", max_model_len)
+                raise too_long(f"at least {num_before + num_tokens}", max_model_len)
         if len(text) > longest:
             raise RequestError(
                 f"prompt is too long: {len(text)} characters, of which at most {longest} are tokenised; this model's "
@@ -97,13 +234,12 @@ class PromptEncoder:
         return len(self._tokenizer.encode(piece, add_special_tokens=False))
 
 
-def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
-    """Returns `token_ids` if there is at least one and the context has room for one more. Raises RequestError."""
+def check_length(token_ids: Sequence[int], max_model_len: int) -> None:
+    """Raises RequestError unless there is at least one token and the context has room for one more."""
     if not token_ids:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
     if len(token_ids) >= max_model_len:
         raise too_long(str(len(token_ids)), max_model_len)
-    return token_ids
 
 
 def too_long(num_tokens: str, max_model_len: int) -> RequestError:
@@ -116,10 +252,65 @@ def too_long(num_tokens: str, max_model_len: int) -> RequestError:
     )
 
 
+def _most(max_model_len: int, *, is_only_counted: bool) -> int:
+    """Tokens that a prompt may have."""
+    most = max_model_len - 1
+    return max(most, min(COUNTED_CONTEXTS * max_model_len, _MAX_COUNTED_TOKENS)) if is_only_counted else most
+
+
+def _longest(most: int) -> int:
+    """Characters of which a prompt of at most `most` tokens is encoded."""
+    return min(_MAX_CHARACTERS_PER_TOKEN * most, _MAX_CHARACTERS)
+
+
 def _is_small(text: str, most: int) -> bool:
     """Whether encoding it whole takes little memory, whatever its content."""
-    small = max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
+    small = _small_bytes(most)
     return len(text) <= small and len(text.encode("utf-8", "surrogatepass")) <= small
+
+
+def _small_bytes(most: int) -> int:
+    return max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
+
+
+def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The pieces in batches that are encoded at once: of a bounded size, or a single large piece."""
+    batch: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + len(piece) > PIECE_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece)
+    if batch:
+        yield batch
+
+
+def _joined(
+    cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
+) -> tuple[EncodedPrompt, list[Piece]]:
+    """A prompt and all of its pieces, of which the `new` ones are given as token ids."""
+    packed = [*(piece.token_ids for piece in known), *(array("I", ids).tobytes() for ids in new)]
+    token_ids = array("I")
+    token_ids.frombytes(b"".join(packed))
+    ends = list(accumulate(len(data) // 4 for data in packed))
+    known_hashes = b"".join(piece.hashes for piece in known)
+    hashes = known_hashes + further_hashes(root.digest, known_hashes, token_ids, root.block_size)
+    starts = [0, *(end // root.block_size * HASH_BYTES for end in ends)]
+    more = [
+        Piece(packed[index], hashes[starts[index] : starts[index + 1]]) for index in range(len(known), len(cut.keys))
+    ]
+    num_bytes, num_known = list(map(len, cut.pieces)), len(known)
+    counts = EncodingCounts(
+        num_known_bytes=sum(num_bytes[:num_known]),
+        num_bytes=sum(num_bytes),
+        num_known_tokens=ends[num_known - 1] if known else 0,
+        num_tokens=len(token_ids),
+        num_known_blocks=len(known_hashes) // HASH_BYTES,
+        num_blocks=len(hashes) // HASH_BYTES,
+    )
+    return EncodedPrompt(token_ids, hashes, cut.pieces, ends, counts), [*known, *more]
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

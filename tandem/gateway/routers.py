@@ -80,7 +80,7 @@ class Routers:
         try:
             decisions = await self._pool.get(address).decisions(num_latest, timeout_s=self._timeout_s)
         except TandemError as error:
-            _logger.debug("router %s does not tell its decisions: %s", address, error)
+            _logger.warning("router %s did not say what it decided: %s", address, error)
             return []
         return [(address, decision) for decision in decisions]
 

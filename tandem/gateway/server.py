@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import time
@@ -91,6 +92,7 @@ class RunningGateway:
 
 def run_gateway(settings: GatewaySettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # NOTE: a prompt's threads would delay other requests
     bound_heap()
     configure_logging(settings.log_level, settings.log_format, "gateway")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -130,6 +132,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         int(time.time()),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        max_known_bytes=int(settings.known_prompts_mib * 2**20),
     )
     tracing = Tracing.configure("gateway", settings.otlp_endpoint)
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:

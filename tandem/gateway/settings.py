@@ -63,6 +63,12 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
         1024, ge=1, le=65536, description="maximum HTTP requests served at once; more get 429"
     )
     max_choices: int = Field(256, ge=1, le=4096, description="maximum of prompts times n in one request")
+    known_prompts_mib: float = Field(
+        128.0,
+        ge=0,
+        description="memory for the token ids of earlier turns, so that a chat's next turn is encoded only where it is "
+        "new, MiB; 0 = every turn is encoded whole",
+    )
     max_messages: int = Field(8192, ge=1, description="maximum messages of one chat request")
     max_body_mib: float = Field(32.0, gt=0, le=1024, description="maximum request body, MiB")
     max_body_values: int = Field(

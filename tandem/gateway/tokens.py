@@ -15,11 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tandem.core.errors import shown
+from tandem.core.scope import UNSCOPED
+from tandem.gateway.accounts import caller_of
 from tandem.gateway.answer import JSON
 from tandem.gateway.assembly import assemble
 from tandem.gateway.body import ClientLeftError
 from tandem.gateway.conversation import Conversation
-from tandem.gateway.dialect import DialectContext
+from tandem.gateway.dialect import DialectContext, Isolate
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
@@ -36,7 +38,7 @@ _CLIENT_LEFT = 499
 _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,), "mm_processor_kwargs": ({},)}
 _CHAT_ONLY = ("add_generation_prompt", "chat_template_kwargs", "tools")
 
-Reader = Callable[[bytes, DialectContext], Awaitable[bytes]]
+Reader = Callable[[bytes, DialectContext, Isolate], Awaitable[bytes]]
 
 
 class _Body(BaseModel):
@@ -90,7 +92,7 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
     app.post("/ping", tags=["operations"], name="ping_by_post")(ping)
 
 
-async def tokenize(body: bytes, context: DialectContext) -> bytes:
+async def tokenize(body: bytes, context: DialectContext, isolate: Isolate) -> bytes:
     """The body of `/tokenize`; texts longer than the context are counted too.
 
     Raises:
@@ -102,7 +104,7 @@ async def tokenize(body: bytes, context: DialectContext) -> bytes:
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
     info = await context.directory.info()
     if asked.prompt is None:
-        token_ids = await _of_chat(asked, context, info)
+        token_ids = await _of_chat(asked, context, info, isolate)
     else:
         token_ids = await _of_prompt(asked, asked.prompt, context.model, info)
 
@@ -114,7 +116,7 @@ async def tokenize(body: bytes, context: DialectContext) -> bytes:
     return await _off_loop(len(token_ids), answered)
 
 
-async def detokenize(body: bytes, context: DialectContext) -> bytes:
+async def detokenize(body: bytes, context: DialectContext, isolate: Isolate) -> bytes:
     """The body of `/detokenize`; raises as `tokenize`."""
     asked = await context.off_loop.run(len(body), partial(_read, DetokenizeBody, body, context.model))
     info = await context.directory.info()
@@ -153,8 +155,9 @@ async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Respo
         body = await gateway.bodies.read(request.receive, request.scope)
     except ClientLeftError:
         return Response(status_code=_CLIENT_LEFT)
+    isolate = caller_of(request.scope).isolate
     with body, gateway.admission.place():
-        return Response(await reader(body.data, gateway.dialect_context), media_type=JSON)
+        return Response(await reader(body.data, gateway.dialect_context, isolate), media_type=JSON)
 
 
 def _read(kind: type[AnyTokens], body: bytes, model: ServedModel) -> AnyTokens:
@@ -179,7 +182,7 @@ async def _of_prompt(asked: TokenizeBody, text: str, model: ServedModel, info: M
     return await model.encoder.encode(text, info.max_model_len, add_special_tokens=is_special, is_only_counted=True)
 
 
-async def _of_chat(asked: TokenizeBody, context: DialectContext, info: ModelInfo) -> list[int]:
+async def _of_chat(asked: TokenizeBody, context: DialectContext, info: ModelInfo, isolate: Isolate) -> list[int]:
     tools, choice = read_tools(asked.tools, None, None)
     conversation = Conversation(
         messages=MessageReader().read(asked.messages or (), context.limits.max_messages),
@@ -188,7 +191,8 @@ async def _of_chat(asked: TokenizeBody, context: DialectContext, info: ModelInfo
         variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
         add_special_tokens=bool(asked.add_special_tokens),
     )
-    return (await assemble(conversation, context, info, is_only_counted=True)).token_ids
+    assembled = await assemble(conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
+    return assembled.token_ids.tolist()
 
 
 def _strings(model: ServedModel, token_ids: Sequence[int]) -> list[str]:

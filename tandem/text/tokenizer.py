@@ -31,7 +31,7 @@ class Tokenizer:
     """Encodes and decodes. `vocab_size` is the largest known id + 1, which a model's logits may exceed (padding)."""
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: DecoderRules, names: Mapping[str, str]) -> None:
-        self._backend = backend
+        self.backend = backend
         self.rules = rules
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = backend.get_added_tokens_decoder()
@@ -68,35 +68,40 @@ class Tokenizer:
             InvalidRequestError: `text` holds a lone surrogate, so it is not Unicode text; or this tokenizer has no
                 tokens for it.
         """
-        return list(self._encoding(self._backend.encode_batch_fast, text, add_special_tokens).ids)
+        return list(self._encodings(self.backend.encode_batch_fast, [text], add_special_tokens)[0].ids)
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text by itself, without special tokens around it; otherwise as `encode`."""
+        return [found.ids for found in self._encodings(self.backend.encode_batch_fast, list(texts), False)]
 
     def token_ends(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """For each token that `encode` makes, the number of characters of `text` before its end."""
-        return [end for _, end in self._encoding(self._backend.encode_batch, text, add_special_tokens).offsets]
+        return [end for _, end in self._encodings(self.backend.encode_batch, [text], add_special_tokens)[0].offsets]
 
-    def _encoding(self, encode: Callable[..., Any], text: str, add_special_tokens: bool) -> Any:
-        """NOTE: a batch of one, because the library's `encode` would hold the interpreter's lock."""
+    def _encodings(self, encode: Callable[..., Any], texts: list[str], add_special_tokens: bool) -> Sequence[Any]:
+        """NOTE: a batch even of one, because the library's `encode` would hold the interpreter's lock."""
         try:
-            return encode([text], add_special_tokens=add_special_tokens)[0]
+            found: Sequence[Any] = encode(texts, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"the text cannot be encoded, it is not valid Unicode: {error}") from error
         except BaseException as error:  # NOTE: the library raises bare Exception, and its panics not even that
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise InvalidRequestError(f"the model's tokenizer cannot encode the text: {error}") from error
+        return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids that name no token add nothing, broken UTF-8 becomes U+FFFD."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str | None:
         """The token string as the vocabulary spells it, or None where `token_id` names no token."""
-        name = self._backend.id_to_token(token_id)
+        name = self.backend.id_to_token(token_id)
         return None if name is None else str(name)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token string as the vocabulary spells it, or None."""
-        return _id_of(self._backend, token)
+        return _id_of(self.backend, token)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that `token_id` adds to a text that it does not begin; empty where it names no token."""
@@ -113,7 +118,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def _named_id(self, names: Mapping[str, str], name: str) -> int | None:
-        return _id_of(self._backend, names[name]) if name in names else None
+        return _id_of(self.backend, names[name]) if name in names else None
 
 
 def _id_of(backend: tokenizers.Tokenizer, token: str) -> int | None:

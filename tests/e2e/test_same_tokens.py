@@ -40,6 +40,7 @@ WORKER_FLAGS = (
     *("--dtype", "float32", "--kv-cache-gib", "0.01", "--max-model-len", "256"),
     *("--max-num-batched-tokens", "64", "--max-num-running", "32", "--checksum-share", "1"),
 )
+SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -56,6 +57,7 @@ class Setup:
     block_size: int = 16
     redis: bool = False
     router_flags: Sequence[str] = NO_LOCAL_PREFILL
+    worker_flags: Sequence[str] = ()
 
     @contextlib.contextmanager
     def running(self, model: Path) -> Iterator[Cluster]:
@@ -69,7 +71,7 @@ class Setup:
                     redis=redis,
                     transport=self.transport,
                     block_size=self.block_size,
-                    extra={"worker": WORKER_FLAGS, "router": self.router_flags},
+                    extra={"worker": (*WORKER_FLAGS, *self.worker_flags), "router": self.router_flags},
                 )
             )
 
@@ -78,8 +80,8 @@ SETUPS = {
     "1p1d-nixl-16": Setup("llama", 1, 1),
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
-    "2p1d-tcp-16": Setup("gemma4", 2, 1, "tcp"),
-    "aggregated-32": Setup("gemma3", 0, 1, "auto", 32),
+    "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=SPECULATE),
+    "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),

@@ -13,7 +13,7 @@ from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
 from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
-from tandem.gateway.dialect import DialectContext, ParsedRequest
+from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -28,14 +28,14 @@ class MessagesDialect:
     def __init__(self, dialect_context: DialectContext) -> None:
         self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._context.off_loop.run(len(body), partial(read_body, MessagesBody, body))
         prompt = _read_prompt(asked, self._context)
         check_budget(prompt.thinking, asked.max_tokens)
         info = await self._context.directory.info()
         params = _params(asked, info)
-        assembled = await assemble(prompt.conversation, self._context, info)
+        assembled = await assemble(prompt.conversation, self._context, info, isolate(UNSCOPED))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -49,13 +49,13 @@ class MessagesDialect:
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return ParsedRequest(request, (result,), writer, bool(asked.stream))
+        return ParsedRequest(request, (result,), writer, bool(asked.stream), encoding=assembled.encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)
 
 
-async def count_tokens(body: bytes, context: DialectContext) -> bytes:
+async def count_tokens(body: bytes, context: DialectContext, isolate: Isolate) -> bytes:
     """The body of `/v1/messages/count_tokens`: the number of prompt tokens.
 
     Raises:
@@ -64,7 +64,7 @@ async def count_tokens(body: bytes, context: DialectContext) -> bytes:
     """
     prompt = _read_prompt(await context.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), context)
     info = await context.directory.info()
-    assembled = await assemble(prompt.conversation, context, info, is_only_counted=True)
+    assembled = await assemble(prompt.conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 

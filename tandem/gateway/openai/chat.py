@@ -9,7 +9,7 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import Conversation, Effort, Thinking
-from tandem.gateway.dialect import DialectContext, ParsedRequest
+from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -31,7 +31,7 @@ class ChatDialect:
     def __init__(self, dialect_context: DialectContext) -> None:
         self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._context.off_loop.run(len(body), partial(read_body, ChatBody, body))
         model = self._context.model
@@ -40,7 +40,8 @@ class ChatDialect:
         conversation = self._conversation(asked)
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
-        assembled = await assemble(conversation, self._context, info)
+        scope = CacheScope(salt=asked.cache_salt or "")
+        assembled = await assemble(conversation, self._context, info, isolate(scope))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -48,7 +49,7 @@ class ChatDialect:
             choices=make_choices(request_id, [assembled.token_ids], params, self._context.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
-            scope=CacheScope(salt=asked.cache_salt or ""),
+            scope=scope,
             session_id=asked.prompt_cache_key,
             pins=assembled.pins,
             local_prefill=params.prompt_logprobs is not None,
@@ -56,9 +57,8 @@ class ChatDialect:
         is_stream = bool(asked.stream)
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
-        return ParsedRequest(
-            request, results, ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids), is_stream
-        )
+        writer = ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids)
+        return ParsedRequest(request, results, writer, is_stream, encoding=assembled.encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)

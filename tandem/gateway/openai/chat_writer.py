@@ -30,7 +30,7 @@ class ChatWriter:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._num_top = (asked.top_logprobs or 0) if asked.logprobs else None
-        self._prompt_token_ids = prompt_token_ids if asked.return_token_ids else None
+        self._prompt_token_ids = list(prompt_token_ids) if asked.return_token_ids else None
         self._begun: set[int] = set()
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:

@@ -13,7 +13,7 @@ from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
-from tandem.gateway.dialect import DialectContext, ParsedRequest
+from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
@@ -39,7 +39,7 @@ class CompletionDialect:
     def __init__(self, dialect_context: DialectContext) -> None:
         self._context = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._context.off_loop.run(len(body), partial(read_body, CompletionBody, body))
         model = self._context.model
@@ -87,7 +87,8 @@ class CompletionDialect:
             is_special = asked.add_special_tokens is not False
             encoder = self._context.model.encoder
             token_ids = await encoder.encode(prompt, info.max_model_len, add_special_tokens=is_special)
-            return check_length(token_ids, info.max_model_len)
+            check_length(token_ids, info.max_model_len)
+            return token_ids
         check_length(prompt, info.max_model_len)
         for token_id in (min(prompt), max(prompt)):
             if not 0 <= token_id < info.vocab_size:

@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.core.types import FinishReason
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.conversation import (
@@ -60,7 +61,7 @@ def asker(directory: Path, template: str | None, *joined: tuple[str, str]) -> As
     around = DialectContext(model, None, RequestLimits(8, 8))  # type: ignore[arg-type]
 
     def ask(**fields: Any) -> Assembled:
-        return asyncio.run(assemble(Conversation(**{"messages": [USER], **fields}), around, INFO))
+        return asyncio.run(assemble(Conversation(**{"messages": [USER], **fields}), around, INFO, UNSCOPED))
 
     return ask
 
@@ -68,7 +69,7 @@ def asker(directory: Path, template: str | None, *joined: tuple[str, str]) -> As
 def test_a_plain_chat_is_what_the_template_says_and_its_tokens(plain: Ask) -> None:
     found = plain()
     assert found.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert found.token_ids == found.model.tokenizer.encode(found.prompt, add_special_tokens=False)
+    assert found.token_ids.tolist() == found.model.tokenizer.encode(found.prompt, add_special_tokens=False)
     assert (found.grammar, found.reasoning, found.pins, found.skip_special_tokens) == (None, None, (), True)
     assert found.params(SamplingParams(seed=1)) == SamplingParams(seed=1)
 

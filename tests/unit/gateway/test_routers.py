@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 import pytest
 
@@ -43,5 +44,24 @@ def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_
             assert (answered, pairing.decode) == (both, HERE)
             await pool.close()
         await server.stop()
+
+    run(check)
+
+
+def test_a_router_whose_decisions_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """It once failed to send any, and the page that shows them was empty without a reason."""
+
+    class Failing(Router):
+        async def decisions(self, num_latest: int) -> NoReturn:
+            raise ValueError("a field that cannot be sent")
+
+    async def check() -> None:
+        server = await serve_router(Failing(), "127.0.0.1:0", AS_ROUTER)
+        pool = ClientPool(partial(RouterClient, credentials=AS_GATEWAY))
+        assert await Routers((server.address,), pool, timeout_s=5.0).decisions(10) == []
+        await pool.close()
+        await server.stop()
+
+        assert f"router {server.address} did not say what it decided: " in caplog.text
 
     run(check)

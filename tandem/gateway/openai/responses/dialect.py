@@ -14,11 +14,11 @@ from typing import Any
 from tandem.core.errors import CapacityError, InvalidRequestError, TandemError, shown
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.sampling_params import SamplingParams
-from tandem.core.scope import CacheScope
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
-from tandem.gateway.dialect import DialectContext, ParsedRequest
+from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
@@ -52,7 +52,7 @@ class ResponsesDialect:
         self.queued: StoredResponse | None = None
         self.is_queued = asyncio.Event()
 
-    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._context.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
         model = self._context.model
@@ -63,7 +63,8 @@ class ResponsesDialect:
         num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
-        assembled = await assemble(conversation, self._context, info)
+        scope = CacheScope(salt=asked.cache_salt or "")
+        assembled = await assemble(conversation, self._context, info, isolate(scope))
         params = assembled.params(params)
         result = assembled.new_result(keep=not asked.stream)
         draft = draft_of(asked, response_id, model.name, params, int(time.time()))
@@ -72,11 +73,12 @@ class ResponsesDialect:
         if asked.background:
             await self._queue()
         return ParsedRequest(
-            _request(asked, request_id, assembled, params, self._context.fresh),
+            _request(asked, request_id, assembled, params, scope, self._context.fresh),
             (result,),
             self._writer,
             bool(asked.stream),
             answer_id=response_id,
+            encoding=assembled.encoding,
         )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
@@ -131,7 +133,9 @@ class ResponsesDialect:
         return None if final is None else StoredResponse(final, self._items)
 
 
-async def count_input_tokens(body: bytes, context: DialectContext, store: ResponseStore, tenant: str) -> int:
+async def count_input_tokens(
+    body: bytes, context: DialectContext, store: ResponseStore, tenant: str, isolate: Isolate
+) -> int:
     """Number of prompt tokens of such a response; it may exceed the context.
 
     Raises as `ResponsesDialect.read`.
@@ -142,7 +146,8 @@ async def count_input_tokens(body: bytes, context: DialectContext, store: Respon
     items = await read_context(asked, new_response_id(), store, tenant, context.limits.max_messages)
     conversation = read_conversation(asked, items, context.model, context.limits.max_messages)
     info = await context.directory.info()
-    return len((await assemble(conversation, context, info, is_only_counted=True)).token_ids)
+    assembled = await assemble(conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
+    return len(assembled.token_ids)
 
 
 async def read_context(
@@ -196,7 +201,12 @@ async def _resolved(items: Sequence[Item], store: ResponseStore, tenant: str) ->
 
 
 def _request(
-    asked: ResponsesBody, request_id: str, assembled: Assembled, params: SamplingParams, fresh: FreshNumbers
+    asked: ResponsesBody,
+    request_id: str,
+    assembled: Assembled,
+    params: SamplingParams,
+    scope: CacheScope,
+    fresh: FreshNumbers,
 ) -> ServeRequest:
     return ServeRequest(
         request_id=request_id,
@@ -204,7 +214,7 @@ def _request(
         choices=make_choices(request_id, [assembled.token_ids], params, fresh),
         num_expected_output=expected_output(params),
         priority=asked.priority or 0,
-        scope=CacheScope(salt=asked.cache_salt or ""),
+        scope=scope,
         session_id=asked.prompt_cache_key,
         pins=assembled.pins,
     )

@@ -99,8 +99,8 @@ def _add_count(app: FastAPI, gateway: Gateway, service: ResponseService) -> None
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():
-            tenant = caller_of(request.scope).tenant
-            number = await count_input_tokens(body.data, gateway.dialect_context, service.store, tenant)
+            caller, context = caller_of(request.scope), gateway.dialect_context
+            number = await count_input_tokens(body.data, context, service.store, caller.tenant, caller.isolate)
         return _json({"object": "response.input_tokens", "input_tokens": number})
 
 
