@@ -4,9 +4,13 @@ A spec never holds numbers. Its names are those under which layers take their we
 unless a `Source` says otherwise.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+MAX_RANKS = 8
+"""Of a tensor-parallel group; a power of two. Sums that ranks may split are made of as many parts (`sum_blocks`)."""
 
 
 class ShardAxis(StrEnum):
@@ -49,6 +53,7 @@ class TensorSpec:
         is_small: of a few rows, so that nothing is gained by a packed copy.
         is_lookup: a token reads its row; nothing is multiplied by it as a whole.
         is_weight: of a linear map, so that its format may say which tensors of a checkpoint it is made of.
+        sum_blocks: as in a `LinearSpec`.
         code_dtype: that in which a checkpoint has numbers that are no floats, "int8" for example; they stay so.
     """
 
@@ -60,6 +65,7 @@ class TensorSpec:
     is_lookup: bool = False
     is_weight: bool = field(default=False, repr=False)  # NOTE: not in fingerprints, which are made of representations
     code_dtype: str | None = field(default=None, repr=False)
+    sum_blocks: int = field(default=1, repr=False)
 
     @property
     def size(self) -> int:
@@ -80,7 +86,7 @@ class LinearSpec:
     """`x @ weight.T + bias`, with tensors `{name}.weight` [outputs, inputs] and, with `bias`, `{name}.bias` [outputs].
 
     `weight_source` and `bias_source` say where a checkpoint has them when not under these names. `is_float32`: both are
-    kept in float32, and so is the product.
+    kept in float32, and so is the product. `num_ranks`: it is one part of so many of a map that is split along `axis`.
     """
 
     name: str
@@ -91,13 +97,32 @@ class LinearSpec:
     weight_source: Source | None = None
     bias_source: Source | None = None
     is_float32: bool = False
+    num_ranks: int = field(default=1, repr=False)
+
+    @property
+    def sum_blocks(self) -> int:
+        """Of equal blocks of inputs, each of which is summed by itself before they are added in a binary tree.
+
+        Sums over inputs that ranks may split have `MAX_RANKS` such blocks, or the next smaller power of two that
+        leaves an even number of inputs in each. So a rank's sum of its own blocks is a node of that tree, and the
+        bits of a product do not depend on the number of ranks.
+        """
+        if self.axis is not ShardAxis.ROW:
+            return 1
+        return max(1, math.gcd(2 * MAX_RANKS, self.inputs * self.num_ranks) // 2) // self.num_ranks
 
     def tensors(self) -> Iterator[TensorSpec]:
         """The weight, then the bias if there is one."""
-        shape = (self.outputs, self.inputs)
-        yield TensorSpec(f"{self.name}.weight", shape, self.weight_source, self.is_float32, is_weight=True)
+        yield TensorSpec(
+            f"{self.name}.weight",
+            (self.outputs, self.inputs),
+            self.weight_source,
+            self.is_float32,
+            is_weight=True,
+            sum_blocks=self.sum_blocks,
+        )
         if self.bias:
-            yield TensorSpec(f"{self.name}.bias", shape[:1], self.bias_source, self.is_float32)
+            yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source, self.is_float32)
 
 
 @dataclass(frozen=True, slots=True)

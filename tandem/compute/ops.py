@@ -18,10 +18,11 @@ from tandem.compute.step import AttentionBatch, WantedTokens
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Floats that rows are multiplied by, [out, in]."""
+    """Floats that rows are multiplied by, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
 
     tensor: torch.Tensor
     order: Order = Order.ROWS
+    sum_blocks: int = 1
 
 
 Numbers = Matrix | CodedMatrix
@@ -168,8 +169,13 @@ class Kernels(Protocol):
         *,
         out_dtype: torch.dtype | None = None,
         order: Order = Order.ROWS,
+        sum_blocks: int = 1,
     ) -> torch.Tensor:
-        """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
+        """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once.
+
+        `sum_blocks`: so many equal blocks of inputs, of an even number each, are summed from zero and then added in a
+        binary tree (`LinearSpec.sum_blocks`). Kernels that do not promise bits may add in another order.
+        """
         ...
 
     def can_pack_coded(self, matrix: CodedMatrix) -> bool:

@@ -113,7 +113,7 @@ class LayerRunner:
         weights: dict[str, Weight] = {}
         for tensor in spec.tensors():
             if tensor.is_weight:
-                weight: Weight = MatrixWeight(tensors[tensor.name], Order.ROWS, self._kernels)
+                weight: Weight = MatrixWeight(tensors[tensor.name], Order.ROWS, self._kernels, tensor.sum_blocks)
                 observed = moments.get(tensor.name)
                 weights[tensor.name] = weight if observed is None else ObservedWeight(weight, observed)
         others = {name: tensor for name, tensor in tensors.items() if name not in weights}

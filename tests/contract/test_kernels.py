@@ -5,13 +5,16 @@ Caches are NaN wherever nothing was written, so that a missed element shows.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation
+from tandem.architecture.tensors import LinearSpec, ShardAxis
 from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
@@ -70,6 +73,38 @@ def test_linear_matches_float64(kernels: Implementation, dtype: torch.dtype, m: 
     magnitude = 4 * math.sqrt(k)
     assert_close(kernels.linear(x, weight), expected, magnitude)
     assert_close(kernels.linear(strided(x), weight, bias), expected + bias.double(), magnitude)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 33, 16), (5, 48, 576), (40, 16, 96)])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_parts_of_a_row_split_add_up_to_the_bits_of_the_whole(
+    kernels: Implementation, dtype: torch.dtype, m: int, n: int, k: int, ranks: int
+) -> None:
+    if isinstance(kernels, TorchKernels):
+        pytest.skip("PyTorch's products promise no bits")
+    x, weight = normal(1, m, k, dtype=dtype), normal(2, n, k, dtype=dtype)
+    spec = LinearSpec("down", n, k, axis=ShardAxis.ROW)
+    shard = replace(spec, inputs=k // ranks, num_ranks=ranks)
+    parts = [
+        kernels.linear(rows, part.contiguous(), out_dtype=torch.float32, sum_blocks=shard.sum_blocks)
+        for rows, part in zip(x.chunk(ranks, dim=1), weight.chunk(ranks, dim=1), strict=True)
+    ]
+    while len(parts) > 1:
+        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    whole = kernels.linear(x, weight, out_dtype=torch.float32, sum_blocks=spec.sum_blocks)
+    assert torch.equal(whole, parts[0])
+    for order in (Order.ROWS, *([Order.STRIPS] if kernels.can_pack((n, k), dtype) else [])):
+        again = kernels.linear(
+            x, kernels.pack(weight) if order is Order.STRIPS else weight, order=order, sum_blocks=spec.sum_blocks
+        )
+        assert torch.equal(again, whole.to(dtype))
+
+
+@pytest.mark.parametrize(("inputs", "expected"), [(64, 8), (16, 8), (24, 4), (100, 2), (2, 1), (17, 1), (576, 8)])
+def test_sums_have_as_many_blocks_as_leave_an_even_number_of_inputs(inputs: int, expected: int) -> None:
+    assert LinearSpec("down", 8, inputs, axis=ShardAxis.ROW).sum_blocks == expected
+    assert LinearSpec("up", 8, inputs).sum_blocks == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

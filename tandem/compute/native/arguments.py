@@ -23,6 +23,11 @@ def has_contiguous_rows(x: torch.Tensor) -> bool:
     return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
+def are_blocks(count: int, size: int) -> bool:
+    """Whether `size` inputs are so many equal blocks of an even number of them; one block is of any number."""
+    return count == 1 or (count > 0 and size % (2 * count) == 0)
+
+
 def row_strides(x: torch.Tensor) -> tuple[int, int]:
     """Strides of the outer and inner rows of a matrix or of a stack of them."""
     outer, *inner, _ = x.stride()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.native.arguments import are_paged, bind, has_contiguous_rows, norm_weights, row_strides
+from tandem.compute.native.arguments import are_blocks, are_paged, bind, has_contiguous_rows, norm_weights, row_strides
 from tandem.compute.native.build import load_library
 from tandem.compute.native.coded import NativeCodedProducts
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
@@ -81,11 +81,13 @@ class NativeKernels(NativeCodedProducts):
         out: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         order: Order = Order.ROWS,
+        sum_blocks: int = 1,
     ) -> torch.Tensor:
         (m, k), n = x.shape, weight.shape[0]
         if out is None:
             out = x.new_empty(m, n) if out_dtype is None else torch.empty(m, n, dtype=out_dtype)
         assert weight.shape[1] == k
+        assert are_blocks(sum_blocks, k)
         assert weight.dtype == x.dtype
         assert weight.is_contiguous()
         assert has_contiguous_rows(x)
@@ -105,6 +107,7 @@ class NativeKernels(NativeCodedProducts):
             m,
             n,
             k,
+            sum_blocks,
             order,
             torch.get_num_threads(),
         )

@@ -17,7 +17,7 @@ from tandem.compute.native.codes import ACTIVATION_CODES, CLAMPED_CODE, DTYPE_CO
 from tandem.compute.ops import ExpertWeights, Matrix, Numbers
 from tandem.compute.order import Order
 
-EXPERTS_FIELDS = "2q2d15q"
+EXPERTS_FIELDS = "2q2d16q"
 
 _Part = Numbers | torch.Tensor
 _MATRICES = ("gate", "up", "down")
@@ -75,6 +75,7 @@ class NativeExperts:
         self.dtype = next((x.dtype for x in _floats(first)), None)
         """Of the rows that they multiply; None = any."""
         self._ffn, self._hidden = _shape(first.gate)
+        self._down_blocks = first.down.sum_blocks if isinstance(first.down, Matrix) else 1
         self._is_coded = isinstance(first.gate, CodedMatrix)
         self._order = first.gate.order if isinstance(first.gate, Matrix) else Order.ROWS
         self._activation = (
@@ -138,6 +139,7 @@ class NativeExperts:
             top_k,
             self._hidden,
             self._ffn,
+            self._down_blocks,
             self._order,
             self._is_coded,
             threads,

@@ -31,7 +31,11 @@ _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
 _WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
 LAYER_FIELDS = (  # of the C++ struct, in order; tests compare them
-    *(field for name in _WEIGHTS for field in ((f"{name}.floats", f"{name}.codes") if name in _MATRICES else (name,))),
+    *(
+        field
+        for name in _WEIGHTS
+        for field in ((f"{name}.floats", f"{name}.codes", f"{name}.sum_blocks") if name in _MATRICES else (name,))
+    ),
     *(*_TABLES, "half", "window", "mixture"),
 )
 _pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
@@ -81,7 +85,7 @@ class NativeStack:
         self._mixtures = [_mixture(layer.mixture, final_norm.dtype) for layer in layers]
         self._references: list[ctypes.Array[ctypes.c_char]] = []
         rows = [self._constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
-        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 29]
+        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 36]
         self._order = _order_of(layers)
         self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerKV] = ()
@@ -153,12 +157,14 @@ class NativeStack:
         where = 0 if mixture is None else mixture.data_ptr()
         return [*numbers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
 
-    def _pointers(self, matrix: Numbers | None) -> tuple[int, int]:
-        """To floats and to codes, one of which a matrix has."""
+    def _pointers(self, matrix: Numbers | None) -> tuple[int, int, int]:
+        """To floats and to codes, one of which a matrix has, and the blocks that floats are summed in."""
+        if matrix is None:
+            return 0, 0, 1
         if not isinstance(matrix, CodedMatrix):
-            return 0 if matrix is None else matrix.tensor.data_ptr(), 0
+            return matrix.tensor.data_ptr(), 0, matrix.sum_blocks
         self._references.append(reference_to(matrix))
-        return 0, ctypes.addressof(self._references[-1])
+        return 0, ctypes.addressof(self._references[-1]), 1
 
     def _scratch_for(self, num_tokens: int) -> torch.Tensor:
         """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""

@@ -7,7 +7,7 @@ from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS
 
 FIELDS = {
-    "tandem_linear": "13q",
+    "tandem_linear": "14q",
     "tandem_paged_attention": "20qdqd2q",
     "tandem_rms_norm": "13qd4q",
     "tandem_rope_and_write": "22qd7q",

@@ -40,6 +40,7 @@ class TorchKernels:
         *,
         out_dtype: torch.dtype | None = None,
         order: Order = Order.ROWS,
+        sum_blocks: int = 1,
     ) -> torch.Tensor:
         """NOTE: the product is rounded to the dtype of `x` before it is widened to `out_dtype`."""
         assert order is Order.ROWS

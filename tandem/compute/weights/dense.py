@@ -19,6 +19,7 @@ class MatrixWeight:
     tensor: torch.Tensor  # [out, in]
     order: Order
     kernels: Kernels
+    sum_blocks: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,12 +36,14 @@ class MatrixWeight:
 
     @property
     def matrix(self) -> Matrix:
-        return Matrix(self.tensor, self.order)
+        return Matrix(self.tensor, self.order, self.sum_blocks)
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        return self.kernels.linear(x, self.tensor, bias, out_dtype=out_dtype, order=self.order)
+        return self.kernels.linear(
+            x, self.tensor, bias, out_dtype=out_dtype, order=self.order, sum_blocks=self.sum_blocks
+        )
 
     def gated(
         self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation
@@ -82,7 +85,7 @@ class DenseFormat:
         return (weight,)
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        return MatrixWeight(parts[weight.name], Order.ROWS, self.kernels)
+        return MatrixWeight(parts[weight.name], Order.ROWS, self.kernels, weight.sum_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +109,4 @@ class PackedDense:
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
         packed = parts[weight.name]
         assert packed.data_ptr() % 64 == 0, "it begins at a cache line"
-        return MatrixWeight(packed, Order.STRIPS, self.kernels)
+        return MatrixWeight(packed, Order.STRIPS, self.kernels, weight.sum_blocks)

@@ -81,9 +81,10 @@ class CountingKernels(TorchKernels):
         *,
         out_dtype: torch.dtype | None = None,
         order: Order = Order.ROWS,
+        sum_blocks: int = 1,
     ) -> torch.Tensor:
         self.rows[weight.data_ptr()] = len(x)
-        return super().linear(x, weight, bias, out_dtype=out_dtype, order=order)
+        return super().linear(x, weight, bias, out_dtype=out_dtype, order=order, sum_blocks=sum_blocks)
 
 
 @pytest.mark.parametrize("num_wanted", [0, 1, 3])

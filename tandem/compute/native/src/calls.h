@@ -43,7 +43,7 @@ struct LinearArguments {
   int64_t x_stride;
   const void *weight, *bias;
   void* out;
-  int64_t out_stride, m, n, k, is_packed, threads;
+  int64_t out_stride, m, n, k, sum_blocks, is_packed, threads;  // blocks: of K, see `sums.h`
 };
 
 struct GatedLinearArguments {
@@ -155,7 +155,7 @@ struct ExpertsArguments {
   const int64_t* chosen;  // the same
   void* out;              // [num_tokens, hidden]
   int64_t out_dtype;      // that of x or float32
-  int64_t num_tokens, top_k, hidden, ffn, is_packed, is_coded, threads;  // packed: of floats
+  int64_t num_tokens, top_k, hidden, ffn, down_blocks, is_packed, is_coded, threads;  // packed: of floats
 };
 
 // From logits [n, num_experts] to the weights and numbers of the experts of each row, both [n, top_k].

@@ -56,7 +56,7 @@ template <class T> class Experts {
       const TiledRows<T> rows{copied(pairs, block, call), copied_units<T>(a.hidden), block.count, 0,
                               num_tiles(block.count)};
       const f32x16 gate_shift = bias_of(strips[0]), up_shift = bias_of(strips[1]);
-      multiply_panel(strips, rows, a.hidden, is_packed_, has_next ? Ahead(next, a.hidden) : Ahead(),
+      multiply_panel(strips, rows, a.hidden, 1, is_packed_, has_next ? Ahead(next, a.hidden) : Ahead(),
                      [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
         X* const tile = gated + (block.first + row) * gated_units_;
         for (int m = 0; m < count; ++m)
@@ -73,7 +73,7 @@ template <class T> class Experts {
       down(*block.expert, panel, strips);
       down(*block.expert, has_next ? panel + 1 : panel, next);
       const TiledRows<T> rows{gated + block.first * gated_units_, gated_units_, block.count, 0, num_tiles(block.count)};
-      multiply_panel(strips, rows, a.ffn, is_packed_, has_next ? Ahead(next, a.ffn) : Ahead(),
+      multiply_panel(strips, rows, a.ffn, a.down_blocks, is_packed_, has_next ? Ahead(next, a.ffn) : Ahead(),
                      [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
         for (int s = 0; s < kPanelStrips; ++s) {
           const f32x16 shift = bias_of(strips[s]);

@@ -20,8 +20,8 @@ template <class T, class Source> class Product {
   static constexpr int kElements = Unit<T>::kElements, kFloats = sizeof(X) / sizeof(float);
 
  public:
-  Product(int64_t k_size, bool is_packed, const Source& source, int num_threads)
-      : k_size_(k_size), is_packed_(is_packed), source_(source), num_threads_(num_threads) {}
+  Product(int64_t k_size, int64_t sum_blocks, bool is_packed, const Source& source, int num_threads)
+      : k_size_(k_size), sum_blocks_(sum_blocks), is_packed_(is_packed), source_(source), num_threads_(num_threads) {}
 
   // Units are where elements lie, or copied: then a chunk for each thread at a time, for a copy that stays small.
   void run(const T* x, int64_t stride, int64_t count) const {
@@ -76,13 +76,13 @@ template <class T, class Source> class Product {
     source_.panel(index, strips);
     source_.panel(has_next ? index + 1 : index, next);
     const TiledRows<T> tiled{rows.x, rows.stride, rows.count, tiles * chunk / chunks, tiles * (chunk + 1) / chunks};
-    multiply_panel(strips, tiled, k_size_, is_packed_, has_next ? Ahead(next, k_size_) : Ahead(),
+    multiply_panel(strips, tiled, k_size_, sum_blocks_, is_packed_, has_next ? Ahead(next, k_size_) : Ahead(),
                    [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
       source_.store(sums, rows.first + row, count, strips);
     });
   }
 
-  int64_t k_size_;
+  int64_t k_size_, sum_blocks_;
   bool is_packed_;
   const Source& source_;
   int num_threads_;
@@ -98,7 +98,7 @@ template <class T> struct Part {
 template <class T, class Out> struct Linear {
   Part<T> part[3];
   Out* out;
-  int64_t ldo, k_size;
+  int64_t ldo, k_size, sum_blocks;
   bool is_packed;
 
   int64_t panels() const { return ceil_div(part[0].strips() + part[1].strips() + part[2].strips(), kPanelStrips); }
@@ -130,7 +130,7 @@ template <class T, class Out> struct Linear {
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, Linear>(k_size, is_packed, *this, num_threads).run(x, ldx, m_size);
+    Product<T, Linear>(k_size, sum_blocks, is_packed, *this, num_threads).run(x, ldx, m_size);
   }
 };
 
@@ -159,7 +159,7 @@ template <class T> struct GatedLinear {
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, GatedLinear>(k_size, is_packed, *this, num_threads).run(x, ldx, m_size);
+    Product<T, GatedLinear>(k_size, 1, is_packed, *this, num_threads).run(x, ldx, m_size);
   }
 };
 
@@ -174,7 +174,7 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
     const Part<T> whole{static_cast<const T*>(a->weight), static_cast<const T*>(a->bias), a->n};
     const auto into = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      const Linear<T, Out> linear{{whole}, out, a->out_stride, a->k, a->is_packed != 0};
+      const Linear<T, Out> linear{{whole}, out, a->out_stride, a->k, a->sum_blocks, a->is_packed != 0};
       linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
     };
     if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
@@ -185,7 +185,7 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
 void tandem_joined_linear(const JoinedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    Linear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride, a->k, a->is_packed != 0};
+    Linear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride, a->k, 1, a->is_packed != 0};
     for (int i = 0; i < 3; ++i)
       linear.part[i] = {static_cast<const T*>(a->parts[i].weight), static_cast<const T*>(a->parts[i].bias),
                         a->parts[i].rows};

@@ -21,6 +21,7 @@ struct Mixture {
 struct LinearMap {
   const void* floats;
   const CodedWeights* codes;
+  int64_t sum_blocks;
 };
 
 // A layer's constants. A null pointer is a tensor that the model does not have.
@@ -137,7 +138,8 @@ class Stack {
       const CodedLinearArguments call{a.dtype, a.dtype, x, k, weight.codes, bias, out, stride, num_tokens, a.threads};
       return tandem_coded_linear(&call);
     }
-    const LinearArguments call{a.dtype, a.dtype, x, k, weight.floats, bias, out, stride, num_tokens, n, k, is_packed,
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight.floats, bias, out, stride, num_tokens, n, k,
+                               weight.sum_blocks, is_packed,
                                a.threads};
     tandem_linear(&call);
   }
@@ -218,7 +220,7 @@ class Stack {
 
   void mixture(const Layer& layer) const {
     const Mixture& constants = *layer.mixture;
-    linear(normed, a.hidden, {constants.router, nullptr}, constants.router_bias, logits, a.num_experts, a.num_experts, 0);
+    linear(normed, a.hidden, {constants.router, nullptr, 1}, constants.router_bias, logits, a.num_experts, a.num_experts, 0);
     ChooseExpertsArguments choice = constants.choice;
     choice.dtype = a.dtype, choice.logits = logits, choice.stride = a.num_experts, choice.n = num_tokens;
     choice.weights = weights, choice.chosen = chosen, choice.threads = a.threads;

@@ -1,5 +1,6 @@
-// Sums over K: blocks of 128 inputs, each summed from zero in order, then added in a tree that their numbers alone shape.
-// So the parts of a product that is split between blocks add up to the bits of the whole.
+// Sums over K in blocks of inputs, each summed from zero in order, then added in a tree that their numbers alone shape. So
+// the parts of a product that is split between blocks add up to the bits of the whole. Codes have blocks of 128 inputs;
+// floats a few equal ones where ranks may split K (`LinearSpec.sum_blocks`), so that each rank's part is one node.
 //
 // Node (level, i) of the tree is the sum of blocks i << level up to (i + 1) << level: that of its two halves, or its left
 // half alone where no block is in the right one.
@@ -8,7 +9,7 @@
 
 namespace tandem {
 
-constexpr int64_t kSumBlock = 128;  // inputs; Python has it too, and a test compares them
+constexpr int64_t kSumBlock = 128;  // inputs of codes; Python has it too, and a test compares them
 
 // Adds up blocks in order, `kVectors` vectors of each: keeps the left halves of nodes that are not yet whole.
 template <int kVectors> class SumTree {

@@ -1,7 +1,8 @@
-// Rows of x times two strips of weights, 16 outputs to a vector. Each owns one lane that walks K in order, so its bits do
-// not depend on the number of rows or on its row.
+// Rows of x times two strips of weights, 16 outputs to a vector. Each owns one lane that walks the blocks of K in order,
+// which are added up as `sums.h` has it, so its bits do not depend on the number of rows or on its row.
 #pragma once
 #include "strips.h"
+#include "sums.h"
 
 namespace tandem {
 
@@ -14,13 +15,19 @@ TANDEM_INLINE const typename Unit<T>::Type* unit_at(const typename Unit<T>::Type
   return kIsWidened<T> ? x + u * kRows + m : x + m * ldx + u;
 }
 
+// Units of a row, in equal blocks.
+struct UnitBlocks {
+  int64_t count, size;
+};
+template <class T> TANDEM_INLINE UnitBlocks blocks_of(int64_t k, int64_t count) { return {count, units<T>(k) / count}; }
+
 // sums[m][s] = x row m . strip s. Asks for `lines` ahead at each fourth unit.
 template <class T, int kRows>
-TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
+TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, UnitBlocks blocks,
                         Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
   const StoredVec* first = reinterpret_cast<const StoredVec*>(strip[0]);
   const StoredVec* second = kTileStrips == 2 ? reinterpret_cast<const StoredVec*>(strip[1]) : first + 1;
-  Vec acc[kRows][2] = {};
+  Vec acc[kRows][2];
   // NOTE: part after part, so that two vectors of weights are in registers and not four.
   const auto multiply = [&](int64_t u, auto part) {
     constexpr int kPart = decltype(part)::value;
@@ -36,15 +43,22 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
     multiply(u, std::integral_constant<int, 0>{});
     if constexpr (Unit<T>::kParts == 2) multiply(u, std::integral_constant<int, 1>{});
   };
+  SumTree<2 * kRows> tree;
   int64_t u = 0;
-  for (; u + 4 <= num_units; u += 4) {
-    if (lines == 8) ahead.ask<8>();
-    else if (lines == 4) ahead.ask<4>();
-    else if (lines == 2) ahead.ask<2>();
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    const int64_t end = u + blocks.size;
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) acc[m][0] = acc[m][1] = Vec{};
+    for (; u + 4 <= end; u += 4) {
+      if (lines == 8) ahead.ask<8>();
+      else if (lines == 4) ahead.ask<4>();
+      else if (lines == 2) ahead.ask<2>();
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) step(u + i);
+      for (int i = 0; i < 4; ++i) step(u + i);
+    }
+    for (; u < end; ++u) step(u);
+    tree.add(block, block + 1 == blocks.count, acc[0]);
   }
-  for (; u < num_units; ++u) step(u);
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
@@ -55,23 +69,32 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
 // speed, and there is too little arithmetic for anything else to matter.
 template <class T, int kRows>
 TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
-                                  int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
+                                  UnitBlocks blocks, f32x16 (*sums)[kPanelStrips]) {
   for (int s = 0; s < kPanelStrips; ++s) {
     const StoredVec* w = reinterpret_cast<const StoredVec*>(strip[s]);
-    Vec acc[kRows][kVecs] = {};
-#pragma GCC unroll 8
-    for (int64_t u = 0; u < num_units; ++u) {
-      __builtin_prefetch(w + (u + kUnitsAhead) * kVecs, 0, 2);
+    Vec acc[kRows][kVecs];
+    SumTree<kRows * kVecs> tree;
+    int64_t u = 0;
+    for (int64_t block = 0; block < blocks.count; ++block) {
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-        for (int i = 0; i < kVecs; ++i) {
-          const StoredVec* at = w + u * kVecs + i;
-          const auto* units = unit_at<T, kRows>(x, ldx, m, u);
-          acc[m][i] = Unit<T>::template dot<0>(acc[m][i], units, Unit<T>::template part<0>(at));
-          if constexpr (Unit<T>::kParts == 2)
-            acc[m][i] = Unit<T>::template dot<1>(acc[m][i], units, Unit<T>::template part<1>(at));
-        }
+        for (int i = 0; i < kVecs; ++i) acc[m][i] = Vec{};
+#pragma GCC unroll 8
+      for (const int64_t end = u + blocks.size; u < end; ++u) {
+        __builtin_prefetch(w + (u + kUnitsAhead) * kVecs, 0, 2);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 2
+          for (int i = 0; i < kVecs; ++i) {
+            const StoredVec* at = w + u * kVecs + i;
+            const auto* units = unit_at<T, kRows>(x, ldx, m, u);
+            acc[m][i] = Unit<T>::template dot<0>(acc[m][i], units, Unit<T>::template part<0>(at));
+            if constexpr (Unit<T>::kParts == 2)
+              acc[m][i] = Unit<T>::template dot<1>(acc[m][i], units, Unit<T>::template part<1>(at));
+          }
+      }
+      tree.add(block, block + 1 == blocks.count, acc[0]);
     }
     for (int m = 0; m < kRows; ++m)
       for (int i = 0; i < kVecs; ++i) reinterpret_cast<StoredVec*>(&sums[m][s])[i] = acc[m][i];
@@ -80,18 +103,18 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
 
 template <class T, int kRows = kStreamingRows>
 void any_streaming_tile(int rows, const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
-                        int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
+                        UnitBlocks blocks, f32x16 (*sums)[kPanelStrips]) {
   if constexpr (kRows > 1)
-    if (rows < kRows) return any_streaming_tile<T, kRows - 1>(rows, x, ldx, strip, num_units, sums);
-  streaming_tile<T, kRows>(x, ldx, strip, num_units, sums);
+    if (rows < kRows) return any_streaming_tile<T, kRows - 1>(rows, x, ldx, strip, blocks, sums);
+  streaming_tile<T, kRows>(x, ldx, strip, blocks, sums);
 }
 
 template <class T, int kRows = kMaxRows>
-void any_tile(int rows, const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
+void any_tile(int rows, const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, UnitBlocks blocks,
               Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
   if constexpr (kRows > 1)
-    if (rows < kRows) return any_tile<T, kRows - 1>(rows, x, ldx, strip, num_units, ahead, lines, sums);
-  tile<T, kRows>(x, ldx, strip, num_units, ahead, lines, sums);
+    if (rows < kRows) return any_tile<T, kRows - 1>(rows, x, ldx, strip, blocks, ahead, lines, sums);
+  tile<T, kRows>(x, ldx, strip, blocks, ahead, lines, sums);
 }
 
 // One thread's time: weights come from memory once and are multiplied with every row.
@@ -150,24 +173,25 @@ template <class T> struct TiledRows {
   int64_t stride, count, begin, end;
 };
 
-// A panel times rows of x; store(sums, row, rows) gets the sums of rows from `row` on.
+// A panel times rows of x; store(sums, row, rows) gets the sums of rows from `row` on, over so many blocks of K.
 template <class T, class Store>
-void multiply_panel(const Strip<T>* strips, const TiledRows<T>& rows, int64_t k_size, bool is_packed, Ahead ahead,
-                    const Store& store) {
+void multiply_panel(const Strip<T>* strips, const TiledRows<T>& rows, int64_t k_size, int64_t sum_blocks, bool is_packed,
+                    Ahead ahead, const Store& store) {
   const f32x16* units_of[kPanelStrips];
   turned(strips, k_size, is_packed, units_of, ahead);
   const int64_t passes = (rows.end - rows.begin) * (kPanelStrips / kTileStrips);
   const int lines = passes == 1 ? 8 : passes <= 3 ? 4 : 2;  // in four units: all tiles together ask for the next panel's
+  const UnitBlocks blocks = blocks_of<T>(k_size, sum_blocks);
   for (int64_t t = rows.begin; t < rows.end; ++t) {
     const int64_t row = first_row(t, rows.count);
     const int tile_rows = int(first_row(t + 1, rows.count) - row);
     const auto* x = rows.x + row * rows.stride;
     f32x16 sums[kMaxRows][kPanelStrips];
     if (is_packed && rows.count <= kStreamingRows)
-      any_streaming_tile<T>(tile_rows, x, rows.stride, units_of, units<T>(k_size), sums);
+      any_streaming_tile<T>(tile_rows, x, rows.stride, units_of, blocks, sums);
     else
       for (int s = 0; s < kPanelStrips; s += kTileStrips)
-        any_tile<T>(tile_rows, x, rows.stride, units_of + s, units<T>(k_size), ahead, lines,
+        any_tile<T>(tile_rows, x, rows.stride, units_of + s, blocks, ahead, lines,
                     reinterpret_cast<f32x16(*)[kPanelStrips]>(&sums[0][s]));
     store(sums, row, tile_rows);
   }
