@@ -352,7 +352,7 @@ def test_a_source_that_closes_while_it_is_read(kind: Kind) -> None:
 @pytest.fixture
 def processes(kind: Kind) -> Kind:
     if not kind.has_processes:
-        pytest.skip("its peers live and die with this process")
+        pytest.skip("workers of this transport share one process, so none can die alone")
     return kind
 
 

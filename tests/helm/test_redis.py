@@ -85,7 +85,7 @@ def _probe(case: str, port: int, password: str = PASSWORD) -> "subprocess.Comple
 def test_readiness_is_asked_where_the_server_listens(case: str, loopback: str, tmp_path: Path) -> None:
     _skip_without_redis()
     if loopback == "::1" and not _has_ipv6_loopback():
-        pytest.skip("this machine has no IPv6 loopback")
+        pytest.skip("Redis is to listen at ::1, and this machine has no IPv6 loopback address")
     (port,) = free_ports(1, loopback, random.SystemRandom())
     with _running(case, loopback, tmp_path, port):
         done = _probe(case, port)

@@ -12,23 +12,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
+
+from tests.helpers.checkpoint_sizes import GEMMA3, GEMMA4, LATENT, MINISTRAL3, MISTRAL4, SIZES
+from tests.helpers.random_models import oracle_class, save
 
 Builder = Callable[..., Path]
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 199,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 
 
 def save_tiny_llama(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -101,25 +90,25 @@ def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **o
 
 def save_tiny_deepseek_v2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A DeepseekV2ForCausalLM without latents of queries, as V2-Lite: experts are chosen among all."""
-    return save(path, transformers.DeepseekV2Config(**_LATENT | {"q_lora_rank": None} | options), seed, dtype)
+    return save(path, transformers.DeepseekV2Config(**LATENT | {"q_lora_rank": None} | options), seed, dtype)
 
 
 def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A DeepseekV3ForCausalLM with YaRN's factor of the scores: a dense layer, then experts in groups and shared."""
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-    return save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
+    return save(path, transformers.DeepseekV3Config(**LATENT | groups | options), seed, dtype)
 
 
 def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
     kinds = {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 0}
     others = kinds | {"rope_interleave": False, "rope_parameters": None}
-    return save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
+    return save(path, transformers.Glm4MoeLiteConfig(**LATENT | others | options), seed, dtype)
 
 
 def save_tiny_mistral4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Mistral4ForCausalLM whose queries grow from position 16 on; its experts are stored as stacks."""
-    return save(path, transformers.Mistral4Config(**_MISTRAL4 | options), seed, dtype)
+    return save(path, transformers.Mistral4Config(**MISTRAL4 | options), seed, dtype)
 
 
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -185,7 +174,7 @@ def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **op
 
 def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Ministral3ForCausalLM whose queries grow from position 16 on."""
-    return save(path, transformers.Ministral3Config(**_MINISTRAL3 | options), seed, dtype)
+    return save(path, transformers.Ministral3Config(**MINISTRAL3 | options), seed, dtype)
 
 
 def save_tiny_mistral3_conditional(
@@ -205,9 +194,9 @@ def save_tiny_mistral3_conditional(
         "patch_size": 8,
     }
     texts: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
-        "ministral3": lambda: transformers.Ministral3Config(**_MINISTRAL3 | options),
+        "ministral3": lambda: transformers.Ministral3Config(**MINISTRAL3 | options),
         "mistral": lambda: transformers.MistralConfig(**SIZES | {"sliding_window": None, "head_dim": 32} | options),
-        "mistral4": lambda: transformers.Mistral4Config(**_MISTRAL4 | options),
+        "mistral4": lambda: transformers.Mistral4Config(**MISTRAL4 | options),
     }
     config = transformers.Mistral3Config(
         text_config=texts[text](), vision_config=vision, image_token_index=5, tie_word_embeddings=tied
@@ -217,7 +206,7 @@ def save_tiny_mistral3_conditional(
 
 def save_tiny_gemma3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Gemma3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
-    return save(path, transformers.Gemma3TextConfig(**_GEMMA3 | options), seed, dtype)
+    return save(path, transformers.Gemma3TextConfig(**GEMMA3 | options), seed, dtype)
 
 
 def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -230,7 +219,7 @@ def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
         "image_size": 16,
         "patch_size": 8,
     }
-    text = transformers.Gemma3TextConfig(**_GEMMA3 | options)
+    text = transformers.Gemma3TextConfig(**GEMMA3 | options)
     tokens: dict[str, Any] = {
         "boi_token_index": 3,
         "eoi_token_index": 4,
@@ -276,75 +265,8 @@ def save_tiny_gemma4_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
 
 
 def _gemma4_text(options: dict[str, Any]) -> transformers.Gemma4TextConfig:
-    sizes = _GEMMA4 | options
+    sizes = GEMMA4 | options
     return transformers.Gemma4TextConfig(vocab_size_per_layer_input=sizes["vocab_size"], **sizes)
-
-
-_MINISTRAL3 = SIZES | {
-    "head_dim": 32,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.4,
-    },
-}
-_LATENT = SIZES | {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 40,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 20,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 0.7,
-        "mscale_all_dim": 1.0,
-    },
-}
-_MISTRAL4 = _LATENT | {
-    "n_group": 4,
-    "topk_group": 2,
-    "rope_parameters": _LATENT["rope_parameters"]
-    | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
-}
-_GEMMA3 = SIZES | {
-    "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
-    "head_dim": 16,
-    "sliding_window": 10,
-    "query_pre_attn_scalar": 24,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-}
-_GEMMA4 = SIZES | {
-    "initializer_range": 0.06,  # NOTE: as for Gemma 3
-    "num_hidden_layers": 5,
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 32,
-    "num_kv_shared_layers": 2,
-    "use_double_wide_mlp": True,
-    "sliding_window": 10,
-    "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
-}
-
-_NOT_IN_AUTO = {"mistral4": transformers.Mistral4ForCausalLM}  # NOTE: in 5.23 only its wrapper is
 
 
 BUILDERS: dict[str, Builder] = {
@@ -418,35 +340,6 @@ def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrained
     oracle = oracle_class(config["model_type"], "text_config" in config)
     model: PreTrainedModel = oracle.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     return model
-
-
-def save(path: Path, config: PreTrainedConfig, seed: int, dtype: str) -> Path:
-    """Write a random model of `config` to `path`."""
-    torch.manual_seed(seed)
-    oracle = oracle_class(config.model_type, hasattr(config, "text_config"))
-    config._attn_implementation = "eager"
-    model = oracle._from_config(config) if config.model_type in _NOT_IN_AUTO else oracle.from_config(config)
-    _spread(model, getattr(config, "text_config", config).initializer_range)
-    model.to(getattr(torch, dtype)).save_pretrained(path)
-    return path
-
-
-def oracle_class(model_type: str, multimodal: bool = False) -> Any:
-    """The class of transformers that makes and loads such models."""
-    if model_type in _NOT_IN_AUTO:
-        return _NOT_IN_AUTO[model_type]
-    return transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
-
-
-def _spread(model: PreTrainedModel, width: float) -> None:
-    """Norm weights, biases and scales start as constants: give them values that a mistake would show in."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
-        for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
-                buffer.add_(torch.randn_like(buffer) * width)
 
 
 def _edit(path: Path, name: str, changes: dict[str, Any]) -> Path:

@@ -5,7 +5,9 @@ from typing import Any
 
 import transformers
 
-from tests.helpers.checkpoints import SIZES, Builder, save
+from tests.helpers.checkpoint_sizes import SIZES
+from tests.helpers.checkpoints import Builder
+from tests.helpers.random_models import save
 
 _UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
 _MAMBA: dict[str, Any] = {

@@ -34,7 +34,7 @@ def _skip_unless_it_runs(architecture: str) -> None:
     if lacking:
         pytest.skip(f"this processor runs no {architecture}: it lacks {', '.join(sorted(lacking))}")
     if shutil.which(os.environ.get("CXX") or "g++") is None:
-        pytest.skip("no C++ compiler")
+        pytest.skip("the CPU kernels are compiled by a C++ compiler, and none is on PATH")
 
 
 def _processor_flags() -> set[str]:

@@ -28,7 +28,7 @@ _SENT_WITH_MORE = _SENT.rstrip("\n") + ' + b"\\xc2\\x3e\\x04more"\n'  # field 10
 def source_of(commit: str, directory: Path) -> Path:
     """The tree of a commit, from git's history; skips the test where that is not here."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("an earlier release is built from git's history, which is not here")
+        pytest.skip("an earlier release is built from git's history, and this tree is not a git checkout")
     done = subprocess.run(["git", "archive", commit, *_IN_WHEEL], cwd=ROOT, capture_output=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"commit {commit} is not in this clone's history: {done.stderr.decode(errors='replace').strip()}")

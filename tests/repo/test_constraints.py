@@ -56,7 +56,10 @@ def test_pins_are_what_torch_for_cuda_requires() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="other machines get other builds")
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="the constraints are of Linux on x86_64; other machines get other builds",
+)
 def test_the_facts_are_those_of_the_wheel(tmp_path: Path) -> None:
     """Reads the wheel's metadata alone, by range requests of a newer pip than Python brings."""
     venv.create(tmp_path / "venv", with_pip=True)

@@ -19,7 +19,7 @@ from tandem.architecture.families.phi3 import DROPOUT_KEYS
 from tandem.architecture.families.state_space import CHUNK_KEYS
 from tandem.architecture.fields import Fields
 from tandem.architecture.registry import ARCHITECTURES, find_family
-from tests.helpers.checkpoints import oracle_class
+from tests.helpers.random_models import oracle_class
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}

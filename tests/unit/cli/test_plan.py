@@ -143,7 +143,7 @@ def test_requests_beyond_the_model_are_noted(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib, which draws the figure, is not installed")
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     for path in (first, second):
         assert main([*QWEN, "--figure", str(path)]) == 0

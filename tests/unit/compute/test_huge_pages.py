@@ -47,7 +47,7 @@ def test_a_file_that_is_not_there_is_not_its_business(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pieces_are_read_until_one_comes_slowly(tmp_path: Path) -> None:
     if not _is_possible_in(tmp_path):
-        pytest.skip("no huge pages for files here")
+        pytest.skip("this file system or kernel gives files no huge pages")
     size = 2 * PIECE_BYTES + LEAST_BYTES
     _write(tmp_path / "slow", size)
     _write(tmp_path / "fast", size)

@@ -44,7 +44,9 @@ library.fclose(file)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these are settings of glibc")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="it tests settings of glibc, and this system has another C library"
+)
 @pytest.mark.parametrize("is_bounded", [True, False])
 def test_few_arenas_and_large_buffers_go_back_though_small_ones_between_them_stay(
     tmp_path: Path, is_bounded: bool

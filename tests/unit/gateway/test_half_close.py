@@ -26,7 +26,7 @@ def run(directory: Path, story: Story, loop: str) -> None:
         async with running_cluster(directory, num_workers=1) as cluster:
             await story(cluster)
 
-    factory = None if loop == "asyncio" else pytest.importorskip("uvloop").Loop
+    factory = None if loop == "asyncio" else pytest.importorskip("uvloop", reason="uvloop is not installed").Loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(whole())
 

@@ -347,7 +347,7 @@ def test_many_lives_leave_no_file_descriptor_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid here")
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid (util-linux) is not on PATH")
 def test_a_pipe_that_a_runaway_holds_open_is_closed_here() -> None:
     async def act(observed: Observed) -> None:
         await observed.until(lambda: len(observed.lines) == 2)
@@ -402,7 +402,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a process with its parent (PR_SET_PDEATHSIG)")
 def test_a_killed_supervisor_leaves_no_orphans() -> None:
     supervisor = subprocess.Popen([sys.executable, "-c", ORPHANAGE], stdout=subprocess.PIPE, cwd=ROOT, text=True)
     with supervisor:

@@ -97,7 +97,7 @@ def test_a_certificate_of_the_future_is_refused(directory: Path) -> None:
         TlsFiles(directory, WORKER, now_s=lambda: 0.0)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.skipif(os.geteuid() == 0, reason="it tests a file that cannot be read, and root reads every file")
 def test_a_key_that_may_not_be_read_is_refused(directory: Path) -> None:
     (directory / KEY).chmod(0)
     with pytest.raises(ConfigurationError, match=r"Permission denied.*readable by this process"):

@@ -44,7 +44,7 @@ def reader() -> tuple[CmaTransport, np.ndarray[tuple[int, int], np.dtype[np.uint
     return CmaTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET)), pages
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="it reads as another user, which only root can become")
 def test_another_user_is_not_let_in() -> None:
     """Also one that has the cluster's secret and the card."""
     with SourceProcess(SPEC) as source:

@@ -176,7 +176,7 @@ def test_every_backend_on_a_gpu() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without an NVIDIA GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the refusal on machines without an NVIDIA GPU")
 def test_gpu_checks_say_so_without_a_gpu() -> None:
     command = [sys.executable, "-m", "bench.gpu_checks"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

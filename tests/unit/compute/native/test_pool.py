@@ -55,7 +55,9 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="no /proc/self/task here")
+needs_proc = pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="threads are counted in /proc/self/task, which is not here"
+)
 
 
 @needs_proc
@@ -116,7 +118,7 @@ caller.join()
 def test_helpers_keep_off_the_callers_core(kernels: NativeKernels) -> None:
     """Wherever the caller is moved to; in a child, whose pool has no more helpers than there are other cores."""
     if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core here")
+        pytest.skip("a helper needs a core beside the caller's, and this process has one")
     run("""
 cores = os.sched_getaffinity(0)
 if child := os.fork():

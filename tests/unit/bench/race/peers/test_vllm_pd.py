@@ -22,7 +22,7 @@ def transfer(program: Program) -> dict[str, str]:
     return found
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers cannot have a core each")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need a core each, and this process has one")
 def test_each_has_cores_of_its_own() -> None:
     system = VllmPrefillDecode()
     prefill, decode = (system.server(role, CHECKPOINT, 8000, 5600) for role in (PREFILL, DECODE))
