@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -33,6 +32,7 @@ from tandem.scaling.scrape import GatewayScraper
 from tandem.scaling.settings import PlannerSettings
 from tandem.scaling.targets import Adviser, Leadership, NoTargets, Pool, ScaleTargets
 from tandem.scaling.workers import WorkerWatch
+from tandem.serving.signals import run_until, stop_event
 from tandem.telemetry.log import configure_logging
 
 _LOG = logging.getLogger(__name__)
@@ -56,16 +56,10 @@ def run_planner(settings: PlannerSettings) -> int:
 
 
 async def _run(settings: PlannerSettings) -> int:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = stop_event()
     async with running_planner(settings) as planner:
         _LOG.info("planner ready: %s every %g s", settings.mode, settings.interval_s)
-        stop = asyncio.create_task(stopped.wait())
-        ended, _ = await asyncio.wait((stop, *planner.tasks), return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        for task in ended:
-            task.result()  # NOTE: a bug in one of them ends the process, with its traceback
+        await run_until(stopped, planner.tasks)
         _LOG.info("planner stops")
     return 0
 

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +34,7 @@ from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
 from tandem.serving.router_settings import RouterSettings
+from tandem.serving.signals import run_until, stop_event
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
 
@@ -64,17 +64,12 @@ def run_router(settings: RouterSettings) -> int:
 
 
 async def _run(settings: RouterSettings) -> int:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = stop_event()
     async with serving_router(settings) as router:
         rest_collector()
         _LOG.info("router ready at %s", router.address)
-        stop = asyncio.create_task(_stop_when(stopped))
-        ended, _ = await asyncio.wait((stop, *router.tasks), return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        for task in ended:
-            task.result()  # NOTE: a bug in one of them ends the process, with its traceback
+        await run_until(stopped, router.tasks)
+        _LOG.info("router stops")
     return 0
 
 
@@ -85,11 +80,6 @@ def rest_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_MAX_YOUNG_OBJECTS)
-
-
-async def _stop_when(stopped: asyncio.Event) -> None:
-    await stopped.wait()
-    _LOG.info("router stops")
 
 
 @contextlib.asynccontextmanager
