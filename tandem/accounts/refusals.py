@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 REVOKED, BUDGET, CONCURRENCY = "revoked", "budget", "concurrency"
 REQUESTS = "requests"
 RATES = (REQUESTS, "input_tokens", "output_tokens")
-_BUSY_S = 1.0  # nobody knows when one of the running requests ends
+_BUSY_S = 1.0  # the end of running requests cannot be predicted
 
 
 def revoked() -> KeyRefusedError:

@@ -50,7 +50,7 @@ class ModelCost:
 
     @property
     def num_table_parameters(self) -> int:
-        """Of the embedding; the head has as many."""
+        """Number of elements of the embedding; the head has as many."""
         return self.model.vocab_size * self.model.hidden_size
 
     @cached_property
@@ -60,24 +60,24 @@ class ModelCost:
 
     @cached_property
     def num_multiplied_parameters(self) -> int:
-        """Those of all layers that one token is multiplied by."""
+        """Number of parameters of all layers that one token is multiplied by."""
         return sum(num_matrix_elements(layer.active_tensors()) for layer in self.model.layers)
 
     @cached_property
     def num_prompt_parameters(self) -> int:
-        """Those that every token of a prompt is multiplied by. The head is not, nor are layers behind the last one that
+        """Number that every token of a prompt is multiplied by: not the head, nor layers behind the last one that
         keeps state: a prompt needs them once.
         """
         return sum(num_matrix_elements(layer.active_tensors()) for layer in self._prompt_layers)
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one generated token is multiplied by: the head too."""
+        """Number of parameters that one generated token is multiplied by, the head included."""
         return self.num_multiplied_parameters + self.num_table_parameters
 
     @cached_property
     def num_expert_parameters(self) -> int:
-        """Of all routed experts of all layers."""
+        """Number of parameters of all routed experts of all layers."""
         return sum(count * routed.num_experts * routed.expert_size for routed, count in self._routed.items())
 
     @property
@@ -86,7 +86,7 @@ class ModelCost:
 
     @cached_property
     def step_weight_bytes(self) -> float:
-        """What a decode step reads at most: all but tables of per-layer embeddings, of which it reads a few rows.
+        """Weight bytes that a decode step reads at most: all but tables of per-layer embeddings, read by rows.
 
         NOTE: the input table is counted though a step reads a few of its rows: published figures count all weights.
         """
@@ -95,7 +95,7 @@ class ModelCost:
 
     @property
     def expert_bytes(self) -> float:
-        """Of all routed experts."""
+        """Bytes of the weights of all routed experts."""
         return self.num_expert_parameters * self.weight_bits / 8
 
     def swept_weight_bytes(self, num_running: float) -> float:
@@ -110,7 +110,7 @@ class ModelCost:
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
-        """What each token adds to the state of all layers, as long as none is out of sight."""
+        """Bytes that each token adds to the state of all layers, while no token has left a window."""
         return self._kv_scale * sum(count * state.bytes_per_token for state, count in self._states.items())
 
     def kv_bytes(self, num_tokens: float) -> float:
@@ -121,7 +121,7 @@ class ModelCost:
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
-        """State that a request keeps whatever its length: recurrent states, whose numbers have the size they have."""
+        """Bytes of state that do not depend on a request's length: recurrent states, which have dtypes of their own."""
         return float(sum(count * state.bytes_per_request for state, count in self._states.items()))
 
     def read_bytes(self, num_tokens: float) -> float:
@@ -131,16 +131,16 @@ class ModelCost:
 
     @cached_property
     def token_state_bytes(self) -> float:
-        """State that a decode step reads and writes whatever the context."""
+        """Bytes of state that a decode step reads and writes for a request, independent of its context."""
         return float(sum(count * mixer.token_bytes for mixer, count in self._mixers.items()))
 
     @cached_property
     def token_state_flops(self) -> float:
-        """Operations of each token whatever the context, besides those with weights."""
+        """Operations of each token that depend neither on weights nor on the context."""
         return float(sum(count * mixer.token_flops for mixer, count in self._mixers.items()))
 
     def attention_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Of computing a prompt whose first tokens are cached, causal: a query sees itself and what is before it,
+        """Operations of attention over a prompt whose first tokens are cached. A query sees itself and all before it,
         within the window.
         """
         num_new = num_tokens - num_cached_tokens
@@ -153,7 +153,7 @@ class ModelCost:
         )
 
     def step_attention_flops(self, context_tokens: float) -> float:
-        """Of one new token behind a context of so many tokens."""
+        """Operations of attention of one new token behind a context of so many tokens."""
         return float(
             sum(count * mixer.pair_flops * mixer.num_visible(context_tokens) for mixer, count in self._mixers.items())
             + self.token_state_flops
@@ -200,7 +200,7 @@ class ModelCost:
 
     @cached_property
     def _prompt_mixers(self) -> Mapping[MixerCost, int]:
-        """As `_mixers`, of the layers that all tokens of a prompt pass."""
+        """Each different kind of mixer, and its number among the layers that compute all tokens of a prompt."""
         return Counter(layer.mixer.cost for layer in self._prompt_layers)
 
     @property

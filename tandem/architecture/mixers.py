@@ -149,8 +149,8 @@ class LatentAttentionSpec:
 
     @property
     def cost(self) -> MixerCost:
-        """Of latents as they are: two operations for each number of a row and head to a score, and for each of the
-        latent to the sum.
+        """Attention over latents, without making keys and values. A score takes two operations for each number of a row
+        and head, a sum two for each number of the latent.
         """
         size = self.rank + self.rotary_dim
         return MixerCost(size, 2 * self.num_heads * (size + self.rank), None)

@@ -65,7 +65,7 @@ def read_config(directory: Path) -> Fields:
 
 
 def find_quantisation(fields: Fields) -> Fields | None:
-    """What a `config.json` says of the form of its weights, of the whole model or of its text part; None = nothing.
+    """The `quantization_config` of a `config.json`, of the whole model or of its text part; None = it has none.
 
     Raises:
         UnsupportedCheckpointError: the form is none that is served.
@@ -86,7 +86,7 @@ def quantised(quantisation: Fields) -> Quantised:
 
 
 def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
-    """Of all the model's numbers. Modules that the configuration leaves out by name are counted as coded."""
+    """Mean bits in memory of all weights. Modules that the configuration leaves out by name are counted as coded."""
     row = quantised(quantisation)
     if row.has_tables:
         return row.bits(quantisation)
@@ -123,7 +123,7 @@ def _modelopt_bits(fields: Fields) -> float:
 
 
 def _compressed_bits(fields: Fields) -> float:
-    """Of the first group, which in published files codes nearly all."""
+    """Bits of the first group of modules, which in published files covers nearly all."""
     groups = fields.section("config_groups")
     group = None if groups is None else groups.section(next(iter(groups.unread()), ""))
     weights = None if group is None else group.section("weights")

@@ -1,7 +1,6 @@
-"""Token mixers whose state does not grow: a short convolution, and linear recurrences behind one.
+"""Token mixers with a state of fixed size: a short convolution, and a linear recurrence after such a convolution.
 
-A convolution is causal and of each channel by itself. What it still needs is the input of the last tokens, as many as
-its taps but one.
+A convolution is causal and computes each channel by itself. Its state is the inputs of the last `taps - 1` tokens.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ _STATE_BYTES = DTYPE_BYTES["float32"]
 
 
 class RecurrentMixer:
-    """What all mixers with a recurrent state have in common: they ask nothing of attention."""
+    """Base of the mixers with a recurrent state: they have no attention, so its options are absent."""
 
     __slots__ = ()
     reads_state_of: ClassVar[None] = None
@@ -90,7 +89,7 @@ class ShortConvSpec(RecurrentMixer):
 
 
 class Gating(StrEnum):
-    """From what a recurrence gives to what its output map takes."""
+    """Norm and gate between the output y of a recurrence and its output projection."""
 
     GATE_THEN_NORM = "gate then norm"  # the norm of y * silu(gate), in groups of channels
     NORM_THEN_GATE = "norm then gate"  # the norm of each head of y, times silu(gate)

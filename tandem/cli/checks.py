@@ -1,4 +1,4 @@
-"""Refuses what could not be served before any process is started: model, tokenizer, weights, and the gateway's port."""
+"""Checks model, tokenizer, weights and the gateway's port before any process is started."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
 def check_model(path: Path, *, allow_pickle: bool = False, num_prefill: int = 0) -> None:
-    """Checks a model directory without reading the weights, and that so many prefill workers can serve it.
+    """Checks a model directory without reading the weights. `num_prefill`: prefill workers that are to serve it.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file

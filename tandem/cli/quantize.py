@@ -78,7 +78,7 @@ class QuantizeCommand(
         return 0
 
     def _length(self, longest: int) -> int:
-        """Of a sequence."""
+        """Number of tokens of a sequence."""
         if self.sequence_length is None:
             return min(_USUAL_LENGTH, longest)
         if self.sequence_length > longest:

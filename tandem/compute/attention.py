@@ -1,4 +1,4 @@
-"""The seam between the model and its attention kernels.
+"""Interfaces of attention backends, which the decoder calls and kernels implement.
 
 A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks
 and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly. What it derives
@@ -20,7 +20,7 @@ Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """One layer's attention beyond the batch. `num_heads`: of queries. `window` as in KVSpec; `softcap` 0 = none.
+    """Options of one layer's attention. `num_heads`: of queries. `window` as in KVSpec; `softcap` 0 = none.
 
     `sinks`: [num_heads] float32, a score for each head that joins the softmax and has no value; None = none.
     """
@@ -33,7 +33,7 @@ class AttentionParams:
 
 
 class StateBackend(Protocol[Spec]):
-    """What every backend answers, whatever kind of state it reads.
+    """Methods that backends of every kind of state have.
 
     `graph_safe`: whether a step may be captured in a CUDA graph (no synchronisation, no host work that depends on
     data).
@@ -94,9 +94,10 @@ def prepare_by_state(
     kv: Sequence[LayerState],
     layers: Sequence[Collection[Any]],
 ) -> dict[int, AttentionBatch]:
-    """`batches` as the backends want them; states of a KV group share a batch and what is made of it.
+    """Calls `prepare` of each state's backend, once for all states of a KV group, which share a batch.
 
-    All are by state; `layers` are those that read it. A batch without requests stays as it is.
+    All arguments are by state. `layers`: the options of the layers that read it. A batch without requests is returned
+    unchanged.
     """
     groups: dict[int, list[int]] = {}
     for state, batch in batches.items():

@@ -111,7 +111,7 @@ def _refusal(
 
 
 def _missing(devices: Mapping[str, Sequence[BackendEntry]], device: torch.device, name: str) -> str:
-    """Why there is no candidate."""
+    """The message where no candidate backend is known."""
     if not devices:
         return "no backend is registered for this kind of state"
     elsewhere = [each for each, entries in devices.items() if name in ("auto", *(entry.name for entry in entries))]

@@ -107,12 +107,12 @@ class CodedMatrix:
 
     @property
     def num_groups(self) -> int:
-        """Of each row."""
+        """Number per row."""
         return -(-self.shape[1] // self.group_size)
 
     @property
     def num_supers(self) -> int:
-        """Of each row."""
+        """Number per row."""
         return -(-self.shape[1] // self.super_size) if self.super_size else 0
 
     @property
@@ -121,7 +121,7 @@ class CodedMatrix:
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those that it has, by the names of its fields."""
+        """The tensors that are present, by the names of its fields."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, torch.Tensor):

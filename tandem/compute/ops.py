@@ -1,7 +1,7 @@
-"""The seam between the decoder and its compiled arithmetic: matrix products, norms, rotary embedding.
+"""Interface of the decoder's arithmetic: matrix products, norms, rotary embedding.
 
-Everything here is row-wise: a token's result never depends on which other tokens share the call. The native CPU
-implementation keeps that bit for bit, which is what makes batched equal alone in bfloat16 too.
+Everything here is row-wise: a token's result does not depend on the other tokens of the call. In the native CPU
+implementation not a bit depends on them, so results in a batch and alone are equal in bfloat16 too.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tandem.compute.step import AttentionBatch, WantedTokens
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Floats that rows are multiplied by, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
+    """Weight of a linear map in floats, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
 
     tensor: torch.Tensor
     order: Order = Order.ROWS
@@ -26,12 +26,12 @@ class Matrix:
 
 
 Numbers = Matrix | CodedMatrix
-"""What rows are multiplied by: floats, or codes with scales."""
+"""Weight of a linear map: floats, or codes with scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The numbers of one expert, a gated block; None is a bias that it does not have."""
+    """Weights of one expert, a gated block. None = it has no such bias."""
 
     gate: Numbers  # [ffn, hidden]
     up: Numbers
@@ -42,7 +42,7 @@ class ExpertWeights:
 
 
 class Experts(Protocol):
-    """The routed experts of a layer in one call, which reads those that are hit and no others."""
+    """The routed experts of a layer in one call, which reads only the experts that some token has chosen."""
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
@@ -56,7 +56,7 @@ class Experts(Protocol):
 
 
 class ExpertChoice(Protocol):
-    """From a router's logits to the experts of each token. Row-wise."""
+    """Chooses the experts of each token by a router's logits. Row-wise."""
 
     def __call__(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """`logits` [num_tokens, num_experts] -> weights, float32, and experts, int64, both [num_tokens, top_k].
@@ -68,7 +68,7 @@ class ExpertChoice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs.
+    """Options that all layers of a stack share. `softcap` 0 = none; the rest as in the specs.
 
     `num_experts` 0 = the layers are gated blocks; else mixtures of experts, to which `intermediate_size` belongs.
     """
@@ -89,7 +89,7 @@ class StackShape:
 
 @dataclass(frozen=True, slots=True)
 class StackMixture:
-    """A layer's router and experts, as the kernels have made them."""
+    """A layer's router and experts, as `Kernels.expert_choice` and `Kernels.experts` return them."""
 
     router: Numbers  # [num_experts, hidden]
     router_bias: torch.Tensor | None
@@ -99,7 +99,7 @@ class StackMixture:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """One layer's numbers, as the decoder names them; None is a tensor that the model does not have."""
+    """Weights of one layer, by the decoder's names. None = the model has no such tensor."""
 
     input_norm: torch.Tensor
     after_attention: torch.Tensor
@@ -125,7 +125,7 @@ class StackLayer:
 
 
 class Stack(Protocol):
-    """All layers in one call. `attention` names the attention backend whose arithmetic it has inside."""
+    """All layers in one call. `attention`: name of the attention backend that computes the same bits."""
 
     attention: str
 
@@ -139,7 +139,7 @@ class Stack(Protocol):
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
-        `residual`, the embeddings, is used up. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
+        `residual`, the embeddings, is overwritten. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
         one. Layers of a KV group share a batch.
         `wanted`: the tokens whose hidden states are returned; None = all.
         """
@@ -274,8 +274,8 @@ class Kernels(Protocol):
     ) -> None:
         """Rotate `q` [num_tokens, num_heads, head_dim] and `k` [num_tokens, num_kv_heads, head_dim] in place (after an
         optional per-head norm) and store `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
-        rotary_dim / 2]; half-split convention. A token of slot -1 is stored nowhere
-        but perhaps in the null block, which nobody reads.
+        rotary_dim / 2]; half-split convention. A token of slot -1 is not stored, except
+        perhaps in the null block, which is never read.
         """
         ...
 
@@ -290,21 +290,21 @@ class Kernels(Protocol):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        """What `rope_and_write` does with `q`, for a layer without K and V of its own. `norm`: weight of its norm."""
+        """Norms and rotates `q` as `rope_and_write` does, for layers without K and V of their own. `norm`: a weight."""
         ...
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:
-        """The layers as one call, where there is one for such layers; None = they are to be called one by one."""
+        """The layers as one call; None = these kernels have none for such layers, which are then called one by one."""
         ...
 
     def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
-        """A layer's experts as one call; None = there is none for such experts: they are to be called one by one."""
+        """A layer's experts as one call; None = these kernels have none for them, and they are called one by one."""
         ...
 
     def expert_choice(
         self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
     ) -> ExpertChoice | None:
-        """The rule of `spec` as one call; None = there is none for such a rule.
+        """The rule of `spec` as one call; None = these kernels have none for it.
 
         `correction`, `expert_scales`: the tensors that the spec names, [num_experts] float32. The spec's norm is not
         part of the rule.

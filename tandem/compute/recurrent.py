@@ -59,7 +59,7 @@ class RecurrentBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceInputs:
-    """What the recurrence takes of a step's tokens. `a` is of each head, or of each of its columns."""
+    """Inputs of the recurrence, of a step's tokens. `a` is of each head, or of each of its columns."""
 
     q: torch.Tensor  # [num_tokens, num_groups, columns]
     k: torch.Tensor  # [num_tokens, num_groups, columns]
@@ -82,7 +82,7 @@ class RecurrentBackend(StateBackend[RecurrentSpec], Protocol):
     def recur(
         self, inputs: RecurrenceInputs, params: RecurrenceParams, state: LayerRecurrent, batch: RecurrentBatch
     ) -> torch.Tensor:
-        """What the queries read, [num_tokens, num_heads, rows] float32; the states that follow are in `state` then."""
+        """Outputs y, [num_tokens, num_heads, rows] float32; writes the new states into `state`."""
         ...
 
 

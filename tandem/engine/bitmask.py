@@ -26,7 +26,7 @@ def ban_by_flags(banned: torch.Tensor, row: torch.Tensor) -> None:
 
 
 def banned_on_device(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """What the bits leave out: bool [num_rows, vocab_size]. `words`: int32 [num_rows, num_words], on any device."""
+    """Tokens whose bit is 0: bool [num_rows, vocab_size]. `words`: int32 [num_rows, num_words], on any device."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     bits = (words.unsqueeze(-1) >> shifts) & 1  # [num_rows, num_words, 32]
     return bits.flatten(1)[:, :vocab_size] == 0

@@ -46,7 +46,7 @@ class Choice:
         return piece
 
     def metrics(self) -> RequestMetrics:
-        """Where its time went."""
+        """Times of its stages."""
         return RequestMetrics(
             arrival_s=self.arrival_s,
             first_scheduled_s=self.first_scheduled_s,

@@ -18,7 +18,7 @@ _BANNED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What the grammar lets come next. `ban`: takes the rest out of a row of logits, in place."""
+    """Tokens that the grammar allows next. `ban`: excludes all others in a row of logits, in place."""
 
     ban: Callable[[torch.Tensor], None]
     may_end: bool
@@ -132,5 +132,5 @@ class Constraint:
 
 
 def constraints_of(holders: Sequence[Constraint | None]) -> list[Constraint]:
-    """Those that want a mask."""
+    """The constraints among them that need a mask."""
     return [constraint for constraint in holders if constraint is not None and constraint.wants_mask]

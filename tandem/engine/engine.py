@@ -239,7 +239,7 @@ class Engine:
         self._pass_on_events()
 
     def load(self) -> EngineLoad:
-        """What is accepted and not finished."""
+        """Counts of the requests that are accepted and not finished."""
         return load_of(self._scheduler.requests, self._kv)
 
     def take_step_stats(self) -> list[StepStats]:

@@ -10,7 +10,7 @@ class StepHandle(Protocol):
     """A step that was submitted."""
 
     def result(self) -> ExecutorOutput:
-        """What it computed, once it is computed."""
+        """Waits until the step is computed, and returns its output."""
         ...
 
 

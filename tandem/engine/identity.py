@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What the engine must know about the model to accept requests for it.
+    """Properties of the model that the engine needs to accept requests for it.
 
     `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
     wishes (generation_config.json), for callers to start from: the engine itself does what a request says.

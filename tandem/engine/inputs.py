@@ -182,7 +182,7 @@ class InputBuilder:
 
 
 def _num_wanted(item: ScheduledRequest) -> int:
-    """Of how many of its tokens logits are asked for, the last ones."""
+    """Number of its last tokens of which logits are needed."""
     return item.num_tokens if item.scores_prompt else int(item.samples) + item.num_drafts
 
 

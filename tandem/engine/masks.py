@@ -107,7 +107,7 @@ class MaskMaker:
         return ends
 
     def _bans(self, rows: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
-        """What lays each of `rows` over a row of logits."""
+        """Functions that apply each of `rows` to a row of logits."""
         if self._device.type == "cpu":
             return [partial(ban_by_bits, bits) for bits in rows.numpy().view(np.uint8)]
         banned = banned_on_device(rows.to(self._device, non_blocking=True), self._vocab_size)

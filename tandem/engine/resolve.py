@@ -1,4 +1,4 @@
-"""From what a user chose to an engine that runs: every "auto" becomes a value here, or is refused."""
+"""Builds an engine from its configuration: every "auto" becomes a value here, or is refused."""
 
 import logging
 import time

@@ -35,7 +35,7 @@ class TextStream:
         return TextPiece(result.emit, result.matched)
 
     def flush(self) -> TextPiece:
-        """What was held back, now that no token follows."""
+        """The text that was held back, once no token follows."""
         result = self._stops.add(self._detokenizer.flush())
         if result.matched is not None:
             return TextPiece(result.emit, result.matched)

@@ -15,7 +15,7 @@ class SimulatedPrefixCache:
         return len(self._held)
 
     def leading(self, block_ids: Sequence[int]) -> int:
-        """How many blocks of the prompt's beginning are held."""
+        """Number of leading blocks of the prompt that are held."""
         held = self._held
         for number, block_id in enumerate(block_ids):
             if block_id not in held:

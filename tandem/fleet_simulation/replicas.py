@@ -50,7 +50,7 @@ class ReplicaPool(Generic[W]):
         return [replica for replica in self.alive.values() if not replica.draining]
 
     def ready(self) -> Sequence[SimulatedReplica[W]]:
-        """Those that take work."""
+        """The replicas that accept work."""
         return [replica for replica in self.alive.values() if replica.ready and not replica.draining]
 
     def starting_s(self) -> Sequence[float]:

@@ -31,14 +31,20 @@ class NewKeyBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     tenant: str | None = Field(None, description="whose caches and history it shares; omitted: its own")
-    requests_per_minute: int | None = None
-    input_tokens_per_minute: int | None = Field(None, description="what is read from the cache does not count")
-    output_tokens_per_minute: int | None = None
-    concurrency: int | None = Field(None, description="requests at once")
-    budget: str | None = Field(None, description="what all its requests may cost, as a decimal")
-    models: list[str] = []
-    share_cache_with: str | None = Field(None, description="keys of this group read each other's caches")
-    admin: bool = False
+    requests_per_minute: int | None = Field(None, description="omitted: no limit")
+    input_tokens_per_minute: int | None = Field(
+        None, description="prompt tokens that are not read from the cache; omitted: no limit"
+    )
+    output_tokens_per_minute: int | None = Field(None, description="omitted: no limit")
+    concurrency: int | None = Field(None, description="requests at once; omitted: no limit")
+    budget: str | None = Field(
+        None, description="what all its requests may cost, in units of --prices, as a decimal; omitted: no limit"
+    )
+    models: list[str] = Field([], description="models it may use; empty: all")
+    share_cache_with: str | None = Field(
+        None, description="keys of this group read each other's caches; omitted: those of its tenant only"
+    )
+    admin: bool = Field(False, description="it may manage keys and see the usage of every tenant")
 
 
 def add_account_routes(app: FastAPI, accounts: Accounts) -> None:

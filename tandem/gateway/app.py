@@ -99,6 +99,7 @@ def _add_generating(
 ) -> None:
     @app.post(path, openapi_extra=body_schema(body), name=dialect.kind, tags=[tag])
     async def generate() -> Response:
+        """Generates an answer, whole or as a stream of server-sent events."""
         return EndpointResponse(gateway, dialect)
 
 
@@ -118,10 +119,12 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> Response:
+        """The served model, with its limits."""
         return JSONResponse(list_models(gateway.model, gateway.directory.known))
 
     @app.get("/v1/models/{model_id:path}", tags=["OpenAI"])
     async def model(model_id: str) -> Response:
+        """One model by its name; 404 if it is not served."""
         return JSONResponse(one_model(model_id, gateway.model, gateway.directory.known))
 
 
@@ -133,7 +136,7 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/ready", tags=["operations"])
     async def ready() -> Response:
-        """Whether a router answers and a decode worker is alive."""
+        """200 if a router answers and a decode worker is alive, else 503."""
         if gateway.admission.is_closed:
             raise UnavailableError("this gateway is stopping", 1.0)
         info = await gateway.directory.fetch()
@@ -143,10 +146,12 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/version", tags=["operations"])
     async def version() -> Response:
+        """Version of Tandem."""
         return JSONResponse({"version": __version__})
 
     @app.get("/metrics", tags=["operations"])
     async def metrics() -> Response:
+        """Metrics of this gateway, in Prometheus' text format."""
         return Response(gateway.metrics.text(), headers={"content-type": METRICS_TYPE})
 
 
@@ -166,7 +171,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/admin/decisions", tags=["operations"])
     async def decisions(last: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
-        """Latest routing decisions, oldest first, with predicted and measured times."""
+        """The `last` routing decisions (1 to 1,000, default 100), oldest first: predicted and measured milliseconds."""
         return JSONResponse(await list_decisions(gateway, last))
 
     @app.get("/admin/requests/{request_id}", tags=["operations"])

@@ -22,7 +22,7 @@ class LivePins:
 
     @classmethod
     def of_everything(cls) -> "LivePins":
-        """As if all were pinned already, so that nothing is billed as written when the pin book is unavailable."""
+        """Every prefix counts as pinned, so that nothing is billed as written when the pin book is unavailable."""
         return cls(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
 
 

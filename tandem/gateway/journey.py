@@ -94,7 +94,7 @@ class Journey:
                     self._give_up_on(pairing.decode, error)
 
     def end(self, error: BaseException | None) -> ChoiceEnd:
-        """How the choice ended. `error`: the error that ended the request; None for success or a client that left."""
+        """Result of the choice. `error`: the error that ended the request; None for success or a client that left."""
         final = self._final
         reason = final.finish_reason if final is not None else None
         stopped = FinishReason.ABORT if error is None else FinishReason.ERROR

@@ -17,7 +17,7 @@ DEFAULT_MAX_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one piece of text adds to a prompt.
+    """Contribution of one piece of text to a prompt.
 
     Args:
         token_ids: packed, 4 bytes each.

@@ -124,7 +124,7 @@ class ServedModel:
 
 
 def _cut_rule(tokenizer: Tokenizer, template: ChatTemplate | None) -> CutRule:
-    """Where the chats of the model may be cut; logs the reason where they may not."""
+    """The rule by which chats of the model are cut; logs the reason where they cannot be."""
     rule = CutRule.find(tokenizer, template)
     if rule.token is None and template is not None:
         _logger.info("every turn of a chat is encoded whole: %s", rule.reason)

@@ -1,4 +1,4 @@
-"""The pin book: prefixes that clients have paid to keep, and until when, so that nobody pays twice for one still kept.
+"""The pin book: prefixes that clients have paid to keep, and until when, so that none is billed twice for one time.
 
 Workers keep the blocks themselves; this book is only for billing. Keys are chained block hashes, which cover model and
 tenant. If the book is unavailable the operator bears the cost, not the client: nothing is billed as written.

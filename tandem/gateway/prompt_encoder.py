@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChainRoot:
-    """Where a prompt's block hashes begin: `digest` covers model and tenant (`core.hashing.root_hash`)."""
+    """Root of a prompt's chain of block hashes: `digest` covers model and tenant (`core.hashing.root_hash`)."""
 
     digest: bytes
     block_size: int
@@ -46,7 +46,7 @@ class ChainRoot:
 
 @dataclass(frozen=True, slots=True)
 class EncodingCounts:
-    """What encoding one prompt took: what was known already, and the whole."""
+    """Counts of encoding one prompt: known already, and in all."""
 
     num_known_bytes: int
     num_bytes: int

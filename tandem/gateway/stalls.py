@@ -88,7 +88,7 @@ class StallWatch:
             status = await self._pool.get(worker.address).status(timeout_s=self._timeout_s)
         except WorkerLostError as error:
             self._end(worker, asked_s, f"worker {worker.worker_id} at {worker.address} went silent: {error}")
-        except TandemError:  # whoever can refuse, lives
+        except TandemError:  # a refusal shows that the process lives
             pass
         else:
             if worker.incarnation not in ("", status.worker.incarnation):

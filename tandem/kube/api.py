@@ -137,7 +137,7 @@ class KubeApi:
 
     async def replace_lease(self, lease: Lease) -> Lease:
         """Replaces a lease. Raises `ConflictError` when it has changed since `lease.resource_version`."""
-        assert lease.resource_version, "without a version this would overwrite what somebody else wrote"
+        assert lease.resource_version, "without a version this would overwrite what another client wrote"
         return await self._ask(self._lease_call("update", lease.name), lease_of, lease_body(lease))
 
     async def close(self) -> None:

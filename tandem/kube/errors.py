@@ -6,7 +6,7 @@ TandemError
     ├── UnauthorizedError       401: the server does not know who we are
     ├── ForbiddenError          403: it does, and a rule is missing (named)
     ├── NotFoundError           404
-    ├── ConflictError           409: somebody else was faster; read again
+    ├── ConflictError           409: another client wrote first; read again
     ├── ExpiredError            410: that version of the list is gone; list again
     ├── EvictionBlockedError    429: a PodDisruptionBudget forbids it now; try later
     ├── RefusedError            any other refusal; the same call cannot succeed
@@ -69,7 +69,7 @@ class BadAnswerError(KubeError):
 
 _KINDS: Mapping[int, tuple[type[KubeError], str]] = {
     404: (NotFoundError, "check the name and the namespace"),
-    409: (ConflictError, "somebody else was faster; read it again"),
+    409: (ConflictError, "another client wrote first; read it again"),
     410: (ExpiredError, "list again"),
 }
 

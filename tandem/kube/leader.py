@@ -149,4 +149,6 @@ class LeaderElection:
         if is_leader != self._was_leader:
             self._was_leader = is_leader
             verb = "leads" if is_leader else "leads no more"
-            _LOG.info("%s %s (lease %s, held by %s)", self.identity, verb, self._lease_name, self.holder or "nobody")
+            _LOG.info(
+                "%s %s (lease %s, held by %s)", self.identity, verb, self._lease_name, self.holder or "no process"
+            )

@@ -12,7 +12,7 @@ class Lease:
     """A lease. Times are seconds since 1970 by the holder's wall clock, so other processes must not compute with them.
 
     Args:
-        holder: "" = nobody.
+        holder: "" = none.
         resource_version: of the object that was read; "" for a lease to be created.
     """
 

@@ -217,7 +217,7 @@ class KeptBlocks:
             assert (key in self._pooled) <= (kept.block_id is not None), "a content is not where it is counted"
             assert kept.block_id is None or key in self._pooled or moving.get(key) == kept.block_id, "kept, not counted"
             assert (key in self._doubled) == (key in self._pooled and kept.slot is not None), "copies are miscounted"
-        assert set(self._pooled) <= set(self._kept), "a block is kept for nobody"
+        assert set(self._pooled) <= set(self._kept), "a pinned block has no promise"
         assert len(self._kept) <= self._limit + self._host.num_slots, "more is promised than can be held"
         assert len(self._ends) <= 2 * len(self._kept) + _MAX_STALE_ENDS, "times that are over pile up"
         self._host.check(self._taken_slots())

@@ -67,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
-            self.close()  # NOTE: bytes that nobody asked for; the next answer could not be told from them
+            self.close()  # NOTE: bytes without a request; they would be taken for the next answer
             return
         try:
             self._parser.feed_data(data)

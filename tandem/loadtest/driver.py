@@ -197,7 +197,7 @@ class OpenDriver(Driver):
     async def _converse(self, conversation: RequestSequence, first: LoadRequest, due_s: float) -> None:
         source = random.Random(f"{self.plan.seed}/open/{due_s}")
         pauses = ClosedLoop(1, self.plan.arrivals.think_time_s, source)
-        pauses.next_arrival_s()  # NOTE: nobody thinks before the first
+        pauses.next_arrival_s()  # NOTE: there is no pause before the first
         request: LoadRequest | None = first
         while request is not None:
             result = await self._send(request, due_s)

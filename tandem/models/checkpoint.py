@@ -1,6 +1,6 @@
 """The tensors of a model directory, wherever they are: single file or shards, safetensors or legacy PyTorch.
 
-`tensor` gives views of memory-mapped files. Whoever reads tensors without keeping them says so with `touched`, and
+`tensor` gives views of memory-mapped files. A caller that reads tensors without keeping them calls `touched`, and
 every so often the mappings are let go, so that reading a checkpoint does not make it resident.
 """
 

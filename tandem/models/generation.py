@@ -1,4 +1,4 @@
-"""`generation_config.json`: how a model likes to be sampled, where a request does not say.
+"""`generation_config.json`: sampling options that a checkpoint recommends, used where a request gives none.
 
 The file is optional. Only values that a request could have set itself are taken from it.
 """

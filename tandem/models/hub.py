@@ -76,7 +76,7 @@ def resolve_model_path(
 
 
 def served_name(path_or_hub_id: str) -> str:
-    """What clients call a model that was given no other name: its directory's or GGUF file's name without the ending,
+    """Name of a model that was given no other: its directory's or GGUF file's name without the ending,
     or its Hugging Face name.
     """
     path = Path(path_or_hub_id).expanduser()

@@ -183,7 +183,7 @@ def _check_dtype_name(dtype: str) -> None:
 
 
 def _named_dtype(fields: Fields) -> str | None:
-    """What `auto` means: the configuration's dtype. None = it has none, and that of the first tensor is meant."""
+    """The dtype that `auto` stands for: the configuration's. None = it has none, the first tensor's is used."""
     text = fields.section("text_config")
     for section in (fields, text):
         for key in ("dtype", "torch_dtype"):

@@ -105,7 +105,7 @@ class PackedFile:
         """Reads the file; None if it does not exist or is damaged."""
         if not self.path.is_file():
             return None
-        with suppress(OSError):  # NOTE: somebody else's, which we may read: then they say when it was loaded
+        with suppress(OSError):  # NOTE: another user's file, which this one may only read
             os.utime(self.path)
         cache_in_huge_pages(self.path)
         file = SafetensorsFile(self.path)
@@ -192,7 +192,7 @@ def _has_origin(path: Path) -> bool:
         return origin is None or bool(Path(origin).stat())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # NOTE: somebody else's, where we may not look
+    except OSError:  # NOTE: another user's directory, which cannot be read
         return True
 
 

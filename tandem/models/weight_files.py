@@ -1,7 +1,7 @@
 """One file of tensors, memory-mapped: safetensors, or PyTorch's zip format read without running any code in it.
 
 A tensor handed out is a view of the mapping: it holds no memory of its own, keeps the mapping alive, and must not be
-written. `close` drops this object's hold on the mapping, so that pages nobody else views leave the process.
+written. `close` drops this object's hold on the mapping, so that pages without other views leave the process.
 """
 
 import pickle

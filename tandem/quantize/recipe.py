@@ -23,8 +23,8 @@ _SMALLEST_GROUP: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a checkpoint is quantised. `group_size`: inputs that share a scale, `CHANNEL` = all of an output; None = the
-    format's own.
+    """Options of quantising a checkpoint. `group_size`: inputs that share a scale, `CHANNEL` = all of an output;
+    None = the format's own.
     """
 
     format: FormatName

@@ -25,7 +25,7 @@ from tandem.quantize.moments import Moments, ObservedWeight
 _BLOCK_SIZE = 16
 _CPU = torch.device("cpu")
 LayerTensors = Mapping[str, torch.Tensor]
-"""Of one layer, by the names of its spec, float32."""
+"""Tensors of one layer, by the names of its spec, float32."""
 
 
 @dataclass(slots=True)

@@ -175,7 +175,7 @@ def pair_of(
     prefill: WorkerSnapshot | None,
     score: Callable[[WorkerSnapshot], float],
 ) -> Placement | None:
-    """Returns `prefill` with the other worker of lowest decode score; that worker alone if nobody else prefills."""
+    """Returns `prefill` with the other worker of lowest decode score; that worker alone if no other prefills."""
     if not candidates.prefill:
         alone = least(in_time(request, candidates), score)
         return None if alone is None else Placement(None, alone)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What became of a paired request: measured milliseconds, None for stages not reached."""
+    """Outcome of a paired request: measured milliseconds, None for stages not reached."""
 
     request_id: str
     queue_ms: float | None = None

@@ -30,7 +30,7 @@ _BOTH: Options = (
 CLIENT_OPTIONS: Options = (
     *_BOTH,
     ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),  # NOTE: one made again goes over a new connection, to whoever listens there then
+    ("grpc.enable_retries", 0),  # NOTE: a retry goes over a new connection, to a process that may be another one
     ("grpc.use_local_subchannel_pool", 1),  # NOTE: a new client must not inherit an old one's backoff
     ("grpc.initial_reconnect_backoff_ms", _ms(_FIRST_BACKOFF_S)),
     ("grpc.max_reconnect_backoff_ms", _ms(_MAX_BACKOFF_S)),

@@ -246,7 +246,7 @@ def _compiled(argument: str, result: str, parts: Mapping[str, _Part], **names: A
 
 def _refusal_of_missing(message_name: str) -> Callable[[str], Any]:
     def missing(field: str) -> Any:
-        raise InvalidRequestError(f"{field} is missing in {message_name}; whoever sends one must set it")
+        raise InvalidRequestError(f"{field} is missing in {message_name}; its sender must set it")
 
     return missing
 

@@ -66,7 +66,7 @@ def check_caller(context: CallContext, role: str, credentials: Credentials) -> N
     if found is None or found != wanted:
         raise UntrustedPeerError(
             f"a process that says to be a {role[:40]!r} of {deployment} has a certificate for "
-            f"{', '.join(names)[:300] or 'nobody'}; give each process the certificate of its role and deployment"
+            f"{', '.join(names)[:300] or 'no process'}; give each process the certificate of its role and deployment"
         )
 
 

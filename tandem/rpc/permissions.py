@@ -1,6 +1,6 @@
 """Permissions of roles: every method of every service, and the roles of the callers it answers.
 
-A method that is not in the table answers nobody.
+A method that is not in the table is refused to every role.
 """
 
 from collections.abc import Mapping
@@ -41,4 +41,4 @@ def permission_problem(role: str, path: str) -> str | None:
     allowed = ALLOWED.get(path, frozenset())
     if role in allowed:
         return None
-    return f"a {role} may not call {path.rpartition('/')[2]}; allowed: {', '.join(sorted(allowed)) or 'nobody'}"
+    return f"a {role} may not call {path.rpartition('/')[2]}; allowed: {', '.join(sorted(allowed)) or 'none'}"

@@ -45,7 +45,7 @@ from tandem.rpc.status import (
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-_COMPLAINT_INTERVAL_S = 60.0  # NOTE: who is refused calls again every second, or at each request
+_COMPLAINT_INTERVAL_S = 60.0  # NOTE: a refused process calls again every second, or at each request
 logger = logging.getLogger(__name__)
 
 

@@ -79,7 +79,7 @@ class Sessions:
     def _end_opening(self, task: asyncio.Task[Session]) -> None:
         self._opening = None
         if not task.cancelled():
-            task.exception()  # NOTE: those who waited may have gone; then nobody else would take it
+            task.exception()  # NOTE: callers that waited may have gone, and the exception must be retrieved
 
     async def _shake_hands(self) -> Session:
         """NOTE: expects no incarnation: several callers may wait, each for its own."""

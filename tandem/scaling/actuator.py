@@ -145,7 +145,7 @@ class Actuator:
         claim, now_s = self._claims[pool], self._clock.now_s()
         if not self._leadership.is_leader:
             claim.release()
-            return ScalingOutcome.FOLLOWING, "another planner leads, or nobody can"
+            return ScalingOutcome.FOLLOWING, "another planner holds the lease, or no planner can get it"
         if seen.num_wanted == 0:  # NOTE: no plan asks for none, so somebody has switched the pool off
             return (
                 ScalingOutcome.YIELDED,

@@ -46,6 +46,6 @@ class Claim:
         return now_s < self._until_s
 
     def _forgive(self, now_s: float) -> None:
-        """Reset the growth of the time to yield if nobody has interfered for long."""
+        """Reset the growth of the time to yield if no other writer has interfered for long."""
         if self._num_broken and self._asked is not None and now_s - self._asked_at_s > 4 * self.yields_for_s:
             self._num_broken = 0

@@ -17,7 +17,7 @@ class Drafting:
         self._counters = counters
 
     def add(self, plan: StepPlan) -> None:
-        """Extend the shares of an otherwise complete step by drafts. Preempts nobody."""
+        """Extend the shares of an otherwise complete step by drafts. Preempts no request."""
         for request, _ in list(plan.shares.values()):
             num_drafts = min(len(request.draft_token_ids), plan.budget)
             end = request.num_tokens + num_drafts

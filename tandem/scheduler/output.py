@@ -62,8 +62,8 @@ class ScheduledRequest:
         samples: whether new tokens are sampled: only when the cursor reaches the end of the request's list.
         scores_prompt: whether the logits of all tokens are needed, for prompt logprobs.
         blocks: changes of its block tables; None if there are none.
-        num_drafts: number of last tokens that nobody has chosen yet. The logits of the token before the first draft
-            choose a token; those of a draft do too if all before, itself included, equal the tokens chosen.
+        num_drafts: number of last tokens that are guesses. The logits of the token before the first draft choose a
+            token; those of a draft do too if all before, itself included, equal the tokens chosen.
     """
 
     request_id: str

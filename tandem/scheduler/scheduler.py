@@ -249,7 +249,7 @@ class Scheduler:
         expecting = {r.request_id for r in self._requests.values() if r.num_expected_tokens}
         assert self._expecting == expecting - set(self._fetching), "who waits for KV is miscounted"
         if not self._requests:
-            assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
+            assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by no request"
 
     def _catch_up_order(self) -> Iterator[Request]:
         """Running requests, decodes first, each kind in order of urgency; skips those preempted during iteration."""

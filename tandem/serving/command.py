@@ -61,7 +61,7 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
         console.print(f"error: {error}", markup=False)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 2

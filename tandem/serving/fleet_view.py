@@ -25,7 +25,7 @@ READY, DRAINING = "ready", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Inputs of block hashes other than tokens and scope, and the `WorkerState.fingerprint`s that use them."""
+    """Chain of block hashes: its inputs other than tokens and scope, and the fingerprints of the pools that use it."""
 
     model_fingerprint: str
     block_size: int

@@ -15,7 +15,7 @@ def share_gpus(device: str, num_gpus: int, num_workers: int, memory: float) -> l
     """Assigns GPUs to workers in turn; workers on the same GPU get equal parts of its `memory`.
 
     Args:
-        device: "auto" or "cuda": all of them; "cuda:N": that one. Others have no GPU, so nobody gets one.
+        device: "auto" or "cuda": all of them; "cuda:N": that one. Others have no GPU, so no worker gets one.
         memory: share of a GPU that all its workers may take together.
     """
     if device in ("auto", "cuda"):

@@ -58,7 +58,7 @@ class PeerSettings(Settings):
                 "(TANDEM_INSECURE=true) on a network where everybody may read prompts, answers and KV blocks"
             )
         _logger.warning(
-            "insecure: whoever is on the way to or from %s reads and changes prompts, answers and KV blocks; --tls-dir "
+            "insecure: hosts on the path to or from %s can read and change prompts, answers and KV blocks; --tls-dir "
             "encrypts them",
             ", ".join(distant),
         )

@@ -26,7 +26,7 @@ async def get(url: str, timeout_s: float, api_key: str | None = None) -> ProbeRe
 
     Raises:
         ConfigurationError: it is no HTTP address.
-        UnavailableError: nobody answered in HTTP within `timeout_s`.
+        UnavailableError: no server answered in HTTP within `timeout_s`.
     """
     try:
         parts = urlsplit(url)
@@ -43,7 +43,7 @@ async def get(url: str, timeout_s: float, api_key: str | None = None) -> ProbeRe
         async with asyncio.timeout(timeout_s):
             return _parsed(await _exchange(host, port or _DEFAULT_PORTS[scheme], scheme == "https", request))
     except (OSError, TimeoutError, ValueError, IndexError) as error:
-        cause = f"nobody answered within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        cause = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         raise UnavailableError(f"{without_password(url)}: {cause}") from error
 
 

@@ -50,7 +50,7 @@ class RouterMetrics:
         )
         self._refused = Counter(
             "tandem_router_records_refused_total",
-            "Records found in Redis that nobody of this cluster has sealed; each counts at every look",
+            "Records found in Redis that no process of this cluster has sealed; each is counted at every read",
             registry=self.registry,
         )
         self._num_unanswered = 0

@@ -101,7 +101,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
             raise ConfigurationError("discovery=redis needs the URL of a Redis; give --redis")
         if self.discovery == "announce" and self.redis:
             raise ConfigurationError(
-                "discovery=announce finds nobody beside --redis, where workers announce themselves; use redis or auto"
+                "discovery=announce finds no worker beside --redis, where they announce themselves; use redis or auto"
             )
         return self.discovery
 

@@ -88,7 +88,7 @@ def check_anonymous(host: str, *, has_accounts: bool, is_allowed: bool) -> None:
 
 
 class EngineSettings(Settings):
-    """How to load a model and how much it may use. Omitted values are resolved from the checkpoint and the machine."""
+    """Model to load and resources it may use. Omitted values are resolved from the checkpoint and the machine."""
 
     model: str = Field(description="Hugging Face directory, or a hub id where there is a network")
     dtype: str = Field("auto", description="auto (the checkpoint's), float32, bfloat16 or float16")
@@ -153,7 +153,7 @@ class EngineSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How tokens are chosen. Omitted values come from the checkpoint's generation_config.json, then from ours."""
+    """Sampling of tokens. Omitted values come from the checkpoint's generation_config.json, then from ours."""
 
     max_tokens: int | None = Field(None, description="most tokens to generate; omitted: up to the context")
     min_tokens: int = Field(0, description="tokens before which nothing ends the answer")

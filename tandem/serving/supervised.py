@@ -135,7 +135,7 @@ class Supervised:
             try:
                 return await process.wait()
             finally:
-                self._signal_group(signal.SIGKILL)  # whatever it has started itself
+                self._signal_group(signal.SIGKILL)  # with all processes that it has started
                 await process.wait()
                 helpers[1].cancel()
                 with contextlib.suppress(TimeoutError):

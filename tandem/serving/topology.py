@@ -157,7 +157,7 @@ class Topology:
         return ",".join(self._bind(i) for i in range(self.num_routers))
 
     def _secret_env(self) -> Mapping[str, str]:
-        """What must not be a flag, since everybody on the machine may read command lines: the URL has a password."""
+        """Variables for values that must not be flags, since every user of the machine can read command lines."""
         redis = {} if self.redis is None else {"TANDEM_REDIS": self.redis}
         return {"TANDEM_CLUSTER_SECRET": self.cluster_secret, **redis}
 
@@ -166,7 +166,7 @@ class Topology:
 
 
 def _reached_at(host: str) -> str:
-    """How a client on this machine names what listens at `host`."""
+    """Host by which a client on this machine reaches a process that listens at `host`."""
     if host in ("", "0.0.0.0"):
         return LOOPBACK
     return "[::1]" if host == "::" else f"[{host}]" if ":" in host else host

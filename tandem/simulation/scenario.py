@@ -27,7 +27,7 @@ _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
 class FaultKind(StrEnum):
-    """What can go wrong, and what `Fault.other` and `Fault.size` mean then.
+    """Kinds of faults, and the meaning of `Fault.other` and `Fault.size` for each.
 
     PAUSE: the process stands still. CRASH: it dies and is started again; size 1 = its host died too, so nobody is told.
     SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock

@@ -61,7 +61,7 @@ class MetricsServer:
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) == _MAX_CONNECTIONS:
-            oldest = next(iter(self._connections))  # NOTE: who asks is answered at once, so this one does not ask
+            oldest = next(iter(self._connections))  # NOTE: requests are answered at once, so this connection is idle
             del self._connections[oldest]
             oldest.cancel()
         self._connections[task] = None

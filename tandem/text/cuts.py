@@ -29,7 +29,7 @@ _TRIALS: Sequence[Sequence[Mapping[str, Any]]] = (
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """Where the prompts of one model are cut. `token`: before every occurrence of it; None = nowhere, for `reason`."""
+    """Rule by which prompts are cut. `token`: before every occurrence of it; None = nowhere, for `reason`."""
 
     token: str | None
     reason: str = ""

@@ -34,7 +34,7 @@ def _serve() -> None:
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = LLTokenizer(_Bytes(json.loads(_read(source) or "{}")))
     while (grammar := _read(source)) is not None:
-        # NOTE: the processor's time, not the clock's; nobody handles the signal, so it ends this process
+        # NOTE: the processor's time, not the clock's; the signal has no handler, so it ends this process
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         fault = _fault(grammar, tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0)

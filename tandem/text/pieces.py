@@ -17,7 +17,7 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class DecoderRules:
-    """How token strings become text. Read from the `decoder` of a tokenizer.json.
+    """Rules by which token strings become text. Read from the `decoder` of a tokenizer.json.
 
     `byte_level`: characters stand for bytes (GPT-2). `byte_fallback`: "<0xNN>" stands for a byte (sentencepiece).
     `replacements` act on each token in order. At the start of the text up to `num_stripped` times `stripped` is
@@ -46,7 +46,7 @@ class DecoderRules:
 
     @property
     def utf8_errors(self) -> str:
-        """How undecodable bytes are counted: byte fallback replaces each one, byte-level each broken character."""
+        """Error handler for undecodable bytes: byte fallback replaces each one, byte-level each broken character."""
         return "surrogateescape" if self.byte_fallback else "replace"
 
     def piece(self, token: str) -> bytes:

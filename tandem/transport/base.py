@@ -74,7 +74,7 @@ class KVTransport(Protocol):
         """Name of the transport in cards and settings."""
 
     def card(self) -> bytes:
-        """Returns the information with which a peer reaches this pool, sealed with the cluster's secret."""
+        """The message with which a peer reaches this pool (the card), authenticated with the cluster's secret."""
 
     def connect(self, card: bytes) -> Peer:
         """Verify a card, shake hands and prepare everything that is done once per peer. Takes up to seconds.

@@ -184,7 +184,7 @@ class WorkerService:
                     fetch = PrefixFetch(self._core, self._sources, update, watch.stages)
                     tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.scope)))
                 elif isinstance(update, KVComputed):
-                    if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
+                    if not is_leased:  # NOTE: not before, since a reader can only renew a lease that it knows of
                         self._core.leases.open(lease_id)
                         is_leased = True
                     yield PrefillUpdate(lease=self._lease_update(update, watch))
@@ -250,7 +250,7 @@ class WorkerService:
         self._core.leases.open(call.lease_id)
         try:
             num_blocks, groups = await self._core.engine.call(lambda engine: _hold_cached(engine, call))
-        except BaseException:  # NOTE: a caller that leaves cancels this, and nobody would end the lease
+        except BaseException:  # NOTE: a caller that leaves cancels this; without it the lease would not end
             self._core.leases.end(call.lease_id)
             raise
         if num_blocks == 0:

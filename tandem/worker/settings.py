@@ -51,7 +51,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     routers: str = Field(
         "", description="routers at which this worker registers if there is no Redis, as host:port,host:port"
     )
-    redis: str | None = Field(None, description="redis:// URL at which this worker registers itself and its blocks")
+    redis: str | None = Field(
+        None, description="redis:// URL at which this worker registers itself and its blocks; omitted: at --routers"
+    )
     served_model_name: str | None = Field(None, description="model name in requests; omitted: the directory's name")
     transport: str = Field("auto", description="transport of KV blocks: auto, cma, nixl, tcp or inproc")
     kv_port: int = Field(
@@ -70,7 +72,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
         0.0, ge=0, le=1e6, description="host memory for pinned prefixes moved out of the KV blocks, GiB; 0 = none"
     )
     core_board: str | None = Field(
-        None, description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`"
+        None,
+        description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`; omitted: none is shared",
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     grace_s: float = Field(120.0, ge=0, description="time for running requests to finish after SIGTERM, seconds")
@@ -83,7 +86,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
     )
-    otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector for traces, http://host:4318")
+    otlp_endpoint: str | None = Field(
+        None, description="OpenTelemetry collector for traces, http://host:4318; omitted: none"
+    )
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
 

@@ -1,4 +1,4 @@
-"""Connections to peers, one an incarnation: shake hands, choose a transport, connect, measure the link.
+"""Connections to the workers that KV is read from, one for each of their process starts (incarnations).
 
 Invariant: a peer whose blocks would mean something else is never connected; both sides' values are in the error.
 """

@@ -32,7 +32,7 @@ def mixture_of_experts(
 
 
 def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> MixtureOfExpertsSpec:
-    """Experts of the usual size, with tensors w1 (gate), w3 (up) and w2 (down), as named by Mixtral."""
+    """Experts of `intermediate_size` elements, with tensors w1 (gate), w3 (up) and w2 (down), as named by Mixtral."""
     return MixtureOfExpertsSpec(
         router=router.under(prefix),
         experts=tuple(_mixtral_expert(sizes, f"{prefix}.experts.{expert}") for expert in range(router.num_experts)),

@@ -38,7 +38,7 @@ def read_sizes(fields: Fields, defaults: base.Defaults) -> base.Sizes:
 
 
 def read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
-    """Of each layer, by `layer_types`, or by `full_attn_idxs` in older files."""
+    """The mixer of each layer, by `layer_types`, or by `full_attn_idxs` in older files."""
     fields.only("number_of_conv_states", (1,), "1")
     types, attending = fields.texts("layer_types"), fields.get("full_attn_idxs")
     if types is None:

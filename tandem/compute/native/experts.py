@@ -73,7 +73,7 @@ class NativeExperts:
             [self._pointers(expert) for expert in experts], dtype=torch.int64
         )  # [num_experts, 6]
         self.dtype = next((x.dtype for x in _floats(first)), None)
-        """Of the rows that they multiply; None = any."""
+        """Dtype of the rows that they multiply; None = any."""
         self._ffn, self._hidden = _shape(first.gate)
         self._down_blocks = first.down.sum_blocks if isinstance(first.down, Matrix) else 1
         self._is_coded = isinstance(first.gate, CodedMatrix)

@@ -23,7 +23,7 @@ class Weight(Protocol):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the rows that it multiplies; None = of any floats."""
+        """Dtype of the rows that it multiplies; None = any float dtype."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Weight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What the header of a checkpoint says of one of its tensors."""
+    """Dtype and shape of one tensor, from the header of a checkpoint."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -106,7 +106,7 @@ def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | No
 
 
 class PackedForm(Protocol):
-    """How weights of a format lie in a file, in the order in which the kernels of this machine read them."""
+    """Layout of weights of one format in a packed file, in the order in which this machine's kernels read them."""
 
     @property
     def layout(self) -> str:
@@ -131,7 +131,7 @@ class PackedForm(Protocol):
 
 
 class WeightFormat(Protocol):
-    """How a checkpoint stores the weights of linear maps."""
+    """Format in which a checkpoint stores the weights of linear maps."""
 
     @property
     def name(self) -> str:
@@ -162,7 +162,7 @@ class WeightFormat(Protocol):
         ...
 
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """What of it lies in memory then, to count bytes."""
+        """The tensors that a loaded weight keeps in memory, to count their bytes."""
         ...
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:

@@ -72,7 +72,7 @@ class CodedLayout:
 
 
 class Coding(Protocol):
-    """How a checkpoint stores the codes and scales of a weight."""
+    """Format in which a checkpoint stores the codes and scales of a weight."""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Coding(Protocol):
         ...
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
-        """Of what `read` returns."""
+        """Shapes and dtypes of what `read` returns."""
         ...
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
@@ -232,13 +232,13 @@ class PackedCoded:
         return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
-        """As the product reads it soonest."""
+        """The matrix in the order that the product reads fastest."""
         if self.product.is_packed and self.kernels.can_pack_coded(matrix):
             return self.kernels.pack_coded(matrix)
         return matrix
 
     def _sketch(self, weight: TensorSpec) -> CodedMatrix:
-        """Of what lies in the file."""
+        """A matrix on the meta device, with the shapes of the file's tensors."""
         return self.arranged(self.coding.layout(weight).sketch())
 
 

@@ -146,7 +146,7 @@ class _Rules:
         return next(found, self.common)
 
     def choice(self, coding: GptqIntegers, present: Choice) -> Choice:
-        """Of the modules that have `coding`."""
+        """The reason why a weight does not have `coding`; None = it has."""
         return lambda weight: present(weight) if self.coding(weight) == coding else f"it is not {coding.name}"
 
 

@@ -20,7 +20,7 @@ NamedModules = Callable[[TensorSpec], bool]
 
 
 def names_of(weight: TensorSpec) -> tuple[str, ...]:
-    """Those that a configuration may have for the module of a weight."""
+    """Names that a configuration may have for the module of a weight."""
     module = module_of(weight)
     if module.startswith(_MODEL):
         return (module, *(prefix + module.removeprefix(_MODEL) for prefix in _PREFIXES))

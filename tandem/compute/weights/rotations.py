@@ -105,7 +105,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Rotations:
-    """Those of a checkpoint.
+    """Rotations of a checkpoint's weights and activations.
 
     Args:
         suffixes: of tensors that hold their matrices, which need not be read.

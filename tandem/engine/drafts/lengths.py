@@ -24,7 +24,7 @@ class Guess(NamedTuple):
 
 
 def choose_lengths(guesses: Sequence[Guess], num_rows: int, seconds: Callable[[int], float]) -> list[int]:
-    """How many tokens of each guess to check in a step of `num_rows` rows without drafts.
+    """Number of tokens of each guess to check in a step of `num_rows` rows without drafts.
 
     A row that must be computed counts as one token, a draft as its probability of being accepted. Drafts are added in
     order of that, and as many are taken as give the most tokens per second; none unless that is `MIN_GAIN` times as
@@ -79,7 +79,7 @@ class StepTimes:
         self._medians = sorted((rows, median(kept.seconds)) for rows, kept in self._times.items())
 
     def seconds(self, num_rows: int) -> float:
-        """Of a step of `num_rows` rows; infinite if unknown."""
+        """Seconds of a step of `num_rows` rows; infinite if unknown."""
         rows = _rounded(num_rows)
         above = next((index for index, (known, _) in enumerate(self._medians) if known >= rows), None)
         if above is None:

@@ -59,9 +59,10 @@ class MessagesBody(MessagesPromptBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=0, description="0: all")
-    seed: int | None = Field(default=None, description="same seed, same tokens")
+    seed: int | None = Field(default=None, description="the same seed gives the same tokens; omitted: a random one")
     speculate: DrafterChoice | None = Field(
-        default=None, description="drafter of tokens that a step checks; no token depends on it"
+        default=None,
+        description="off, auto or the worker's drafter of guessed tokens; no token depends on it; default auto",
     )
 
 

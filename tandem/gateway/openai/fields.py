@@ -87,16 +87,22 @@ class GenerateBody(_Body):
     prompt_logprobs: int | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller is served first")
     cache_salt: str | None = Field(
-        None, max_length=MAX_SALT_CHARACTERS, description="prompts share cached KV only within a salt"
+        None,
+        max_length=MAX_SALT_CHARACTERS,
+        description="prompts share cached KV only within a salt; omitted: all of the tenant",
     )
-    prompt_cache_key: str | None = Field(None, max_length=256, description="requests of one key prefer one worker")
+    prompt_cache_key: str | None = Field(
+        None, max_length=256, description="requests of one key prefer one worker; omitted: no preference"
+    )
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     speculate: DrafterChoice | None = Field(
-        None, description="drafter of tokens that a step checks; no token depends on it"
+        None, description="off, auto or the worker's drafter of guessed tokens; no token depends on it; default auto"
     )
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = Field(None, description="one of json, regex, choice, grammar")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="one of json, regex, choice, grammar; omitted: no constraint"
+    )
 
 
 class ChatBody(GenerateBody):
@@ -112,7 +118,9 @@ class ChatBody(GenerateBody):
     prompt_cache_options: PromptCacheOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
+    continue_final_message: bool | None = Field(
+        None, description="the answer continues the last message; default false"
+    )
     add_special_tokens: bool | None = Field(None, description="whether the template's text gets a bos; default false")
 
 

@@ -1,8 +1,8 @@
 """A GGUF file to a Hugging Face directory in the cache: made once for each content, whole or not at all.
 
 Weights stay the blocks that they are, under Hugging Face's names and in its order of rows, or are decoded to floats, a
-tensor at a time. The directory is a copy that can be deleted at any time; who makes one deletes those that nobody has
-used for long.
+tensor at a time. The directory is a copy that can be deleted at any time. Each conversion also deletes directories
+that were not used for 30 days.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has
         cache_dir.mkdir(parents=True, exist_ok=True)
         with locked(target.with_suffix(".lock")):
             if target.is_dir():
-                with suppress(OSError):  # NOTE: somebody else's, which we may read
+                with suppress(OSError):  # NOTE: another user's directory, which this one may only read
                     os.utime(target)
                 return target
             _make(path, target, decoded_to, has_weights)
@@ -161,7 +161,7 @@ def _check_free(directory: Path, num_bytes: int) -> None:
 
 
 def _tensors(file: GgufFile, dtype: str | None) -> list[_Tensor]:
-    """What is written, in order."""
+    """The tensors to write, in order."""
     _, architecture = find_architecture(file)
     found = []
     for name, entry in file.tensors.items():
@@ -179,7 +179,7 @@ def _written_as(entry: TensorEntry) -> str | None:
 
 
 def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
-    """What `config.json` says of the form of its weights: names and numbers by type."""
+    """The `quantization_config`: names of tensors and number of weights, by type."""
     names: dict[str, list[str]] = defaultdict(list)
     numbers: Counter[str] = Counter()
     for tensor in tensors:
@@ -206,13 +206,13 @@ def _write_weights(file: GgufFile, config: dict[str, object], tensors: Sequence[
 
 
 def _delete_old(cache_dir: Path) -> None:
-    """What nobody has asked for in long, and what writers left who were killed."""
+    """Deletes directories that were not used for long, and unfinished ones of processes that were killed."""
     for path in cache_dir.iterdir():
         kept_s = _ABANDONED_S if path.name.startswith(_UNFINISHED) else _KEPT_S
         with suppress(OSError):  # NOTE: another process deletes too
             if path.is_dir() and time.time() - path.stat().st_mtime > kept_s:
                 _log.info("deleting %s, not used for %d days", path, kept_s // 86400)
-                # NOTE: never half of a finished one under its name, which whoever finds it would take for whole
+                # NOTE: renamed first, so that a half-deleted directory is never found under a finished one's name
                 unfinished = cache_dir / f"{_UNFINISHED}{path.name.removeprefix(_UNFINISHED)}"
                 path.rename(unfinished)
                 shutil.rmtree(unfinished)

@@ -35,7 +35,7 @@ Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[s
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is. `shape`: rows first, as in PyTorch; `type_name`: ggml's, as Q4_0; `offset`: in the file."""
+    """Place of a tensor in the file. `shape`: rows first, as in PyTorch; `type_name`: as Q4_0; `offset`: bytes."""
 
     name: str
     shape: tuple[int, ...]

@@ -163,7 +163,7 @@ def _merge(file: GgufFile, text: str, vocabulary: Mapping[str, int]) -> tuple[st
 
 
 def _added_tokens(file: GgufFile, tokens: list[str]) -> list[AddedToken]:
-    """Those that are matched in a text as they are: control tokens, which are special, and user-defined ones."""
+    """Tokens that are matched literally in a text: control tokens, which are special, and user-defined ones."""
     types = file.metadata.get("tokenizer.ggml.token_type", [])
     if not isinstance(types, list) or len(types) not in (0, len(tokens)):
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.token_type must have one number a token")

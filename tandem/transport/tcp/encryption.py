@@ -33,5 +33,5 @@ def shake_hands(encrypted: ssl.SSLSocket, material: Material, timeout_s: float) 
     wanted = CertifiedName(CertifiedRole.WORKER, material.name.deployment)
     if certified_name(names) != wanted:
         raise IncompatiblePeerError(
-            f"the certificate of the other side is for {', '.join(names) or 'nobody'}; {wanted} was expected"
+            f"the certificate of the other side is for {', '.join(names) or 'no process'}; {wanted} was expected"
         )

@@ -155,7 +155,7 @@ def _check_time(limit_s: float) -> None:
 
 
 def _no_tick() -> None:
-    """An idle connection may stay as long as it likes."""
+    """Idle connections have no time limit."""
 
 
 def _shutdown(connection: socket.socket) -> None:

@@ -141,6 +141,7 @@ def server_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation
 
 
 def pack_request(request_id: int, runs: Sequence[tuple[int, int]]) -> bytes:
+    """The REQUEST message for `runs` of (first block, count), its length included."""
     body = REQUEST_HEADER.pack(request_id) + b"".join(RUN.pack(first, count) for first, count in runs)
     return REQUEST_LENGTH.pack(len(body)) + body
 

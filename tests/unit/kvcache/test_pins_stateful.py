@@ -242,7 +242,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         if not self.moves and not self.any_failed:
             assert len(kept._pooled) <= NUM_BLOCKS * SHARE, "more than the share is kept"
         if not self.promises and not self.num_broken and not self.any_failed:
-            assert kept.usage.num_kept == 0, "something is kept for nobody"
+            assert kept.usage.num_kept == 0, "a block is kept without a promise"
 
     @invariant()
     def index_knows_both_tiers(self) -> None:

@@ -64,10 +64,12 @@ class _Part(BaseModel):
 
 class ReasoningOptions(_Part):
     effort: Effort | None = Field(None, strict=False)
-    summary: str | None = Field(None, description="harmless: the thinking itself is given, so nothing is summarised")
-    generate_summary: str | None = Field(None, description="harmless, as summary")
+    summary: str | None = Field(None, description="accepted without effect: the thinking itself is returned")
+    generate_summary: str | None = Field(None, description="accepted without effect, as summary")
     mode: Literal["standard"] | None = None
-    context: Literal["auto"] | None = Field(None, description="what is shown of earlier thinking: the template decides")
+    context: Literal["auto"] | None = Field(
+        None, description="accepted without effect: the chat template decides which earlier thinking the model sees"
+    )
 
 
 class TextOptions(_Part):
@@ -87,7 +89,7 @@ class ResponsesPromptBody(_Part):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto is accepted for input that fits; what does not fit is refused, never cut"
+        None, description="no input is cut, with either value: what does not fit the model is refused"
     )
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
@@ -104,8 +106,10 @@ class ResponsesBody(ResponsesPromptBody, GenerateBody):
 
     store: bool | None = Field(None, description="default true")
     background: bool | None = None
-    max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31, description="omitted: what fits the model")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="likeliest tokens shown at each position; default 0"
+    )
     include: Entries[str] | None = None
     metadata: (
         Annotated[

@@ -25,7 +25,7 @@ from tandem.gateway.openai.responses.writer import replayed
 from tandem.gateway.openapi import body_schema
 
 PATH = "/v1/responses"
-CLIENT_LEFT = 499  # which nobody receives
+CLIENT_LEFT = 499  # for logs only: the client has left
 _TAGS: list[Any] = ["OpenAI"]
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
