@@ -73,8 +73,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
     )
     core_board: str | None = Field(
         None,
-        description="FILE:SLOT of the table by which workers of one machine share cores, set by `tandem up`; omitted: no "
-        "sharing",
+        description="FILE:SLOT of the table by which workers of one machine share cores, set by `tandem up`; "
+        "omitted: no sharing",
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     grace_s: float = Field(120.0, ge=0, description="time for running requests to finish after SIGTERM, seconds")
