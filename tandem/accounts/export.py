@@ -25,6 +25,7 @@ class Format(StrEnum):
 
 
 def entry_rows(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
+    """One row for each entry: time in UTC with milliseconds, usage in tokens, cost as a decimal."""
     return [
         {
             "time": datetime.fromtimestamp(entry.at_ms / 1000, UTC).isoformat(timespec="milliseconds"),

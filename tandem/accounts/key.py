@@ -124,8 +124,10 @@ def key_id_of(secret: str) -> str | None:
 
 
 def digest_of(secret: str) -> str:
+    """SHA-256 of a secret, hexadecimal: what stores keep instead of it."""
     return hashlib.sha256(b"tandem-api-key-1:" + secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_name(value: object) -> bool:
+    """Whether a value can be the name of a key, tenant or group."""
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARACTERS and value.isprintable()

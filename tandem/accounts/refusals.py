@@ -13,6 +13,7 @@ _BUSY_S = 1.0  # the end of running requests cannot be predicted
 
 
 def revoked() -> KeyRefusedError:
+    """The error for a request with a revoked key."""
     return KeyRefusedError("this API key was revoked; ask for another one")
 
 

@@ -142,6 +142,7 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def set_caller(scope: Scope, caller: Caller) -> None:
+    """Stores the authenticated caller in the request's scope, for `caller_of`."""
     scope[_STATE_KEY] = caller
 
 

@@ -22,14 +22,17 @@ def ref(name: str) -> Schema:
 
 
 def just(*values: str) -> Schema:
+    """Schema of a string that is one of `values`."""
     return {"type": "string", "enum": list(values)}
 
 
 def maybe(schema: Schema) -> Schema:
+    """Schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def many(items: Schema) -> Schema:
+    """Schema of a list."""
     return {"type": "array", "items": items}
 
 

@@ -59,6 +59,8 @@ class TokenizeBody(_Body):
 
 
 class DetokenizeBody(_Body):
+    """Body of `POST /detokenize`."""
+
     tokens: Entries[int]
 
 

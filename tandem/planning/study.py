@@ -1,4 +1,4 @@
-"""Sizing study of one site at one or several rates: facts on the workers, pools, and the aggregated alternative."""
+"""Sizing study of one site for one or several request rates: prefill and decode pools, or aggregated workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class SizedDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Results for one site. `choices`: by rate, in order. `hand_off`: of a prompt at the objective's percentile."""
+    """Results for one site. `choices`: by rate, in order. `hand_off`: of a prompt at the objective's length percentile."""
 
     site: DeploymentSite
     prefill: WorkerFacts

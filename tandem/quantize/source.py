@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """`config`: the content of `config.json`. `sources`: of each tensor of the specs, where the checkpoint has it.
+    """`config`: the content of `config.json`. `sources`: by parameter of the specs, the stored tensor that contains it.
 
     `fingerprint`: of weights and configuration, see `tandem.models.fingerprint`.
     """

@@ -68,11 +68,13 @@ def num_lacking_blocks(request: RequestShape, snapshot: WorkerSnapshot) -> int:
 
 
 def refuse_dead(request: RequestShape, dead_s: float) -> Refusal:
+    """Refusal because no worker that serves the model is alive; retry after `dead_s`."""
     pool = "any pool" if request.fingerprints is None else " or ".join(sorted(request.fingerprints)) or "no pool"
     return Refusal(RefusalReason.NO_WORKER, dead_s, f"no worker of {pool} is alive and can take the request")
 
 
 def refuse_long(request: RequestShape) -> Refusal:
+    """Refusal because the request is too long for every worker; it cannot be retried."""
     message = (
         f"{request.num_tokens} prompt tokens and {request.num_expected_output} of output fit no worker's cache; "
         "shorten the prompt or ask for less"

@@ -89,8 +89,10 @@ def num_cached_blocks(request: RequestShape, worker: WorkerState) -> int:
 
 
 def num_cached_tokens(request: RequestShape, worker: WorkerState) -> int:
+    """Number of the prompt's leading tokens whose KV the worker holds."""
     return num_cached_blocks(request, worker) * worker.block_size
 
 
 def num_blocks_of(num_tokens: int, block_size: int) -> int:
+    """Number of blocks that hold so many tokens, the last one perhaps partly filled."""
     return -(-num_tokens // block_size)

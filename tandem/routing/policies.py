@@ -162,10 +162,12 @@ def least(snapshots: Iterable[WorkerSnapshot], score: Callable[[WorkerSnapshot],
 
 
 def prefill_load(snapshot: WorkerSnapshot) -> float:
+    """Number of prompt tokens that are queued."""
     return snapshot.queued.num_tokens
 
 
 def decode_load(snapshot: WorkerSnapshot) -> float:
+    """Number of running requests."""
     return snapshot.num_running
 
 

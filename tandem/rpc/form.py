@@ -86,24 +86,28 @@ class Names(Generic[T, W]):
 
 
 def not_empty(field: str, value: str) -> str:
+    """Returns `value`; raises `InvalidRequestError` naming the field if it is empty."""
     if not value:
         raise InvalidRequestError(f"{field} is empty; it needs at least one character")
     return value
 
 
 def finite(field: str, value: float) -> float:
+    """Returns `value`; raises `InvalidRequestError` naming the field if it is not finite."""
     if not math.isfinite(value):
         raise InvalidRequestError(f"{field}={value} must be a finite number")
     return value
 
 
 def not_negative(field: str, value: float) -> float:
+    """Returns `value`; raises `InvalidRequestError` naming the field if it is negative or not finite."""
     if not 0.0 <= value < math.inf:
         raise InvalidRequestError(f"{field}={value} must be a finite number of zero or more")
     return value
 
 
 def token_id(field: str, value: int) -> int:
+    """Returns `value`; raises `InvalidRequestError` naming the field if it is above `MAX_TOKEN_ID`."""
     if value > MAX_TOKEN_ID:
         raise InvalidRequestError(f"{field}={value} is not a token id; use 0 to {MAX_TOKEN_ID}")
     return value

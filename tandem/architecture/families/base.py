@@ -174,6 +174,7 @@ def _read_activation(fields: Fields, key: str, default: str) -> Activation:
 
 
 def layer_prefix(index: int) -> str:
+    """Prefix of a layer's tensor names, as in Llama's checkpoints."""
     return f"model.layers.{index}"
 
 

@@ -74,6 +74,7 @@ def build(cache_dir: Path | None = None, *, force: bool = False, architecture: s
 
 
 def default_cache_dir() -> Path:
+    """`TANDEM_CACHE_DIR`, or `~/.cache/tandem` where it is not set."""
     configured = os.environ.get("TANDEM_CACHE_DIR")
     return Path(configured) if configured else Path.home() / ".cache" / "tandem"
 

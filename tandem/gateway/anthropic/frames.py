@@ -24,6 +24,7 @@ _KINDS = {
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event, named by the value's `type`."""
     return f"event: {value['type']}\n".encode() + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
@@ -31,10 +32,12 @@ PING = frame({"type": "ping"})
 
 
 def status_of(problem: Problem) -> int:
+    """HTTP status of a problem in this API."""
     return OVERLOADED if problem.status == 503 else problem.status
 
 
 def error_value(problem: Problem) -> dict[str, Any]:
+    """The error object of this API."""
     kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
     error: dict[str, Any] = {"type": kind, "message": problem.message}
     if problem.code == "thread_unsupported_request":
@@ -43,4 +46,5 @@ def error_value(problem: Problem) -> dict[str, Any]:
 
 
 def error_body(problem: Problem, request_id: str) -> bytes:
+    """Body of an answer that is an error, as JSON."""
     return orjson.dumps({**error_value(problem), "request_id": request_id})

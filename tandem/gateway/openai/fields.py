@@ -50,12 +50,16 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
+    """`stream_options` of a request. None = not specified."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class PromptCacheOptions(_Body):
+    """`prompt_cache_options` of a request. None = not specified."""
+
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = None
 
@@ -106,6 +110,8 @@ class GenerateBody(_Body):
 
 
 class ChatBody(GenerateBody):
+    """Body of `POST /v1/chat/completions`. None = not specified."""
+
     messages: Entries[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -125,6 +131,8 @@ class ChatBody(GenerateBody):
 
 
 class CompletionBody(GenerateBody):
+    """Body of `POST /v1/completions`. None = not specified."""
+
     prompt: str | Entries[int] | Entries[str] | Entries[Entries[int]]
     echo: bool | None = None
     logprobs: int | None = None

@@ -12,10 +12,12 @@ PING = b": ping\n\n"  # a comment, which clients skip
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event without a name."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def error_value(problem: Problem) -> Mapping[str, Any]:
+    """The error object of this API."""
     return {
         "error": {
             "message": problem.message,
@@ -27,6 +29,7 @@ def error_value(problem: Problem) -> Mapping[str, Any]:
 
 
 def error_body(problem: Problem) -> bytes:
+    """Body of an answer that is an error, as JSON."""
     return orjson.dumps(error_value(problem))
 
 

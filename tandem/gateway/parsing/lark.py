@@ -25,6 +25,7 @@ class Lark:
 
 
 def literal(text: str) -> str:
+    """A text as a quoted string of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -34,6 +35,7 @@ def up_to_limit(sequence: str) -> str:
 
 
 def choice(rule: str, alternatives: Sequence[str]) -> str:
+    """A rule that matches one of `alternatives`."""
     return f"{rule}: " + "\n  | ".join(alternatives) + "\n"
 
 

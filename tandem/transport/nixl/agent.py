@@ -42,6 +42,7 @@ class Region:
 
 
 def region_of(pool: MemoryPool) -> Region:
+    """The memory of a pool, as NIXL describes memory."""
     memory = "DRAM" if pool.is_cpu else "VRAM"
     return Region(pool.address, pool.page_bytes, pool.num_blocks, memory, pool.device_index)
 

@@ -31,8 +31,8 @@ def test_every_method_of_every_service_is_in_the_table() -> None:
     assert all(ALLOWED.values())
 
 
-def test_what_is_not_in_the_table_answers_nobody() -> None:
-    assert permission_problem("gateway", "/tandem.rpc.v1.Worker/New") == "a gateway may not call New; allowed: nobody"
+def test_a_method_that_is_not_in_the_table_is_refused_to_every_role() -> None:
+    assert permission_problem("gateway", "/tandem.rpc.v1.Worker/New") == "a gateway may not call New; allowed: none"
 
 
 @pytest.mark.parametrize("path", sorted(METHODS))

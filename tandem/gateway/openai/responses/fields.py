@@ -63,6 +63,8 @@ class _Part(BaseModel):
 
 
 class ReasoningOptions(_Part):
+    """`reasoning` of a request. None = not specified."""
+
     effort: Effort | None = Field(None, strict=False)
     summary: str | None = Field(None, description="accepted without effect: the thinking itself is returned")
     generate_summary: str | None = Field(None, description="accepted without effect, as summary")
@@ -73,6 +75,8 @@ class ReasoningOptions(_Part):
 
 
 class TextOptions(_Part):
+    """`text` of a request: format of the answer. None = not specified."""
+
     format: dict[str, Any] | None = None
     verbosity: Literal["medium"] | None = None
 

@@ -8,10 +8,12 @@ _ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})_i?[0-9]{1,9}")
 
 
 def new_response_id() -> str:
+    """A random id of a response."""
     return f"resp_{secrets.token_hex(24)}"
 
 
 def is_response_id(text: str) -> bool:
+    """Whether a text has the form of such ids."""
     return _RESPONSE.fullmatch(text) is not None
 
 
