@@ -22,7 +22,7 @@ class SizedDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Results for one site. `choices`: by rate, in order. `hand_off`: of a prompt at the objective's length percentile."""
+    """Results for one site. `choices`: by rate, in order. `hand_off`: of a prompt at the objective's percentile."""
 
     site: DeploymentSite
     prefill: WorkerFacts
