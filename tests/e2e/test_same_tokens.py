@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,14 @@ SETUPS = {
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
+QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
+"""Clusters of which every property is tested by `make test`; of the others the random mix is."""
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+
+
+def clusters(names: Sequence[str]) -> list[Any]:
+    """Parameters of a test that is slow but for two clusters."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ def test_what_was_expected_is_what_transformers_says(models: Models) -> None:
         assert [wanted[i][0].token_ids for i in plain] == told
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     """They end while decode hears the last of prefill: it was cancelled when it was about to release the lease, which
     then held its blocks for its whole time.
@@ -195,7 +203,7 @@ def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     assert {len(reply.token_ids) for (reply,) in replies} == {1}
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("held_by_decode", [False, True], ids=["", "decode"])
 @pytest.mark.parametrize("held_by_prefill", [False, True], ids=["", "prefill"])
@@ -222,7 +230,7 @@ def test_prefixes_that_either_side_holds(
     assert least <= num_blocks <= most
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_prefill_fetches_what_decode_generated(running: Running, params: SamplingParams) -> None:
     """The second turn of a conversation, by workers that the test chose: prefill computes only what is new."""
@@ -241,7 +249,7 @@ def test_prefill_fetches_what_decode_generated(running: Running, params: Samplin
     assert sum(map(int, computed)) == 170
 
 
-@pytest.mark.parametrize("anything", BY_COST, indirect=True)
+@pytest.mark.parametrize("anything", clusters(BY_COST), indirect=True)
 def test_second_turn_over_http(running: Running) -> None:
     """The router sees by itself that fetching is quicker than computing, once it knows what decode holds. A router
     whose index does not answer in time pairs without it: then another conversation shows it.

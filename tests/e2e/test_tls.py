@@ -85,7 +85,10 @@ def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("role", ["router", "prefill", "decode", "gateway", "planner"])
+@pytest.mark.parametrize(
+    "role",
+    ["router", "prefill", "gateway", *(pytest.param(role, marks=pytest.mark.slow) for role in ("decode", "planner"))],
+)
 def test_no_service_speaks_plain_text_to_others_unasked(model: Path, role: str) -> None:
     flags = {
         "router": ("--bind", "0.0.0.0:0"),

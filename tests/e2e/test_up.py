@@ -255,7 +255,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
     [
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=.*aqlm.* is not served"),
         ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: DeepseekV2ForCausalLM"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        pytest.param({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic", marks=pytest.mark.slow),
         ({}, "has no tokenizer.json"),
     ],
 )
