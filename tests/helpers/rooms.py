@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pytest import TestReport
+import pytest
 
 
 def room_of(node_id: str) -> str:
@@ -12,7 +12,7 @@ def room_of(node_id: str) -> str:
     return "/".join(folders[: 3 if folders[1:2] == ["unit"] else 2])
 
 
-def table_of(reports: Iterable[TestReport]) -> list[str]:
+def table_of(reports: Iterable[pytest.TestReport]) -> list[str]:
     """Lines: seconds and tests of each room, the slowest first. Set-up and tear-down count."""
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
@@ -23,7 +23,7 @@ def table_of(reports: Iterable[TestReport]) -> list[str]:
     return [f"{taken:7.1f} s  {tests[room]:5d} tests  {room}" for room, taken in seconds.most_common()]
 
 
-def reasons_of(skipped: Sequence[TestReport]) -> list[str]:
+def reasons_of(skipped: Sequence[pytest.TestReport]) -> list[str]:
     """Lines: how many tests were skipped for each reason, the most first."""
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     return [f"{number:5d} skipped: {reason}" for reason, number in reasons.most_common()]

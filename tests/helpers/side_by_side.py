@@ -1,7 +1,7 @@
 """Divides tests among processes: those that start clusters run one after another in one process, beside all others.
 
-A cluster's tests wait on processes and clocks of their own. Two clusters on the cores of one would be late for each other's
-time-outs; a cluster beside one process that computes is not.
+A cluster's tests wait on processes and clocks of their own. Two clusters on the cores of one would be late for each
+other's time-outs; a cluster beside one process that computes is not.
 """
 
 from typing import Any
