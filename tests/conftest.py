@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.faults import matrix
 from tests.helpers import rooms
 from tests.helpers.side_by_side import FromBothEnds
 
@@ -47,6 +48,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [each for kind in stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     if not reports:
         return
+    if rows := matrix.rows_of(reports):
+        matrix.tell(rows, terminalreporter)
     terminalreporter.section("seconds of each room")
     lines = [*rooms.reasons_of(stats.get("skipped", [])), *rooms.table_of(reports)]
     terminalreporter.write("\n".join(lines) + "\n")

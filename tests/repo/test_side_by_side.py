@@ -1,4 +1,4 @@
-"""How `make test` divides its tests among processes, and what it says in the end."""
+"""Division of tests among processes, and the end of their report."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from _pytest.reports import TestReport
 
+from tests.faults.matrix import Row, property_of, rows_of
 from tests.helpers.rooms import reasons_of, room_of, table_of
 from tests.helpers.side_by_side import FromBothEnds, place
 
@@ -80,3 +81,10 @@ def test_skips_are_counted_by_reason() -> None:
     reasons = ["no GPU", "no GPU", "no spin"]
     reports = [report("tests/a.py::b", "setup", 0.0, ("a.py", 1, f"Skipped: {reason}")) for reason in reasons]
     assert reasons_of(reports) == ["    2 skipped: no GPU", "    1 skipped: no spin"]
+
+
+def test_rows_of_the_fault_matrix_come_with_the_reports() -> None:
+    row = Row("prefill", "COMPUTING", "kill -9", "exact", 1.5)
+    ended = report("tests/faults/test_a.py::test_one", "teardown", 0.0)
+    ended.user_properties.append(property_of(row))
+    assert rows_of([report("tests/faults/test_a.py::test_one", "call", 1.0), ended]) == [row]
