@@ -157,7 +157,11 @@ def running(anything: Running) -> Iterator[Running]:
     anything.expect_idle()
 
 
-@pytest.mark.parametrize("anything", SETUPS, indirect=True)
+@pytest.mark.parametrize(
+    "anything",
+    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    indirect=True,
+)
 def test_a_random_mix(running: Running, models: Models) -> None:
     """Everything at once over HTTP: each request as if it were alone, and its KV really came from a prefill worker."""
     asks, wanted = models.mix(running.setup.family)

@@ -25,5 +25,6 @@ def table_of(reports: Iterable[pytest.TestReport]) -> list[str]:
 
 def reasons_of(skipped: Sequence[pytest.TestReport]) -> list[str]:
     """Lines: how many tests were skipped for each reason, the most first."""
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    told = [each.longrepr[2] if isinstance(each.longrepr, tuple) else str(each.longrepr) for each in skipped]
+    reasons = Counter(reason.removeprefix("Skipped: ") for reason in told)
     return [f"{number:5d} skipped: {reason}" for reason, number in reasons.most_common()]

@@ -10,6 +10,8 @@ from xdist.scheduler import LoadFileScheduling
 
 CLUSTERS = ("tests/faults/", "tests/e2e/", "tests/skew/", "tests/unit/worker/", "tests/unit/gateway/")
 """Rooms whose tests start processes and wait for them, the most sensitive to time first."""
+WHOLE = ("tests/helm/",)
+"""Rooms whose files share what is kept in their process: every render of the chart."""
 _FIRST = "gw0"
 
 
@@ -21,6 +23,10 @@ class FromBothEnds(LoadFileScheduling):  # type: ignore[misc]  # NOTE: xdist has
         chosen = min(self.workqueue, key=place) if is_first else max(self.workqueue, key=place)
         self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((room for room in WHOLE if file.startswith(room)), file)
 
 
 def place(path: str) -> tuple[int, str]:

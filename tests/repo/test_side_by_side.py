@@ -10,7 +10,10 @@ from tests.faults.matrix import Row, property_of, rows_of
 from tests.helpers.rooms import reasons_of, room_of, table_of
 from tests.helpers.side_by_side import FromBothEnds, place
 
-FILES = ("contract/test_a", "e2e/test_b", "faults/test_c", "golden/test_d", "unit/engine/test_e", "unit/worker/test_f")
+FILES = (
+    *("contract/test_a", "e2e/test_b", "faults/test_c", "golden/test_d", "helm/test_e", "helm/test_f"),
+    *("unit/engine/test_g", "unit/worker/test_h"),
+)
 TESTS = [f"tests/{file}.py::test_{number}" for file in FILES for number in range(3)]
 
 
@@ -21,6 +24,7 @@ class Node:
         self.gateway = SimpleNamespace(id=name)
         self.shutting_down = False
         self.given: list[int] = []
+        self.num_done = 0
 
     def send_runtest_some(self, indices: list[int]) -> None:
         self.given += indices
@@ -47,16 +51,12 @@ def test_one_process_has_the_clusters_and_each_file_is_whole(pytestconfig: pytes
     scheduler.schedule()
     while scheduler.workqueue:
         for node in nodes:
-            scheduler.mark_test_complete(node, node.given[len(scheduler_done(scheduler, node))])
+            node.num_done += 1
+            scheduler.mark_test_complete(node, node.given[node.num_done - 1])
     first, second = ([TESTS[index].split("::")[0] for index in node.given[::3]] for node in nodes)
-    assert first[:3] == ["tests/faults/test_c.py", "tests/e2e/test_b.py", "tests/unit/worker/test_f.py"]
-    assert second[:2] == ["tests/unit/engine/test_e.py", "tests/golden/test_d.py"]
+    assert first[:3] == ["tests/faults/test_c.py", "tests/e2e/test_b.py", "tests/unit/worker/test_h.py"]
+    assert second[:4] == [f"tests/{file}.py" for file in ("unit/engine/test_g", *FILES[4:6], "golden/test_d")]
     assert sorted(nodes[0].given + nodes[1].given) == list(range(len(TESTS)))
-
-
-def scheduler_done(scheduler: FromBothEnds, node: Node) -> list[str]:
-    """What it has completed."""
-    return [each for unit in scheduler.assigned_work[node].values() for each, is_done in unit.items() if is_done]
 
 
 def test_files_with_clusters_come_first() -> None:
