@@ -22,7 +22,6 @@ SLOW = "decode-1"
 RUNS_S, STANDS_S = 0.04, 0.6
 NUM_CLIENTS = 3
 NUM_REQUESTS = 60
-NUM_TOKENS = 10
 SEEN_S = 60.0  # NOTE: generous; it takes three rounds of a second, and as long again where nobody sends it a request
 
 
@@ -81,9 +80,9 @@ class Load:
         return found
 
     def _ask(self) -> str:
-        answer = self._scene.finished(asked_of(next(self._seeds), 24, NUM_TOKENS))
+        answer = self._scene.finished(asked_of(next(self._seeds), 24, 24))
         assert answer.error is None, answer.error
-        assert len(answer.token_ids) == NUM_TOKENS
+        assert len(answer.token_ids) == 24
         return self._scene.pairing(answer)["decode"]
 
 
