@@ -226,5 +226,5 @@ class RecurrentSpec(StateSpec):
         return range(first + -(first + 1) % step, end, step)
 
     def __str__(self) -> str:
-        matrices = f"{' x '.join(map(str, self.heads))} float32 and " if self.heads else ""
-        return f"recurrent {matrices}{self.columns} columns of {self.channels} {self.dtype}"
+        matrices = f"{' x '.join(map(str, self.heads))} float32 (head, row, column) and " if self.heads else ""
+        return f"recurrent {matrices}{self.columns} columns of {self.channels} {self.dtype}, oldest first"
