@@ -169,7 +169,7 @@ class Fetch:
         if list(answer.checksums) != ours:
             raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
         if broken is not None:
-            raise TransportError(f"the state in block {remote[broken]} of worker {name} has numbers that are not finite")
+            raise TransportError(f"the state in block {remote[broken]} of worker {name} is not finite")
 
     def _note(
         self, source: KVSource, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float

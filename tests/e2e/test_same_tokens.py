@@ -19,6 +19,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
 from tests.helpers.redis_server import running_redis
 from tests.helpers.serving_clients import (
@@ -84,10 +85,13 @@ SETUPS = {
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
+    "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
-BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+FINDING_PREFIXES = [name for name in DISAGGREGATED if not name.endswith("recurrent")]
+BY_COST = [name for name in FINDING_PREFIXES if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            BUILDERS[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            (BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 
@@ -195,7 +199,7 @@ def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     assert {len(reply.token_ids) for (reply,) in replies} == {1}
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", FINDING_PREFIXES, indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("held_by_decode", [False, True], ids=["", "decode"])
 @pytest.mark.parametrize("held_by_prefill", [False, True], ids=["", "prefill"])
@@ -222,7 +226,7 @@ def test_prefixes_that_either_side_holds(
     assert least <= num_blocks <= most
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", FINDING_PREFIXES, indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_prefill_fetches_what_decode_generated(running: Running, params: SamplingParams) -> None:
     """The second turn of a conversation, by workers that the test chose: prefill computes only what is new."""
