@@ -175,7 +175,9 @@ def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys
 
 
 def test_only_blocks_that_are_kept_take_memory() -> None:
-    """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in."""
+    """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in. That
+    one can be found as long as the owner sees it.
+    """
     layout, stored = toy_layout(ToyRecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()
     kv = KVCacheManager(layout, 24, max_chunk_tokens=40, emit=stored.append)  # type: ignore[arg-type]
     hashes: list[bytes] = []
@@ -184,12 +186,15 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     assert kv.grow("a", 0, 40)
     assert [block_id != NULL_BLOCK for block_id in table.groups[0]] == [i in (2, 5, 8, 9) for i in range(10)]
     kv.commit("a", hashes, 40)
-    assert [event.block_hash for event in stored] == [hashes[i] for i in (2, 5, 8)]
+    assert [event.block_hash for event in stored] == [hashes[i] for i in (2, 5, 8, 9)]
+    assert kv.match(hashes, 41).num_blocks == 10
     assert kv.grow("a", 40, 41)
     assert kv.usage.used == 2, "beside the state after 40 tokens and the next one something is kept"
     assert kv.usage.cached == 3
     kv.check()
-    kv.close("a")
+    extend_hashes(b"root", hashes, [1] * 45, BLOCK_SIZE)
+    assert kv.grow("a", 41, 45)
     assert kv.match(hashes, 41).num_blocks == 9
+    kv.close("a")
     assert kv.kept.pin(hashes, 60.0) == 9
     kv.check()

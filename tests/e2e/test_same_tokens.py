@@ -90,8 +90,7 @@ SETUPS = {
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
-FINDING_PREFIXES = [name for name in DISAGGREGATED if not name.endswith("recurrent")]
-BY_COST = [name for name in FINDING_PREFIXES if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     assert {len(reply.token_ids) for (reply,) in replies} == {1}
 
 
-@pytest.mark.parametrize("anything", FINDING_PREFIXES, indirect=True)
+@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("held_by_decode", [False, True], ids=["", "decode"])
 @pytest.mark.parametrize("held_by_prefill", [False, True], ids=["", "prefill"])
@@ -226,7 +225,7 @@ def test_prefixes_that_either_side_holds(
     assert least <= num_blocks <= most
 
 
-@pytest.mark.parametrize("anything", FINDING_PREFIXES, indirect=True)
+@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_prefill_fetches_what_decode_generated(running: Running, params: SamplingParams) -> None:
     """The second turn of a conversation, by workers that the test chose: prefill computes only what is new."""
