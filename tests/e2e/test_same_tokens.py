@@ -286,8 +286,8 @@ def _is_plain(params: SamplingParams) -> bool:
 
 
 def _num_groups(family: str) -> int:
-    """Kinds of attention layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3}.get(family, 1)
+    """Kinds of layers: each has blocks of its own."""
+    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3}.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:
