@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tandem.architecture.quantisation import find_quantisation, read_config
-from tandem.architecture.recurrent_limits import refuse_codes, refuse_moves
+from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.pickles import pickle_refused
@@ -13,22 +13,16 @@ from tandem.text.tokenizer import Tokenizer
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
-def check_model(path: Path, *, allow_pickle: bool = False, num_prefill: int = 0) -> None:
-    """Checks a model directory without reading the weights, and that so many prefill workers can serve it.
+def check_model(path: Path, *, allow_pickle: bool = False) -> None:
+    """Checks a model directory without reading the weights.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
             is missing or damaged.
-        ConfigurationError: prefill workers cannot hand over its state.
     """
     fields = read_config(path)
     find_quantisation(fields)
-    model = find_family(fields).read_model(fields)
-    refuse_codes(fields, model)
-    if num_prefill:
-        refuse_moves(
-            model, f"--prefill={num_prefill}", "give --prefill 0: decode workers then compute prompts themselves"
-        )
+    refuse_codes(fields, find_family(fields).read_model(fields))
     _check_weights(path, allow_pickle)
     Tokenizer.load(path)
 

@@ -26,6 +26,7 @@ from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.resumable import resumable_events
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
@@ -117,7 +118,7 @@ def assemble(
         prefix_caching=config.prefix_caching,
         watermark_blocks=int(sizes.num_blocks * config.watermark),
         pin_share=config.pin_share,
-        emit=emit,
+        emit=resumable_events(layout, emit),
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
     arena = _take_memory(layout, sizes.num_blocks + 1, device)

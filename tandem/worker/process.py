@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from tandem.architecture.model import ModelSpec
-from tandem.architecture.recurrent_limits import refuse_moves
+from tandem.architecture.recurrent_limits import refuse_host_tier
 from tandem.compute.native.core_board import MissingBoardError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
@@ -29,7 +28,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
-from tandem.routing.snapshot import Role, WorkerState
+from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
@@ -147,7 +146,8 @@ async def serving_worker(
         credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
-        _refuse_moves(settings, assembly.model)
+        if settings.host_kv_bytes:
+            refuse_host_tier(assembly.model, f"host_kv_gib={settings.host_kv_gib:g}")
         engine = AsyncEngine(assembly.engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
@@ -282,18 +282,6 @@ def _open_transports(
         tls=tls,
         has_rdma=site.has_rdma,
     )
-
-
-def _refuse_moves(settings: WorkerSettings, model: ModelSpec) -> None:
-    """Refuses settings by which states would leave this worker that cannot.
-
-    NOTE: a decode worker needs no check, since no prefill worker of such a model starts.
-    """
-    if settings.role is not Role.DECODE:
-        remedy = "serve it by decode workers alone, which compute prompts themselves (`tandem up --prefill 0`)"
-        refuse_moves(model, f"role={str(settings.role)!r}", remedy)
-    if settings.host_kv_bytes:
-        refuse_moves(model, f"host_kv_gib={settings.host_kv_gib:g}", "leave host_kv_gib at 0")
 
 
 def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:

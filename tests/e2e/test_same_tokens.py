@@ -20,6 +20,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
 from tests.helpers.redis_server import running_redis
 from tests.helpers.serving_clients import (
@@ -85,6 +86,8 @@ SETUPS = {
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
+    "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
@@ -120,7 +123,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            BUILDERS[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            (BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 
@@ -295,8 +298,8 @@ def _is_plain(params: SamplingParams) -> bool:
 
 
 def _num_groups(family: str) -> int:
-    """Kinds of attention layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3}.get(family, 1)
+    """Kinds of layers: each has blocks of its own."""
+    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3}.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:

@@ -23,7 +23,6 @@ from tandem.core.memory import total_bytes
 from tests.helpers import checkpoints, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.empty_weights import empty_weights
-from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -269,14 +268,6 @@ def test_what_is_not_served_is_refused_before_anything_starts(
     with running(place, "--model", model, "--port", "0") as terminal:
         assert terminal.process.wait(60) == 2
         terminal.until(f"^error: .*{message}")
-        assert len(terminal.lines) == 1
-
-
-def test_prefill_workers_of_a_recurrent_model_are_refused_before_anything_starts(place: Path, tmp_path: Path) -> None:
-    model = write_byte_tokenizer(save_tiny_lfm2(tmp_path / "tiny"))
-    with running(place, "--model", model, "--port", "0") as terminal:
-        assert terminal.process.wait(60) == 2
-        terminal.until("^error: --prefill=1: layer 0 of the model keeps a recurrent state.*; give --prefill 0")
         assert len(terminal.lines) == 1
 
 
