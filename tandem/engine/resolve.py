@@ -22,6 +22,7 @@ from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.drafts.choose import choose_drafter, choose_speculation
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
+from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
@@ -123,13 +124,16 @@ def assemble(
     arena = _take_memory(layout, sizes.num_blocks + 1, device)
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
-    runner = ModelRunner(
+    forward = ForwardPass(
         model.decoder,
         model.spec,
         arena,
         backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
+    )
+    runner = ModelRunner(
+        forward,
         masks=masks,
         draws=load_draws() if isinstance(kernels, NativeKernels) else None,
         speculation=speculation or choose_speculation(config, layout),
