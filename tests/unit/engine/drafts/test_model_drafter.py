@@ -30,7 +30,7 @@ PARAMS = {
     "penalised": SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3),
     "grammar": SamplingParams(max_tokens=24, seed=6, grammar=regex_grammar("([a-c]{2}-[0-9]{2} ){3,}")),
 }
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
 
 
 def prompt_of(seed: int, num_tokens: int) -> list[int]:
