@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 MIN_GAIN = 1.03  # expected; less is not worth what the estimates may be wrong by
 _LEAST_PROBABILITY = 0.02  # of a draft that any batch has room for
-_NUM_TIMES = 5
+_NUM_TIMES = 9
 _STALE_STEPS = 256  # after so many steps without a measurement a number of rows is tried again
 _EXACT_ROWS = 16
 _UNKNOWN = float("inf")
