@@ -39,11 +39,14 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name."""
+    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
+    `weight_bytes`: memory of its weights.
+    """
 
     spec: ModelSpec
     decoder: Decoder
     generation_defaults: Mapping[str, object]
+    weight_bytes: int
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
         """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
@@ -108,7 +111,7 @@ def load_model(
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
     parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
-    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults)
+    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults, plan.num_bytes(spec.dtype))
 
 
 def _load(

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
+from tandem.core.speculate import OFF, draft_model
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.peer_settings import PeerSettings
@@ -108,7 +109,10 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def engine_config(self) -> EngineConfig:
-        return replace(super().engine_config(), pin_share=self.pin_share)
+        config = replace(super().engine_config(), pin_share=self.pin_share)
+        # NOTE: prompts are computed without drafts
+        has_no_use = self.role is Role.PREFILL and draft_model(self.speculate) is not None
+        return replace(config, speculate=OFF) if has_no_use else config
 
     def open_core_board(self) -> CoreBoard | None:
         """Opens the core board, if configured; raises as `CoreBoard`."""

@@ -43,6 +43,7 @@ WORKER_FLAGS = (
     *("--max-num-batched-tokens", "64", "--max-num-running", "32", "--checksum-share", "1"),
 )
 SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
+DRAFT_ITSELF = ("--speculate", "draft={model}", "--num-speculative-tokens", "4")
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -50,7 +51,7 @@ SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and the family it serves."""
+    """A cluster and the family it serves. In `worker_flags`, `{model}` is its checkpoint."""
 
     family: str
     prefill: int
@@ -63,6 +64,7 @@ class Setup:
 
     @contextlib.contextmanager
     def running(self, model: Path) -> Iterator[Cluster]:
+        worker_flags = (flag.format(model=model) for flag in self.worker_flags)
         with contextlib.ExitStack() as opened:
             redis = opened.enter_context(running_redis()).url if self.redis else None
             yield opened.enter_context(
@@ -73,7 +75,7 @@ class Setup:
                     redis=redis,
                     transport=self.transport,
                     block_size=self.block_size,
-                    extra={"worker": (*WORKER_FLAGS, *self.worker_flags), "router": self.router_flags},
+                    extra={"worker": (*WORKER_FLAGS, *worker_flags), "router": self.router_flags},
                 )
             )
 
@@ -82,7 +84,7 @@ SETUPS = {
     "1p1d-nixl-16": Setup("llama", 1, 1),
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
-    "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=SPECULATE),
+    "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=DRAFT_ITSELF),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
