@@ -25,7 +25,7 @@ QUICK = {
     *((PREFILL, state, KILL) for state in (State.COMPUTING, State.TRANSFER)),
     *((DECODE, state, KILL) for state in (State.QUEUED, State.TRANSFER, State.DECODING)),
     *((PREFILL, State.TRANSFER, STOP), (DECODE, State.DECODING, STOP)),
-    *((ROUTER, State.COMPUTING, KILL), (REDIS, State.DECODING, STOP)),
+    *((ROUTER, State.COMPUTING, KILL), (REDIS, State.DECODING, STOP), (REDIS, State.DECODING, KILL)),
     *((GATEWAY, State.DECODING, signal) for signal in (KILL, STOP)),
 }  # NOTE: a stopped process takes 12 s until it is given up and forgotten
 NUM_STAGINGS = 3
