@@ -13,7 +13,7 @@ import pytest
 
 from tandem.tls.authority import Authority
 from tandem.tls.identity import CertifiedRole
-from tests.e2e.test_up import ROOT, children_of, running
+from tests.e2e.test_up import ROOT, children_of, running, started
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -70,6 +70,48 @@ def test_up_encrypts_what_its_processes_say_if_told(flags: tuple[str, ...], mode
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(60) == 0, terminal.lines
         assert not any(Path(each).exists() for each in directories if each)
+
+
+RENEWING = """
+import sys, time
+from tandem.cli.main import main
+from tandem.tls import renewal
+renewal.LOOK_S = 0.3
+make = renewal.RenewedCertificates.__init__
+renewal.RenewedCertificates.__init__ = lambda *given: make(*given, now_s=lambda: time.time() * 1e8)
+sys.exit(main())
+"""
+
+
+def test_certificates_are_renewed_while_requests_run(model: Path) -> None:
+    """Three times a second, by `tandem up`, for whose clock a third of a year goes by. The second renewal takes the authority
+    away that signed what processes started with.
+    """
+    asked = {"model": "tiny", "prompt": list(range(1, 60)), "max_tokens": 80, "ignore_eos": True}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    with started(
+        ROOT, ("--model", model, "--port", "0", "--quiet", "--tls", *FLAGS), {}, program=("-c", RENEWING)
+    ) as up:
+        (match,) = up.until(r"^tiny is served at (http://.*)$")
+        (directory,) = {Path(each.environ()["TANDEM_TLS_DIR"]).parent for each in children_of(up)}
+        first, seen, num_crossed = (directory / "worker/ca.crt").read_bytes(), set(), 0
+        with httpx.Client(base_url=match[1], timeout=30, trust_env=False) as client:
+            while num_crossed < 2 or len(seen) < 5:
+                before = (directory / "worker/tls.crt").read_bytes()
+                with client.stream("POST", "/v1/completions", json=asked) as answer:
+                    *_, usage = [line for line in answer.iter_lines() if line.startswith("data: {")]
+                assert '"completion_tokens":80' in usage, usage
+                after = (directory / "worker/tls.crt").read_bytes()
+                num_crossed += before != after
+                seen |= {before, after}
+        authorities = (directory / "worker/ca.crt").read_text().split("-----BEGIN")
+        assert not [each for each in authorities[1:] if each.encode() in first]
+        used = {match[1] for match in up.until(r"(\S+) .*new certificates of .* are in use", 8)}
+        assert len(used) >= 3, up.lines
+        assert not up.said("Traceback|stay in use"), up.lines
+        assert {each.status() for each in children_of(up)} <= {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) == 0, up.lines
 
 
 def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
