@@ -83,7 +83,7 @@ def helm_cluster() -> Iterator[HelmCluster]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_request(self, *_: object) -> None:
             """Says nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

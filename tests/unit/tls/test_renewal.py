@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tandem.tls import renewal
+from tandem.tls.authority import Authority
 from tandem.tls.contexts import check_by_handshake
 from tandem.tls.files import CA, CERTIFICATE, Material, TlsFiles
 from tandem.tls.identity import CertifiedRole
@@ -33,7 +35,7 @@ def test_old_and_new_files_accept_each_other(tmp_path: Path) -> None:
     for _ in range(3):
         certificates.renew()
         generations.append(read(tmp_path))
-    for (old_gateway, old_worker), (new_gateway, new_worker) in zip(generations, generations[1:], strict=False):
+    for (old_gateway, old_worker), (new_gateway, new_worker) in pairwise(generations):
         assert old_worker.certificate != new_worker.certificate
         check_call(old_gateway, new_worker)
         check_call(new_gateway, old_worker)
@@ -70,7 +72,7 @@ def test_a_disk_that_is_full_delays_a_renewal(tmp_path: Path, monkeypatch: pytes
     """Half of the directories have new files then; both halves accept each other, and the next try ends well."""
     certificates = RenewedCertificates(tmp_path, "up", LIFE)
     before = read(tmp_path)
-    write, written = renewal.Authority.write, 0
+    write, written = Authority.write, 0
 
     def fail_later(*given: object, **named: object) -> None:
         nonlocal written
@@ -79,7 +81,7 @@ def test_a_disk_that_is_full_delays_a_renewal(tmp_path: Path, monkeypatch: pytes
             raise OSError(28, "No space left on device")
         write(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(renewal.Authority, "write", fail_later)
+    monkeypatch.setattr(Authority, "write", fail_later)
     with pytest.raises(OSError, match="No space"):
         certificates.renew()
     half_way = read(tmp_path)
