@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from tandem.core.errors import TandemError, UntrustedPeerError
-from tandem.rpc import caller_watch
+from tandem.core.errors import TandemError, UntrustedPeerError, WorkerLostError
+from tandem.rpc import caller_watch, grpc_connection
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials, ProcessRole, certified_role
 from tandem.rpc.messages import GenerateUpdate
@@ -159,3 +159,25 @@ def test_a_certificate_that_has_ended_is_not_accepted_any_more(tmp_path: Path) -
     assert peer.is_accepted()
     now_s += VALID_FOR.total_seconds() + 1
     assert not peer.is_accepted()
+
+
+def test_a_client_leaves_a_withdrawn_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that makes no further call: it looks at its files while a stream runs."""
+    monkeypatch.setattr(grpc_connection, "LOOK_S", 0.05)
+    monkeypatch.setattr(grpc_connection, "FORMER_CERTIFICATES_S", 0.1)
+
+    async def check() -> None:
+        as_worker = credentials(tmp_path / "server", ProcessRole.DECODE, THEIRS)
+        server = await serve_worker(Worker(num_before_silence=1), "127.0.0.1:0", as_worker)
+        client = WorkerClient(server.address, credentials(tmp_path / "client", ProcessRole.GATEWAY, OURS))
+        stream = client.generate(generate_call())
+        assert list((await anext(stream)).output.token_ids) == [0]
+        trust(tmp_path / "client", OURS.certificate)
+        with pytest.raises(WorkerLostError):
+            await anext(stream)
+        with pytest.raises(UntrustedPeerError):
+            await client.status()
+        await client.close()
+        await server.stop()
+
+    run(check)
