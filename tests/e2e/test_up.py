@@ -90,10 +90,11 @@ def started(
     flags: Sequence[str | Path],
     variables: Mapping[str, str],
     stderr: int | IO[bytes] = subprocess.STDOUT,
+    program: Sequence[str] = ("-m", "tandem.cli.main"),
 ) -> Iterator[Terminal]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem.cli.main", "up", *map(str, flags)],
+        [sys.executable, *program, "up", *map(str, flags)],
         cwd=place,
         env={**environment, "PYTHONPATH": str(ROOT), **variables},
         stdin=subprocess.DEVNULL,
