@@ -1,7 +1,8 @@
 """The tensors of a model directory, wherever they are: single file or shards, safetensors or legacy PyTorch.
 
-`tensor` gives views of memory-mapped files. Whoever reads tensors without keeping them says so with `touched`, and
-every so often the mappings are let go, so that reading a checkpoint does not make it resident.
+Views of `outline` say what to read; what is read is a view of a memory-mapped file wherever it can be. Whoever reads
+tensors without keeping them says so with `touched`, and every so often the mappings are let go, so that reading a
+checkpoint does not make it resident.
 """
 
 from collections.abc import Mapping
@@ -42,9 +43,17 @@ class Checkpoint:
         """Every tensor, in alphabetical order."""
         return tuple(sorted(self._files))
 
+    def outline(self, name: str) -> torch.Tensor:
+        """The tensor's shape, strides and dtype, on the device `meta`; nothing of it is read."""
+        return self._files[name].outline(name)
+
+    def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
+        """The numbers of `outline`, which is `outline(name)` or a view of it, as stored; they must not be written."""
+        return self._files[name].read(name, outline)
+
     def tensor(self, name: str) -> torch.Tensor:
-        """A read-only view of the tensor as it is stored."""
-        return self._files[name].tensor(name)
+        """The whole tensor as it is stored; it must not be written."""
+        return self.read(name, self.outline(name))
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -53,8 +62,9 @@ class Checkpoint:
 
     def cache_in_huge_pages(self) -> None:
         """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
-        for path in self.paths:
-            cache_in_huge_pages(path)
+        for file in self._different_files:
+            if file.is_mapped:
+                cache_in_huge_pages(file.path)
 
     def touched(self, num_bytes: int) -> None:
         """Reports that about `num_bytes` were read from tensors that are not kept."""
