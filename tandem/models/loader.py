@@ -101,7 +101,7 @@ def load_model(
     names = stored_names(checkpoint, family.parameter_name)
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     spec, plan, sources = match_parameters(checkpoint, spec, formats, names)
-    spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
+    spec = replace(spec, dtype=named or str(checkpoint.outline(checkpoint.names[0]).dtype).removeprefix("torch."))
     _refuse_what_does_not_fit(plan, spec, directory, device, memory_bytes)
     spec = replace(
         spec,
