@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -23,7 +24,9 @@ from tandem.engine.drafts.choose import choose_drafter, choose_speculation
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
+from tandem.engine.executor import Executor
 from tandem.engine.masks import MaskMaker
+from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
@@ -77,11 +80,13 @@ def assemble(
     emit: BlockEventSink | None = None,
     formats_of: FormatReader = read_formats,
     speculation: Speculation | None = None,
+    ranks: Ranks | None = None,
 ) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
-    weights may have. `speculation`: in place of what `config.speculate` names.
+    weights may have. `speculation`: in place of what `config.speculate` names. `ranks`: others that compute parts of
+    the model; this engine leads them, and ends them when it is closed.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.
@@ -92,6 +97,8 @@ def assemble(
     device = resolve_device(config.device)
     path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
+    if ranks is not None:
+        check_exact(ranks.collectives.num_ranks, device, kernels)
     model = load_model(
         str(path),
         dtype=config.dtype,
@@ -102,6 +109,7 @@ def assemble(
         memory_bytes=_memory_bytes(device),
         allow_pickle=config.allow_pickle,
         formats_of=formats_of,
+        collectives=None if ranks is None else ranks.collectives,
     )
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
@@ -110,6 +118,8 @@ def assemble(
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
+    if ranks is not None:
+        check_backends(ranks.collectives.num_ranks, backends)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -135,7 +145,7 @@ def assemble(
         speculation=speculation or choose_speculation(config, layout),
     )
     engine = Engine(
-        runner,
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
         scheduler,
         kv,
         _identity(model, choose_drafter(config, layout)),
@@ -143,9 +153,21 @@ def assemble(
         grammars=grammars,
         seed=config.seed,
         clock=clock,
-        on_close=masks.close,
+        on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
     return Assembly(engine, arena, model.spec, masks)
+
+
+def _led(
+    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
+) -> Executor:
+    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+    return ranks.lead(own)
+
+
+def _close(masks: MaskMaker, ranks: Ranks) -> None:
+    masks.close()
+    ranks.close()
 
 
 def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device) -> Arena:

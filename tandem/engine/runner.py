@@ -5,7 +5,6 @@ Owns the arena. Never decides what runs, and never writes a block that the step 
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -13,23 +12,19 @@ from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.native.sampling import NativeDraws
-from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.executor import FinishedStep
-from tandem.engine.graphs import DecodeGraphs, padded_sizes
-from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.engine.forward import ForwardPass
+from tandem.engine.inputs import ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
 from tandem.engine.verification import choose_tokens
-from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
-
-PROMPT_LOGPROBS_ROWS = 64
 
 
 class ModelRunner:
@@ -63,24 +58,16 @@ class ModelRunner:
         assert speculation is None or arena.layout.can_rewind, (
             "what a wrong draft leaves in a state cannot be taken back"
         )
-        self._decoder = decoder
         self._spec = spec
         self._arena = arena
-        self._backends = backends
         self._sampler = Sampler(draws)
         self._masks = masks
         self._speculation = speculation
         self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
-        self._group_of_state = _groups_by_state(arena.layout)
-        self._inputs = InputBuilder(
-            arena.layout,
-            max_num_requests=max_num_requests,
-            max_model_len=max_model_len,
-            device=arena.pages.device,
-            wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
+        self._forward = ForwardPass(
+            decoder, spec, arena, backends, max_num_requests=max_num_requests, max_model_len=max_model_len
         )
-        self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> FinishedStep:
@@ -97,10 +84,7 @@ class ModelRunner:
         states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
-        inputs = self._inputs.build(step)
-        hidden = self._graphs.run(inputs) if self._graphs is not None else None
-        if hidden is None:
-            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+        inputs, hidden = self._forward.run(step)
         sampled = self._sample(step, inputs, hidden, states)
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
@@ -108,41 +92,6 @@ class ModelRunner:
         self._speculation.begin(step)
         drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
         return ExecutorOutput(sampled, prompt_logprobs, drafts)
-
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        batches: Sequence[AttentionBatch],
-        wanted: WantedTokens | None = None,
-    ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state. `wanted` likewise, of
-        those that are read.
-        """
-        groups = self._group_of_state
-        if wanted is not None:
-            wanted = replace(
-                wanted, batches={state: wanted.batches[groups[state]] for state in self._spec.wanted_states}
-            )
-        by_state = [batches[group] for group in groups]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
-
-    def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
-        """CUDA graphs for decode steps, where device and backend allow them."""
-        device, layout = self._arena.pages.device, self._arena.layout
-        are_safe = [self._decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
-        if device.type != "cuda" or not all(are_safe):
-            return None
-        graphs = DecodeGraphs(
-            self._forward,
-            padded_sizes(max_num_requests),
-            num_groups=len(layout.groups),
-            block_size=layout.block_size,
-            max_model_len=max_model_len,
-            device=device,
-        )
-        graphs.prepare()
-        return graphs
 
     def _await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.
@@ -158,7 +107,7 @@ class ModelRunner:
         if not sampling:
             self._await_kernels()
             return {}
-        logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
+        logits = self._forward.decoder.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
         if self._masks is not None:
             self._masks.finish()
         drafts = [item.draft_token_ids for item in sampling]
@@ -185,25 +134,20 @@ class ModelRunner:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         for index, item in enumerate(step.scheduled):
             if item.scores_prompt:
-                row = inputs.first_rows[index]
-                entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
+                entries = self._score_prompt(inputs, hidden, index, item)
                 if entries:
                     found[item.request_id] = entries
         return found
 
-    def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+    def _score_prompt(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest
+    ) -> tuple[TokenLogprobs, ...]:
         """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
         request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
-        for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
-            chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]
-            logits = self._decoder.logits(hidden[start : start + len(chunk)])
-            entries += self._sampler.prompt_logprobs(logits, chunk, num_top)
+        for logits in self._forward.scored_logits(inputs, hidden, index, item, len(request.prompt_token_ids)):
+            entries += self._sampler.prompt_logprobs(logits, targets[len(entries) :][: len(logits)], num_top)
         return tuple(entries)
-
-
-def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
-    return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

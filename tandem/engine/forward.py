@@ -1,0 +1,107 @@
+"""The part of a step that every rank of a worker computes: from a step's plan to hidden states.
+
+Owns inputs and, on a GPU, graphs. What is made of the hidden states is the caller's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from tandem.architecture.model import ModelSpec
+from tandem.compute.arena import Arena
+from tandem.compute.attention import Backends
+from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.engine.graphs import DecodeGraphs, padded_sizes
+from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.kvcache.spec import KVLayout
+from tandem.models.decoder import Decoder
+from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+
+PROMPT_LOGPROBS_ROWS = 64
+
+
+class ForwardPass:
+    """Args: as of `ModelRunner`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        spec: ModelSpec,
+        arena: Arena,
+        backends: Backends,
+        *,
+        max_num_requests: int,
+        max_model_len: int,
+    ) -> None:
+        self.decoder = decoder
+        self._spec = spec
+        self._arena = arena
+        self._backends = backends
+        self._group_of_state = _groups_by_state(arena.layout)
+        self._inputs = InputBuilder(
+            arena.layout,
+            max_num_requests=max_num_requests,
+            max_model_len=max_model_len,
+            device=arena.pages.device,
+            wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
+        )
+        self._graphs = self._capture_graphs(max_num_requests, max_model_len)
+
+    def run(self, step: SchedulerOutput) -> tuple[ModelInputs, torch.Tensor]:
+        """The step's inputs, and hidden states of the tokens that are wanted: [num_wanted, hidden]."""
+        inputs = self._inputs.build(step)
+        hidden = self._graphs.run(inputs) if self._graphs is not None else None
+        if hidden is None:
+            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+        return inputs, hidden
+
+    def scored_logits(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest, num_prompt_tokens: int
+    ) -> Iterator[torch.Tensor]:
+        """Logits of the scheduled request `index` at the positions that predict tokens of its prompt, a few rows at a
+        time: [at most `PROMPT_LOGPROBS_ROWS`, vocab_size].
+        """
+        row = inputs.first_rows[index]
+        end = row + min(item.end, num_prompt_tokens - 1) - item.start
+        for start in range(row, end, PROMPT_LOGPROBS_ROWS):
+            yield self.decoder.logits(hidden[start : min(end, start + PROMPT_LOGPROBS_ROWS)])
+
+    def _forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
+    ) -> torch.Tensor:
+        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state. `wanted` likewise, of
+        those that are read.
+        """
+        groups = self._group_of_state
+        if wanted is not None:
+            wanted = replace(
+                wanted, batches={state: wanted.batches[groups[state]] for state in self._spec.wanted_states}
+            )
+        by_state = [batches[group] for group in groups]
+        return self.decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
+
+    def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
+        """CUDA graphs for decode steps, where device and backend allow them."""
+        device, layout = self._arena.pages.device, self._arena.layout
+        are_safe = [self.decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
+        if device.type != "cuda" or not all(are_safe):
+            return None
+        graphs = DecodeGraphs(
+            self._forward,
+            padded_sizes(max_num_requests),
+            num_groups=len(layout.groups),
+            block_size=layout.block_size,
+            max_model_len=max_model_len,
+            device=device,
+        )
+        graphs.prepare()
+        return graphs
+
+
+def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
+    return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))
