@@ -60,7 +60,7 @@ def main() -> int:
     socket, memory = map(int, sys.argv[1:])
     try:
         return run(Connection(socket), memory)
-    except EOFError:
+    except (EOFError, ConnectionError):
         return 0
 
 
