@@ -20,7 +20,7 @@ def watch_for_hangup(descriptors: Sequence[int], on_hangup: Callable[[int], None
     poll.register(theirs, _HANGUP)
 
     def watch() -> None:
-        with theirs:
+        with ours, theirs:  # NOTE: so that both live as long as the thread, whether or not the caller can stop it
             while True:
                 for descriptor, _ in poll.poll():
                     if descriptor == theirs.fileno():
@@ -32,7 +32,7 @@ def watch_for_hangup(descriptors: Sequence[int], on_hangup: Callable[[int], None
     thread.start()
 
     def stop() -> None:
-        ours.close()
+        ours.shutdown(socket.SHUT_RDWR)
         if thread is not threading.current_thread():
             thread.join()
 
