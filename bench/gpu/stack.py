@@ -17,7 +17,6 @@ from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
@@ -45,40 +44,29 @@ class WatchedRunner(ModelRunner):
     """Counts how steps were computed."""
 
     num_decode_steps = num_eager_decode_steps = num_mixed_steps = 0
-    _num_forwards = 0
 
     def submit(self, step: SchedulerOutput) -> FinishedStep:
-        before = self._num_forwards
+        before = self._forward_pass.num_eager_steps
         handle = super().submit(step)
         if any(item.num_tokens > 1 for item in step.scheduled):
             self.num_mixed_steps += 1
         else:
             self.num_decode_steps += 1
-            self.num_eager_decode_steps += self._num_forwards > before and self.replays_graphs
+            self.num_eager_decode_steps += self._forward_pass.num_eager_steps > before and self.replays_graphs
         return handle
-
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        batches: Sequence[AttentionBatch],
-        wanted: WantedTokens | None = None,
-    ) -> torch.Tensor:
-        self._num_forwards += 1
-        return super()._forward(input_ids, positions, batches, wanted)
 
     @property
     def replays_graphs(self) -> bool:
         """False also where they are only rehearsed."""
-        return self._graphs is not None and self._arena.pages.is_cuda
+        return self.graphs is not None and self._arena.pages.is_cuda
 
     @property
     def graphs(self) -> DecodeGraphs | None:
-        return self._graphs
+        return self._forward_pass.graphs
 
     @graphs.setter
     def graphs(self, graphs: DecodeGraphs | None) -> None:
-        self._graphs = graphs
+        self._forward_pass.graphs = graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +162,7 @@ def _set_graphs(runner: WatchedRunner, limits: Limits, arena: Arena) -> None:
         runner.graphs = None
     elif not arena.pages.is_cuda:
         runner.graphs = DecodeGraphs(
-            runner._forward,
+            runner._forward_pass.compute,
             padded_sizes(limits.max_num_running),
             num_groups=len(arena.layout.groups),
             block_size=arena.layout.block_size,

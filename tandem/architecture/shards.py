@@ -19,7 +19,7 @@ WIDTHS = tuple(1 << level for level in range(MAX_RANKS.bit_length()))
 _HEAD_ROWS = 16  # of the head that begin together, so that each part can be packed
 
 
-class _Indivisible(Exception):
+class _IndivisibleError(Exception):
     """Why a model has no shards of a width."""
 
 
@@ -37,7 +37,7 @@ def shard_model(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
         raise ConfigurationError(f"tp={num_ranks} is no number of ranks; choose one of {_named(WIDTHS)}")
     try:
         return _shard(model, rank, num_ranks)
-    except _Indivisible as error:
+    except _IndivisibleError as error:
         fitting = tuple(width for width in WIDTHS if _fits(model, width))
         raise ConfigurationError(
             f"tp={num_ranks} cannot serve this {model.family} model: {error}; what can be had: tp={_named(fitting)}"
@@ -51,7 +51,7 @@ def _named(widths: tuple[int, ...]) -> str:
 def _fits(model: ModelSpec, num_ranks: int) -> bool:
     try:
         _shard(model, 0, num_ranks)
-    except _Indivisible:
+    except _IndivisibleError:
         return False
     return True
 
@@ -63,10 +63,10 @@ def _shard(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
     for index, layer in enumerate(model.layers):
         try:
             layers.append(_shard_layer(layer, rank, num_ranks))
-        except _Indivisible as error:
-            raise _Indivisible(f"layer {index} has {error}") from error
+        except _IndivisibleError as error:
+            raise _IndivisibleError(f"layer {index} has {error}") from error
     if model.vocab_size < num_ranks * _HEAD_ROWS:
-        raise _Indivisible(f"vocab_size={model.vocab_size}, fewer than {_HEAD_ROWS} tokens a rank")
+        raise _IndivisibleError(f"vocab_size={model.vocab_size}, fewer than {_HEAD_ROWS} tokens a rank")
     bounds = head_bounds(model.vocab_size, num_ranks)
     return replace(model, layers=tuple(layers), head_tokens=(bounds[rank], bounds[rank + 1]))
 
@@ -87,16 +87,18 @@ def _shard_layer(layer: LayerSpec, rank: int, num_ranks: int) -> LayerSpec:
 
 def _shard_mixer(mixer: MixerSpec, rank: int, num_ranks: int) -> AttentionSpec:
     if not isinstance(mixer, AttentionSpec):
-        raise _Indivisible(f"a mixer of {type(mixer).__name__.removesuffix('Spec')}, whose heads are not split yet")
+        raise _IndivisibleError(
+            f"a mixer of {type(mixer).__name__.removesuffix('Spec')}, whose heads are not split yet"
+        )
     if mixer.sinks is not None:
-        raise _Indivisible("attention sinks, which are not split yet")
+        raise _IndivisibleError("attention sinks, which are not split yet")
     if any(_spans_heads(norm, mixer.head_dim) for norm in (mixer.q_norm, mixer.k_norm)):
-        raise _Indivisible("a norm over all heads together, whose sum is not split yet")
+        raise _IndivisibleError("a norm over all heads together, whose sum is not split yet")
     if mixer.num_heads % num_ranks:
-        raise _Indivisible(f"num_attention_heads={mixer.num_heads}, which {num_ranks} ranks do not divide")
+        raise _IndivisibleError(f"num_attention_heads={mixer.num_heads}, which {num_ranks} ranks do not divide")
     kv_parts = min(num_ranks, mixer.num_kv_heads)
     if mixer.num_kv_heads % kv_parts or num_ranks % kv_parts:
-        raise _Indivisible(f"num_key_value_heads={mixer.num_kv_heads}, which {num_ranks} ranks do not divide")
+        raise _IndivisibleError(f"num_key_value_heads={mixer.num_kv_heads}, which {num_ranks} ranks do not divide")
     kv_part = rank * kv_parts // num_ranks
     return replace(
         mixer,
@@ -115,7 +117,7 @@ def _spans_heads(norm: NormSpec | None, head_dim: int) -> bool:
 
 def _shard_feed_forward(spec: FeedForwardSpec, rank: int, num_ranks: int) -> GatedSpec:
     if not isinstance(spec, GatedSpec):
-        raise _Indivisible("experts, which are not split yet")
+        raise _IndivisibleError("experts, which are not split yet")
     return replace(
         spec,
         gate=_by_outputs(spec.gate, rank, num_ranks),
@@ -127,7 +129,7 @@ def _shard_feed_forward(spec: FeedForwardSpec, rank: int, num_ranks: int) -> Gat
 def _by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
     """Part `part` of the outputs, with their biases."""
     if spec.outputs % num_parts:
-        raise _Indivisible(f"{spec.outputs} outputs of {spec.name}, which {num_parts} ranks do not divide")
+        raise _IndivisibleError(f"{spec.outputs} outputs of {spec.name}, which {num_parts} ranks do not divide")
     size = spec.outputs // num_parts
     rows = part * size, (part + 1) * size
     weight = spec.weight_source or Source(f"{spec.name}.weight")
@@ -144,11 +146,9 @@ def _by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
 def _by_inputs(spec: LinearSpec, rank: int, num_ranks: int) -> LinearSpec:
     """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks."""
     if spec.sum_blocks % num_ranks:
-        raise _Indivisible(
+        raise _IndivisibleError(
             f"{spec.inputs} inputs of {spec.name}, which {num_ranks} ranks do not divide into parts of an even size"
         )
     size = spec.inputs // num_ranks
     weight = spec.weight_source or Source(f"{spec.name}.weight")
-    return replace(
-        spec, inputs=size, weight_source=weight.columns(rank * size, (rank + 1) * size), num_ranks=num_ranks
-    )
+    return replace(spec, inputs=size, weight_source=weight.columns(rank * size, (rank + 1) * size), num_ranks=num_ranks)

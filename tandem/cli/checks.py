@@ -35,8 +35,8 @@ def check_model(path: Path, *, allow_pickle: bool = False, num_prefill: int = 0,
         shard_model(model, 0, num_ranks)
         if num_prefill:
             raise ConfigurationError(
-                f"--prefill={num_prefill} with --tp={num_ranks}: the KV blocks of several ranks do not leave their worker "
-                "yet; give --prefill 0: decode workers then compute prompts themselves"
+                f"--prefill={num_prefill} with --tp={num_ranks}: the KV blocks of several ranks do not leave their "
+                "worker yet; give --prefill 0: decode workers then compute prompts themselves"
             )
     _check_weights(path, allow_pickle)
     Tokenizer.load(path)

@@ -22,7 +22,10 @@ PROMPT_LOGPROBS_ROWS = 64
 
 
 class ForwardPass:
-    """Args: as of `ModelRunner`."""
+    """Args: as of `ModelRunner`.
+
+    `graphs` replay steps that they cover; None = all steps are computed call by call. `num_eager_steps`: of these.
+    """
 
     def __init__(
         self,
@@ -46,14 +49,16 @@ class ForwardPass:
             device=arena.pages.device,
             wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
         )
-        self._graphs = self._capture_graphs(max_num_requests, max_model_len)
+        self.num_eager_steps = 0
+        self.graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     def run(self, step: SchedulerOutput) -> tuple[ModelInputs, torch.Tensor]:
         """The step's inputs, and hidden states of the tokens that are wanted: [num_wanted, hidden]."""
         inputs = self._inputs.build(step)
-        hidden = self._graphs.run(inputs) if self._graphs is not None else None
+        hidden = self.graphs.run(inputs) if self.graphs is not None else None
         if hidden is None:
-            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+            self.num_eager_steps += 1
+            hidden = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
         return inputs, hidden
 
     def scored_logits(
@@ -67,15 +72,15 @@ class ForwardPass:
         for start in range(row, end, PROMPT_LOGPROBS_ROWS):
             yield self.decoder.logits(hidden[start : min(end, start + PROMPT_LOGPROBS_ROWS)])
 
-    def _forward(
+    def compute(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state. `wanted` likewise, of
-        those that are read.
+        """Hidden states, call by call. `batches` has one entry a KV group; the decoder wants one a layer that keeps
+        state. `wanted` likewise, of those that are read.
         """
         groups = self._group_of_state
         if wanted is not None:
@@ -92,7 +97,7 @@ class ForwardPass:
         if device.type != "cuda" or not all(are_safe):
             return None
         graphs = DecodeGraphs(
-            self._forward,
+            self.compute,
             padded_sizes(max_num_requests),
             num_groups=len(layout.groups),
             block_size=layout.block_size,

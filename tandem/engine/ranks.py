@@ -63,7 +63,9 @@ class Ranks(Protocol):
 def check_exact(num_ranks: int, device: torch.device, kernels: Kernels) -> None:
     """Raises `ConfigurationError` where several ranks would not compute what one does."""
     if device.type != "cpu":
-        raise ConfigurationError(f"tp={num_ranks} serves on the CPU alone yet, not on {device}; give device=cpu or tp=1")
+        raise ConfigurationError(
+            f"tp={num_ranks} serves on the CPU alone yet, not on {device}; give device=cpu or tp=1"
+        )
     if not isinstance(kernels, NativeKernels):
         raise ConfigurationError(
             f"tp={num_ranks} needs the compiled kernels, whose sums do not depend on the number of ranks; leave "

@@ -23,8 +23,8 @@ from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.drafts.choose import choose_drafter, choose_speculation
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
-from tandem.engine.identity import ModelIdentity
 from tandem.engine.executor import Executor
+from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner

@@ -65,7 +65,7 @@ class ModelRunner:
         self._speculation = speculation
         self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
-        self._forward = ForwardPass(
+        self._forward_pass = ForwardPass(
             decoder, spec, arena, backends, max_num_requests=max_num_requests, max_model_len=max_model_len
         )
 
@@ -84,7 +84,7 @@ class ModelRunner:
         states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
-        inputs, hidden = self._forward.run(step)
+        inputs, hidden = self._forward_pass.run(step)
         sampled = self._sample(step, inputs, hidden, states)
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
@@ -107,7 +107,9 @@ class ModelRunner:
         if not sampling:
             self._await_kernels()
             return {}
-        logits = self._forward.decoder.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
+        logits = self._forward_pass.decoder.logits(
+            hidden, inputs.sample_rows
+        )  # [num_sampling + num_drafts, vocab_size]
         if self._masks is not None:
             self._masks.finish()
         drafts = [item.draft_token_ids for item in sampling]
@@ -148,6 +150,6 @@ class ModelRunner:
         assert num_top is not None
         targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
-        for logits in self._forward.scored_logits(inputs, hidden, index, item, len(request.prompt_token_ids)):
+        for logits in self._forward_pass.scored_logits(inputs, hidden, index, item, len(request.prompt_token_ids)):
             entries += self._sampler.prompt_logprobs(logits, targets[len(entries) :][: len(logits)], num_top)
         return tuple(entries)

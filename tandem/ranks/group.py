@@ -1,4 +1,4 @@
-"""The group of ranks of one worker, as its leader has it: starts the other processes, sends them steps, notices their end.
+"""The group of ranks of one worker, as its leader has it: starts the others, sends them steps, notices their end.
 
 A group lives once, for one epoch: its sockets and its memory belong to its processes alone, so nothing of another epoch
 can reach it. When one rank ends or does not take part in time, the group has ended, and so has its engine.
@@ -41,9 +41,7 @@ def share_of(config: EngineConfig, num_ranks: int) -> EngineConfig:
     """What each of `num_ranks` ranks has of the threads and of the KV memory of a worker on the CPU."""
     num_threads = config.num_threads or torch.get_num_threads()
     kv_bytes = config.kv_cache_bytes or default_kv_cache_bytes(torch.device("cpu"))
-    return replace(
-        config, num_threads=max(1, num_threads // num_ranks), kv_cache_bytes=max(1, kv_bytes // num_ranks)
-    )
+    return replace(config, num_threads=max(1, num_threads // num_ranks), kv_cache_bytes=max(1, kv_bytes // num_ranks))
 
 
 class RankGroup:
@@ -70,7 +68,7 @@ class RankGroup:
         finally:
             os.close(memory)
         level = logging.getLogger("tandem").getEffectiveLevel()
-        for rank, (connection, _) in self._ranks.items():
+        for rank in self._ranks:
             self._send(rank, Begin(self._epoch, rank, num_ranks, config, deadline_s, level))
         sockets = {connection.fileno(): rank for rank, (connection, _) in self._ranks.items()}
         self._stop_watching = watch_for_hangup(list(sockets), lambda socket: self._lose(sockets[socket]))
@@ -89,8 +87,8 @@ class RankGroup:
             loaded = self._receive(rank, Loaded)
             if loaded.fingerprint != fingerprint:
                 raise ConfigurationError(
-                    f"rank {rank} has loaded another model, {loaded.fingerprint[:16]}, than rank 0, {fingerprint[:16]}: "
-                    "the weights were replaced meanwhile; start the worker again"
+                    f"rank {rank} has loaded another model than rank 0, {loaded.fingerprint[:16]} and not "
+                    f"{fingerprint[:16]}: the weights were replaced meanwhile; start the worker again"
                 )
         for rank in self._ranks:
             self._send(rank, Prepare(sizes))

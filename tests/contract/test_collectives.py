@@ -62,7 +62,9 @@ def test_more_ranks_get_them_too(num_ranks: int) -> None:
 def test_a_rank_that_does_not_come_ends_the_wait_by_its_deadline() -> None:
     late, waiting = group(2, deadline_s=0.2)
     waiting.begin_step(41)
-    with pytest.raises(EngineStoppedError, match=r"rank 0 of 2 did not .* within 0.2 s: step 41, exchange 1 of .*rank 1"):
+    with pytest.raises(
+        EngineStoppedError, match=r"rank 0 of 2 did not .* within 0.2 s: step 41, exchange 1 of .*rank 1"
+    ):
         waiting.add(torch.ones(1, 4), None, torch.float32)
     with pytest.raises(EngineStoppedError, match="rank 0 of 2"):  # NOTE: at once, and without a message of its own
         waiting.join(torch.ones(1, 2), [0, 2, 4])

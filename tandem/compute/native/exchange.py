@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -114,7 +115,7 @@ class SharedExchange:
         return out
 
     def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
-        widths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+        widths = [end - start for start, end in pairwise(bounds)]
         assert len(widths) == self._num_ranks
         assert part.shape[1] == widths[self._rank]
         assert part.dtype == torch.float32

@@ -1,8 +1,8 @@
 """Fields of the structs of arguments that Python packs, by function, see `bind`. Tests compare them with `src`."""
 
 from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS, CODED_ROWS_FIELDS
-from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.exchange import ADD_FIELDS, JOIN_FIELDS
+from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS

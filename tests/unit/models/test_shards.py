@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def test_loaded_shards_are_the_checkpoint_again(tmp_path: Path, save: checkpoint
 
 def test_quantised_weights_are_refused_with_what_can_be_had(tmp_path: Path) -> None:
     dense, coded, decoded = (tmp_path / name for name in ("dense", "coded", "decoded"))
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
     save_published(checkpoints.save_tiny_llama(dense, **sizes), FORMATS["fp8 blocks"], coded, decoded)
     with pytest.raises(ConfigurationError, match=r"tp=2 serves no quantised weights yet, .* tp=1, or the checkpoint"):
         load(coded, 0, 2)
@@ -79,5 +80,5 @@ def test_quantised_weights_are_refused_with_what_can_be_had(tmp_path: Path) -> N
 def test_experts_are_refused_before_a_file_is_opened(tmp_path: Path) -> None:
     path = checkpoints.save_tiny_mixtral(tmp_path)
     (path / "model.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match="tp=2 cannot serve this .*layer 0 has experts, which are not split"):
+    with pytest.raises(ConfigurationError, match=r"tp=2 cannot serve this .*layer 0 has experts, which are not split"):
         load(path, 0, 2)

@@ -37,7 +37,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ends(process_id: int, within_s: float = 10.0) -> bool:
-    """Whether a process ends by itself. NOTE: one whose parent has ended may be a zombie as long as a container lives."""
+    """Whether a process ends by itself.
+
+    NOTE: one whose parent has ended may be a zombie for as long as a container lives.
+    """
     try:
         process = psutil.Process(process_id)
         if process.status() != psutil.STATUS_ZOMBIE:
