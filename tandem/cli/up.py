@@ -131,7 +131,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
-        check_model(path, allow_pickle=self.allow_pickle)
+        num_ranks = getattr(self, "tp", None) or 1
+        check_model(path, allow_pickle=self.allow_pickle, num_prefill=self.prefill, num_ranks=num_ranks)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:

@@ -4,7 +4,7 @@ Keeps a copy of the block tables of the requests that its steps name (`InputBuil
 no token, and never writes a block that the step did not schedule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,9 @@ from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
-from tandem.scheduler.output import SchedulerOutput
+from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+
+PROMPT_LOGPROBS_ROWS = 64
 
 
 class ForwardPass:
@@ -79,6 +81,17 @@ class ForwardPass:
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Logits, float32 [num_rows, vocab_size], of hidden states; `rows`: of these only."""
         return self._decoder.logits(hidden, rows)
+
+    def scored_logits(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest, num_prompt_tokens: int
+    ) -> Iterator[torch.Tensor]:
+        """Logits of the scheduled request `index` at the positions that predict tokens of its prompt, a few rows at a
+        time: [at most `PROMPT_LOGPROBS_ROWS`, vocab_size].
+        """
+        row = inputs.first_rows[index]
+        end = row + min(item.end, num_prompt_tokens - 1) - item.start
+        for start in range(row, end, PROMPT_LOGPROBS_ROWS):
+            yield self.logits(hidden[start : min(end, start + PROMPT_LOGPROBS_ROWS)])
 
     def compute(
         self,

@@ -27,9 +27,11 @@ from tandem.engine.drafts.draft_model import load_draft_model
 from tandem.engine.drafts.model_drafter import ModelDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
+from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
+from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.resumable import resumable_events
@@ -85,11 +87,13 @@ def assemble(
     emit: BlockEventSink | None = None,
     formats_of: FormatReader = read_formats,
     speculation: Speculation | None = None,
+    ranks: Ranks | None = None,
 ) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
-    weights may have. `speculation`: in place of what `config.speculate` names.
+    weights may have. `speculation`: in place of what `config.speculate` names. `ranks`: others that compute parts of
+    the model; this engine leads them, and ends them when it is closed.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.
@@ -100,6 +104,8 @@ def assemble(
     device = resolve_device(config.device)
     path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
+    if ranks is not None:
+        check_exact(ranks.collectives.num_ranks, device, kernels)
     load = partial(
         load_model,
         dtype=config.dtype,
@@ -108,6 +114,7 @@ def assemble(
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
         formats_of=formats_of,
+        collectives=None if ranks is None else ranks.collectives,
     )
     memory_bytes = _memory_bytes(device)
     model = load(str(path), max_model_len=config.max_model_len, memory_bytes=memory_bytes)
@@ -122,6 +129,8 @@ def assemble(
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
+    if ranks is not None:
+        check_backends(ranks.collectives.num_ranks, backends)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -160,7 +169,7 @@ def assemble(
     speculation = speculation or choose_speculation(config, drafter, make_drafter)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
     engine = Engine(
-        runner,
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
         scheduler,
         kv,
         _identity(model, drafter),
@@ -168,9 +177,21 @@ def assemble(
         grammars=grammars,
         seed=config.seed,
         clock=clock,
-        on_close=masks.close,
+        on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
     return Assembly(engine, arena, model.spec, masks)
+
+
+def _led(
+    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
+) -> Executor:
+    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+    return ranks.lead(own)
+
+
+def _close(masks: MaskMaker, ranks: Ranks) -> None:
+    masks.close()
+    ranks.close()
 
 
 def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device) -> Arena:

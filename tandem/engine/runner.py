@@ -22,8 +22,6 @@ from tandem.engine.sampler import Sampler
 from tandem.engine.verification import choose_tokens
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 
-PROMPT_LOGPROBS_ROWS = 64
-
 
 class ModelRunner:
     """An `Executor` in this process, on one device.
@@ -111,21 +109,20 @@ class ModelRunner:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         for index, item in enumerate(step.scheduled):
             if item.scores_prompt:
-                row = inputs.first_rows[index]
-                entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
+                entries = self._score_prompt(inputs, hidden, index, item)
                 if entries:
                     found[item.request_id] = entries
         return found
 
-    def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+    def _score_prompt(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest
+    ) -> tuple[TokenLogprobs, ...]:
         """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
         request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
-        for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
-            chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]
-            logits = self._forward.logits(hidden[start : start + len(chunk)])
-            entries += self._sampler.prompt_logprobs(logits, chunk, num_top)
+        for logits in self._forward.scored_logits(inputs, hidden, index, item, len(request.prompt_token_ids)):
+            entries += self._sampler.prompt_logprobs(logits, targets[len(entries) :][: len(logits)], num_top)
         return tuple(entries)

@@ -173,7 +173,15 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
     """The view that `source` describes."""
     view = stored if source.index is None else stored[source.index]
     view = view.transpose(-2, -1) if source.transposed else view
-    return view if source.is_whole else view[source.start : source.stop : source.step]
+    view = view if source.is_whole else view[source.start : source.stop : source.step]
+    return view if source.within is None else view[..., slice(*source.within)]
+
+
+def sources_of_shard(shard: LoadingPlan, whole: LoadingPlan, sources: Sources) -> Sources:
+    """Sources of a shard's tensors, which are parts of those of the `whole` model."""
+    stored = {(tensor.source or Source(tensor.name)).tensor: sources[tensor.name].tensor for tensor in whole.stored()}
+    parts = {tensor.name: tensor.source or Source(tensor.name) for tensor in shard.stored()}
+    return {name: replace(source, tensor=stored[source.tensor]) for name, source in parts.items()}
 
 
 def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tandem.architecture.tensors import MAX_RANKS
 from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
@@ -69,6 +70,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     )
     host_kv_gib: float = Field(
         0.0, ge=0, le=1e6, description="host memory for pinned prefixes moved out of the KV blocks, GiB; 0 = none"
+    )
+    tp: int = Field(
+        1, ge=1, le=MAX_RANKS, description="processes that compute parts of every layer (tensor parallel): 1, 2, 4 or 8"
     )
     core_board: str | None = Field(
         None, description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`"
