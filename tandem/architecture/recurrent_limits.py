@@ -26,8 +26,8 @@ def refuse_codes(fields: Fields, model: ModelSpec) -> None:
         )
 
 
-def refuse_moves(model: ModelSpec, setting: str, remedy: str) -> None:
-    """Refuses `setting`, which would move the state of requests out of the worker that computed it.
+def refuse_host_tier(model: ModelSpec, setting: str) -> None:
+    """Refuses `setting`, the size of the host tier.
 
     Raises:
         ConfigurationError: a layer keeps a recurrent state.
@@ -35,6 +35,6 @@ def refuse_moves(model: ModelSpec, setting: str, remedy: str) -> None:
     layer = first_recurrent(model)
     if layer is not None:
         raise ConfigurationError(
-            f"{setting}: layer {layer} of the model keeps a recurrent state, which does not leave the worker that "
-            f"computed it; {remedy}"
+            f"{setting}: layer {layer} of the model keeps a recurrent state, which is not kept in the host tier; leave "
+            "host_kv_gib at 0"
         )

@@ -67,7 +67,9 @@ class StateSpec(ABC):
 
     @abstractmethod
     def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Which of the blocks with index `first` to `end - 1` leave something that a later request can go on from."""
+        """Which of the blocks with index `first` to `end - 1` are stored whoever computes them, since a later request
+        can go on from them. Others are stored where a cursor stops or a request asks for it.
+        """
 
     @property
     def can_rewind(self) -> bool:
@@ -186,9 +188,6 @@ class LatentSpec(StateSpec):
         return f"latent {self.rank} + rotated key {self.rotary_dim} {self.dtype}"
 
 
-CHECKPOINT_INTERVAL = 1024
-
-
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec(StateSpec):
     """A state that every token changes and that does not grow: float32 numbers of shape `heads`, and the inputs of a
@@ -197,14 +196,12 @@ class RecurrentSpec(StateSpec):
     Args:
         channels: of the convolution.
         heads: (number of heads, rows, columns of a head's matrix); () = there is no such matrix.
-        interval: tokens after which a state is kept whatever the request, rounded up to whole blocks.
     """
 
     channels: int
     columns: int
     dtype: str
     heads: tuple[int, ...] = ()
-    interval: int = CHECKPOINT_INTERVAL
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -221,10 +218,9 @@ class RecurrentSpec(StateSpec):
         return max(0, position - 1)
 
     def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Blocks that end where `interval` tokens, or a multiple of them, are complete."""
-        step = math.ceil(self.interval / block_size)
-        return range(first + -(first + 1) % step, end, step)
+        """None of themselves: where a state is kept depends on the request (`tandem.kvcache.checkpoints`)."""
+        return range(first, first)
 
     def __str__(self) -> str:
-        matrices = f"{' x '.join(map(str, self.heads))} float32 and " if self.heads else ""
-        return f"recurrent {matrices}{self.columns} columns of {self.channels} {self.dtype}"
+        matrices = f"{' x '.join(map(str, self.heads))} float32 (head, row, column) and " if self.heads else ""
+        return f"recurrent {matrices}{self.columns} columns of {self.channels} {self.dtype}, oldest first"

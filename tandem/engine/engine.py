@@ -31,7 +31,8 @@ from tandem.engine.validation import (
     check_scope,
     encode_prompt,
 )
-from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.usage import KVCacheUsage
 from tandem.scheduler.counters import SchedulerCounters
 from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.usage import KVCacheUsage
 from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
 

@@ -17,14 +17,27 @@ class BlockPool:
 
     Free blocks are handed out lowest id first, so that a request's blocks tend to be neighbours and a transfer of them
     merges into few descriptors.
+
+    Args:
+        limited_groups: KV groups of which no more than `most_cached` blocks in total are cached: beyond that the least
+            recently used one of them becomes free.
     """
 
-    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        cache: PrefixCache,
+        limited_groups: frozenset[int] = frozenset(),
+        most_cached: int = 0,
+    ) -> None:
         self.num_blocks = num_blocks
         self._cache = cache
         self._references = [0] * (num_blocks + 1)
         self._free = list(range(1, num_blocks + 1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._limited_groups = limited_groups
+        self._most_cached = most_cached
+        self._limited: OrderedDict[int, None] = OrderedDict()  # those of `_cached` that are of a limited group
         self._promised: set[int] = set()
         self._num_used = 0
         self._num_kept = 0
@@ -54,6 +67,10 @@ class BlockPool:
         """Number of these blocks that `acquire` would remove from `num_available`."""
         return sum(block_id in self._cached for block_id in block_ids)
 
+    def is_wanted(self, block_id: int) -> bool:
+        """Whether more than one owner references the block, or it is to be kept."""
+        return self._references[block_id] > 1 or block_id in self._promised
+
     def is_used(self, block_id: int) -> bool:
         """Whether the block is referenced."""
         return self._references[block_id] > 0
@@ -64,7 +81,7 @@ class BlockPool:
         assert block_id not in self._promised, f"block {block_id} is kept already"
         self._promised.add(block_id)
         if block_id in self._cached:
-            del self._cached[block_id]
+            self._uncache(block_id)
             self._num_kept += 1
 
     def let_go(self, block_id: int) -> None:
@@ -72,7 +89,7 @@ class BlockPool:
         self._promised.remove(block_id)
         if self._references[block_id] == 0:
             self._num_kept -= 1
-            self._cached[block_id] = None
+            self._put_in_cache(block_id)
             self._cached.move_to_end(block_id, last=False)
 
     def allocate(self, count: int) -> list[int]:
@@ -95,7 +112,7 @@ class BlockPool:
                 if block_id in self._promised:
                     self._num_kept -= 1
                 else:
-                    del self._cached[block_id]
+                    self._uncache(block_id)
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -117,6 +134,8 @@ class BlockPool:
         """
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
+        assert len(self._limited) <= max(0, self._most_cached), "more states are cached than may be"
+        assert set(self._limited) <= cached, "a block is limited that is not cached"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         num_known = self.num_free + self.num_cached + self.num_used + self.num_kept
         assert num_known == self.num_blocks, "free + cached + used + kept != total"
@@ -141,6 +160,7 @@ class BlockPool:
             block_id = heapq.heappop(self._free)
         else:
             block_id, _ = self._cached.popitem(last=False)
+            self._limited.pop(block_id, None)
             self._cache.discard(block_id)
         self._references[block_id] = 1
         return block_id
@@ -149,6 +169,20 @@ class BlockPool:
         if block_id in self._promised:
             self._num_kept += 1
         elif self._cache.holds(block_id):
-            self._cached[block_id] = None
+            self._put_in_cache(block_id)
         else:
             heapq.heappush(self._free, block_id)
+
+    def _put_in_cache(self, block_id: int) -> None:
+        self._cached[block_id] = None
+        if self._limited_groups and self._cache.group_of(block_id) in self._limited_groups:
+            self._limited[block_id] = None
+            while len(self._limited) > self._most_cached:
+                oldest = next(iter(self._limited))
+                self._uncache(oldest)
+                self._cache.discard(oldest)
+                heapq.heappush(self._free, oldest)
+
+    def _uncache(self, block_id: int) -> None:
+        del self._cached[block_id]
+        self._limited.pop(block_id, None)

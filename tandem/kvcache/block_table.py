@@ -1,5 +1,6 @@
 """Block table: the blocks that hold one owner's tokens, per KV group."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class BlockTable:
     nothing there. All lists have the same length and only grow. `num_dropped[g]` leading entries are null;
     `num_held[g]` entries in total are not.
 
+    num_matched: leading blocks found in the prefix cache.
+    checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
     num_committed: leading blocks that have been offered to the prefix cache.
     num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
         admission, are computed.
@@ -32,7 +35,10 @@ class BlockTable:
     num_promised_tokens: int = 0
     num_committed: int = 0
     num_promised: int = 0
+    num_matched: int = 0
+    checkpoints: frozenset[int] = frozenset()
     num_held: list[int] = field(init=False)
+    _filled: set[tuple[int, int]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.num_held = [len(blocks) - blocks.count(NULL_BLOCK) for blocks in self.groups]
@@ -41,6 +47,18 @@ class BlockTable:
     def num_blocks(self) -> int:
         """Number of entries in each group, null ones included."""
         return len(self.groups[0])
+
+    @property
+    def num_needed(self) -> list[int]:
+        """Number of blocks of each group without those that are held for checkpoints only."""
+        extra = Counter(group for group, _ in self._filled)
+        return [held - extra[group] for group, held in enumerate(self.num_held)] if extra else self.num_held
+
+    def fill(self, group: int, index: int, block_id: int) -> None:
+        """Put a block where the group needs none itself."""
+        self.groups[group][index] = block_id
+        self.num_held[group] += 1
+        self._filled.add((group, index))
 
     def drop_before(self, group: int, num_blocks: int) -> list[int]:
         """Replace the entries before `num_blocks` by the null block; returns those that were real, last first."""
@@ -52,6 +70,7 @@ class BlockTable:
         blocks[start:end] = [NULL_BLOCK] * (end - start)
         self.num_dropped[group] = end
         self.num_held[group] -= len(dropped) - dropped.count(NULL_BLOCK)
+        self._filled.difference_update([(group, index) for index in range(start, end)] if self._filled else ())
         return dropped
 
     def extend(self, group: int, end: int, entries: Sequence[int], block_ids: Sequence[int]) -> None:

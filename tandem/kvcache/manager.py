@@ -17,29 +17,15 @@ from operator import ge
 from tandem.core.events import BlockEvent, BlockEventSink
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange, BlockTable
+from tandem.kvcache.checkpoints import Checkpoints
 from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.kept_prefixes import KeptPrefixes
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
+from tandem.kvcache.usage import KVCacheUsage
 
+_STATE_SHARE = 0.5  # of the blocks, the most that hold states which no request uses
 _GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take kept ones
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheUsage:
-    """Number of blocks in each state; `total` is the sum of the others.
-
-    A block is pinned if a transfer may write or read it, else leased if a peer may read it, else used if a request owns
-    it, else kept if its content is promised to stay cached.
-    """
-
-    total: int
-    free: int
-    cached: int
-    used: int
-    leased: int = 0
-    pinned: int = 0
-    kept: int = 0
 
 
 class HoldKind(StrEnum):
@@ -89,7 +75,9 @@ class KVCacheManager:
         self._cache: PrefixCache = (
             HashPrefixCache(len(layout.groups), self._tell) if prefix_caching else NoPrefixCache()
         )
-        self._pool = BlockPool(num_blocks, self._cache)
+        states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
+        self._pool = BlockPool(num_blocks, self._cache, frozenset(states), int(num_blocks * _STATE_SHARE))
+        self._checkpoints = Checkpoints(layout, self._pool, self._cache)
         kept = KeptBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
         self.kept = KeptPrefixes(layout, self._pool, self._cache, kept, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
@@ -168,17 +156,26 @@ class KVCacheManager:
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
     def open(
-        self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int, *, is_coming: bool = False
+        self,
+        owner: str,
+        match: PrefixMatch,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        *,
+        is_coming: bool = False,
+        checkpoints: frozenset[int] = frozenset(),
     ) -> BlockTable:
         """Create `owner`'s block table, which starts with the matched blocks.
 
         hashes: the blocks that it will compute, or that another worker will (`is_coming`).
+        checkpoints: see `BlockTable`.
         """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
         groups = tuple(list(block_ids) for block_ids in match.block_ids)
-        table = BlockTable(groups, match.num_dropped, num_tokens, num_committed=match.num_blocks)
+        num_matched = match.num_blocks
+        table = BlockTable(groups, match.num_dropped, num_tokens, num_matched, 0, num_matched, checkpoints)
         self._renew_promise(table)
         self._tables[owner] = table
         self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :]) if self.prefix_caching else ()
@@ -198,12 +195,13 @@ class KVCacheManager:
         if num_blocks <= table.num_blocks:
             return True
         self._drop_unseen(table, num_computed_tokens)
-        entries = self._entries(table, num_blocks)
+        entries, num_before = self._entries(table, num_blocks), table.num_blocks
         enough = sum(map(len, entries)) <= self._pool.num_available
         if enough:
             for group, indices in enumerate(entries):
                 table.extend(group, num_blocks, indices, self._pool.allocate(len(indices)))
         self._renew_promise(table)
+        self._checkpoints.take(table, num_before, self.num_unpromised - self._watermark_blocks)
         return enough
 
     def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
@@ -277,12 +275,10 @@ class KVCacheManager:
         num_new = num_full - table.num_committed
         if num_new <= 0:
             return
-        groups = range(len(table.groups))
-        publishable = [self.layout.publishable(group, table.num_committed, num_full) for group in groups]
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if blocks[index] != NULL_BLOCK and index in publishable[group]:
+                if blocks[index] != NULL_BLOCK:
                     self._cache.insert(blocks[index], hashes[index], parent, group)
         in_flight = self._hashes_in_flight[owner]
         self._landed(owner, in_flight[:num_new])
@@ -369,10 +365,10 @@ class KVCacheManager:
 
     def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
         for group, first in enumerate(self._first_needed(num_computed_tokens)):
-            self._pool.release(table.drop_before(group, first))
+            self._checkpoints.drop_before(table, group, first)
 
     def _renew_promise(self, table: BlockTable) -> None:
-        num_promised = self._num_missing(table.num_blocks, table.num_held, table.num_promised_tokens)
+        num_promised = self._num_missing(table.num_blocks, table.num_needed, table.num_promised_tokens)
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 

@@ -36,6 +36,10 @@ class PrefixCache(Protocol):
         """Whether this block is in the cache."""
         ...
 
+    def group_of(self, block_id: int) -> int:
+        """The KV group of a block in the cache."""
+        ...
+
     def discard(self, block_id: int) -> None:
         """Remove a block whose memory is about to be reused."""
         ...
@@ -65,6 +69,9 @@ class HashPrefixCache:
     def holds(self, block_id: int) -> bool:
         return block_id in self._keys
 
+    def group_of(self, block_id: int) -> int:
+        return self._keys[block_id][1]
+
     def discard(self, block_id: int) -> None:
         block_hash, group = self._keys.pop(block_id)
         del self._blocks[group][block_hash]
@@ -83,6 +90,9 @@ class NoPrefixCache:
 
     def holds(self, block_id: int) -> bool:
         return False
+
+    def group_of(self, block_id: int) -> int:
+        raise AssertionError(f"block {block_id} was never cached")
 
     def discard(self, block_id: int) -> None:
         raise AssertionError(f"block {block_id} was never cached")

@@ -42,6 +42,16 @@ class KVLayout:
         return max(group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
 
     @property
+    def bytes_per_block(self) -> int:
+        """What each further block of tokens adds to the hand-off of a request; nothing of layers with a window."""
+        return self.page_bytes * max(1, sum(not group.spec.is_bounded for group in self.groups))
+
+    @property
+    def bytes_per_request(self) -> int:
+        """What the hand-off of a request takes whatever its length: the pages of constant states."""
+        return self.page_bytes * sum(group.spec.bytes_per_request > 0 for group in self.groups)
+
+    @property
     def num_layers(self) -> int:
         return sum(len(group.layers) for group in self.groups)
 

@@ -4,7 +4,8 @@ All answers are hints: a wrong one costs a recompute or a refused fetch, never a
 lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
 Only KV group 0 is indexed. It is the full-attention group if the model has one, and so the only group whose blocks
 determine the length of a prefix; windowed groups drop old blocks. For models of windowed groups alone, answers are
-too low.
+too low. Where other groups hold constant states, only blocks at or before a kept state are reported
+(`tandem.kvcache.resumable`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

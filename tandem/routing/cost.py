@@ -65,18 +65,21 @@ def predict(request: RequestShape, choice: Placement, links: Links, now_s: float
 def full_fetch_ms(request: RequestShape, worker: WorkerSnapshot, holder: WorkerSnapshot, link: LinkState) -> float:
     """Time to fetch the prefix blocks that `holder` has and `worker` lacks, part of which may overlap with queueing."""
     num_blocks = num_cached_blocks(request, holder.worker) - num_cached_blocks(request, worker.worker)
-    return link.ms(num_blocks * worker.worker.block_bytes)
+    return link.ms(worker.worker.request_bytes + num_blocks * worker.worker.block_bytes)
 
 
 def exposed_ms(
     request: RequestShape, prefill: WorkerSnapshot, decode: WorkerSnapshot, link: LinkState, prefill_ms: float
 ) -> float:
-    """Time of the hand-off after prefill ends: that of the last chunk, or more if the link is slower than prefill."""
+    """Time of the hand-off after prefill ends: that of the last chunk and of what is sent once, when the prompt is
+    computed, or more if the link is slower than prefill.
+    """
     block_size = decode.worker.block_size
     num_lacking = num_blocks_of(request.num_tokens, block_size) - num_cached_blocks(request, decode.worker)
     num_last = min(num_lacking, num_blocks_of(prefill.worker.chunk_tokens, block_size))
-    num_bytes = decode.worker.block_bytes
-    return max(link.ms(num_last * num_bytes), link.ms(num_lacking * num_bytes) - prefill_ms)
+    num_bytes, num_once = decode.worker.block_bytes, decode.worker.request_bytes
+    whole_ms = link.ms(num_once + num_lacking * num_bytes) - prefill_ms
+    return max(link.ms(num_once + num_last * num_bytes), whole_ms)
 
 
 def decoding_ms(request: RequestShape, decode: WorkerSnapshot) -> tuple[float, float]:

@@ -65,8 +65,9 @@ def ways_of(
         has_less = held_blocks < num_blocks
         if not has_less.any():
             continue
-        block_ms, latency_ms = _link_columns(eligible.table, links.out_of(source.worker_id), links.default)
-        fetch_ms = latency_ms + columns.block_bytes * block_ms * (num_blocks - held_blocks)
+        byte_ms, latency_ms = _link_columns(eligible.table, links.out_of(source.worker_id), links.default)
+        num_bytes = columns.request_bytes + columns.block_bytes * (num_blocks - held_blocks)
+        fetch_ms = latency_ms + num_bytes * byte_ms
         rest_ms = _prompt_ms(columns, request.num_tokens, float(num_blocks * eligible.block_size))
         ttfts_ms.append(np.where(has_less, np.maximum(queue_ms, fetch_ms) + rest_ms, np.inf))
         prefills_ms.append(rest_ms)
@@ -90,11 +91,12 @@ class HandOffCosts:
     def least_ms(self, ways: PrefixOptions, least_chunk_blocks: float) -> Floats:
         """Lower bound of each decode worker's cost, over its best link and the best way. [num_decodes]"""
         columns = self._decodes.columns
-        block_ms = 1000.0 * columns.block_bytes / columns.best_bytes_per_s
+        byte_ms = 1000.0 / columns.best_bytes_per_s
+        block_ms, once_ms = columns.block_bytes * byte_ms, columns.request_bytes * byte_ms
         last_ms = ways.ttft_ms.min() + block_ms * np.minimum(self._num_lacking, least_chunk_blocks)
         whole_ms = (ways.ttft_ms - ways.prefill_ms).min() + block_ms * self._num_lacking
         least_ms: Floats = np.maximum(last_ms, whole_ms)
-        return self.costs_ms + columns.best_latency_ms + least_ms
+        return self.costs_ms + columns.best_latency_ms + once_ms + least_ms
 
     def into(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
         """Total cost of the choices with the decode worker of `row`. [num_ways, num_prefills]"""
@@ -102,16 +104,18 @@ class HandOffCosts:
         byte_ms, latency_ms = _link_columns(prefills.table, links.into(decode.worker_id), links.default)
         block_ms = decode.worker.block_bytes * byte_ms
         last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks)
-        exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
+        once_ms = latency_ms + decode.worker.request_bytes * byte_ms
+        exposed_ms = once_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
         return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
 
     def out_of(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
         """Total cost of the choices with the prefill worker of `row`. [num_ways, num_decodes]"""
         prefill, num_lacking = prefills.table.snapshots[row], self._num_lacking
         byte_ms, latency_ms = _link_columns(self._decodes.table, links.out_of(prefill.worker_id), links.default)
-        block_ms = self._decodes.columns.block_bytes * byte_ms
+        columns = self._decodes.columns
+        block_ms, once_ms = columns.block_bytes * byte_ms, latency_ms + columns.request_bytes * byte_ms
         last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks[row])
-        exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms[:, row, None])
+        exposed_ms = once_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms[:, row, None])
         return _without(self._decodes, prefill, exposed_ms + ways.ttft_ms[:, row, None] + self.costs_ms)
 
 

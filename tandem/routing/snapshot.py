@@ -32,6 +32,7 @@ _LEAST = {
     "num_running": 0,
     "num_context_tokens": 0,
     "num_awaiting_kv": 0,
+    "request_bytes": 0,
 }
 
 
@@ -41,6 +42,7 @@ class WorkerState:
 
     kind: workers of one kind (accelerator, model, widths) share their calibrated speed.
     fingerprint: equal exactly when two workers may exchange blocks: model, KV layout, dtype, block size, versions.
+    block_bytes, request_bytes: what each block of tokens adds to a hand-off, and what is the same for every prompt.
     chunk_tokens: the most prompt tokens computed in one step; only the last chunk's transfer is exposed.
     num_free_blocks: free or evictable, and not promised to a request that waits.
     queued: prompt work accepted and not computed yet.
@@ -69,6 +71,7 @@ class WorkerState:
     reported_at_s: float = 0.0
     figures_age_s: float = 0.0
     taken_age_s: float = 0.0
+    request_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -41,6 +41,7 @@ class Columns:
     does_both: Floats
     chunk_blocks: Floats
     block_bytes: Floats
+    request_bytes: Floats
     prefill_ms_per_request: Floats
     prefill_ms_per_token: Floats
     prefill_ms_per_pair: Floats
@@ -143,6 +144,7 @@ def _values(snapshot: WorkerSnapshot, best: LinkState) -> tuple[float, ...]:
         worker.role is Role.BOTH,
         num_blocks_of(worker.chunk_tokens, worker.block_size),
         worker.block_bytes,
+        worker.request_bytes,
         prefill.ms_per_request,
         prefill.ms_per_token,
         prefill.ms_per_pair,

@@ -14,6 +14,7 @@ from tandem.core.config import SchedulerConfig
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.types import FinishReason
 from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.checkpoints import checkpoint_blocks
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.admission import find_prefix, has_room_for, refuse_impossible
@@ -331,7 +332,12 @@ class Scheduler:
         self._expecting.discard(request.request_id)
         is_fetched = request.num_expected_tokens > num_held_tokens
         is_coming = is_fetched and request.is_computed_elsewhere
-        table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens, is_coming=is_coming)
+        breakpoints = (pin.num_tokens for pin in request.pins)
+        checkpoints = checkpoint_blocks(request.num_prompt_tokens, breakpoints, self._kv.layout.block_size)
+        hashes, num_tokens = request.block_hashes, request.num_tokens
+        table = self._kv.open(
+            request.request_id, match, hashes, num_tokens, is_coming=is_coming, checkpoints=checkpoints
+        )
         self._tables[request.request_id] = table
         if not request.was_admitted:
             request.was_admitted = True

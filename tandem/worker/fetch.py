@@ -105,7 +105,7 @@ class Fetch:
         try:
             transfer = await self._moved(source, entries, remote, local)
             read_s = self._core.clock.now_s() - began_s
-            await self._confirm(source, lease_id, remote, local)
+            await self._confirm(source, lease_id, [group for group, _ in entries], remote, local)
         except TandemError as error:
             self._core.metrics.observe_transfer(0, self._core.clock.now_s() - began_s, type(error).__name__)
             raise
@@ -146,19 +146,30 @@ class Fetch:
             except TimeoutError:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
-    async def _confirm(self, source: KVSource, lease_id: str, remote: list[int], local: list[int]) -> None:
-        """Checks, after the read, whether the lease was valid, and compares checksums of a sample."""
-        sample = self._core.checksums.sample(len(remote))
+    async def _confirm(
+        self, source: KVSource, lease_id: str, groups: list[int], remote: list[int], local: list[int]
+    ) -> None:
+        """Checks, after the read, whether the lease was valid, compares checksums of a sample, and refuses states that
+        are not finite.
+        """
+        sample = self._core.checksums.sample(groups)
         call = ConfirmCall(lease_id=lease_id, checksum_block_ids=tuple(remote[i] for i in sample))
-        answer, ours = await asyncio.gather(
-            source.client.confirm(call, timeout_s=CONFIRM_TIMEOUT_S),
-            asyncio.to_thread(self._core.checksums.of, [local[i] for i in sample]),
+        blocks = list(zip(groups, local, strict=True))
+
+        def inspected() -> tuple[list[int], int | None]:
+            checksums = self._core.checksums
+            return checksums.of([local[i] for i in sample]), checksums.first_not_finite(blocks)
+
+        answer, (ours, broken) = await asyncio.gather(
+            source.client.confirm(call, timeout_s=CONFIRM_TIMEOUT_S), asyncio.to_thread(inspected)
         )
         name = source.worker.worker_id
         if not answer.is_valid:
             raise TransportError(f"lease {lease_id} of worker {name} ended before its blocks had been read")
         if list(answer.checksums) != ours:
             raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
+        if broken is not None:
+            raise TransportError(f"the state in block {remote[broken]} of worker {name} is not finite")
 
     def _note(
         self, source: KVSource, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float

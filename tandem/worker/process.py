@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from tandem.architecture.model import ModelSpec
-from tandem.architecture.recurrent_limits import refuse_moves
 from tandem.compute.native.core_board import MissingBoardError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
@@ -29,7 +27,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
-from tandem.routing.snapshot import Role, WorkerState
+from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
@@ -52,6 +50,8 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
+from tandem.worker.moves import refuse_moves_of
+from tandem.worker.ranks import end_with, open_ranks
 from tandem.worker.reports import Reports
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import WorkerSettings
@@ -146,15 +146,20 @@ async def serving_worker(
         role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
         credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
-        assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
-        _refuse_moves(settings, assembly.model)
+        config, ranks = await asyncio.to_thread(open_ranks, settings)
+        if ranks is not None:
+            opened.push_async_callback(asyncio.to_thread, ranks.close)
+        assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
+        refuse_moves_of(settings, assembly.model)
         engine = AsyncEngine(assembly.engine)
+        if ranks is not None:
+            end_with(ranks, engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
-        compatibility = compatibility_of(assembly)
+        compatibility = compatibility_of(assembly, settings.tp, worker_id)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
         transports = await asyncio.to_thread(
@@ -282,18 +287,6 @@ def _open_transports(
         tls=tls,
         has_rdma=site.has_rdma,
     )
-
-
-def _refuse_moves(settings: WorkerSettings, model: ModelSpec) -> None:
-    """Refuses settings by which states would leave this worker that cannot.
-
-    NOTE: a decode worker needs no check, since no prefill worker of such a model starts.
-    """
-    if settings.role is not Role.DECODE:
-        remedy = "serve it by decode workers alone, which compute prompts themselves (`tandem up --prefill 0`)"
-        refuse_moves(model, f"role={str(settings.role)!r}", remedy)
-    if settings.host_kv_bytes:
-        refuse_moves(model, f"host_kv_gib={settings.host_kv_gib:g}", "leave host_kv_gib at 0")
 
 
 def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:

@@ -3,6 +3,7 @@ families with latents and recurrent layers will use.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -165,6 +166,44 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(layout: KVLayout,
     assert num_fetched > 20
 
 
+def mixture(rng: random.Random) -> KVLayout:
+    """One to four kinds of layers in any order; where a recurrent one stores nothing of itself, checkpoints decide."""
+    kinds: list[StateSpec] = [
+        ATTENTION,
+        replace(ATTENTION, window=rng.choice((3, 6, 13))),
+        ToyLatentSpec(6),
+        ToyRecurrentSpec(4, 10**6),
+        ToyRecurrentSpec(5, rng.choice((2, 3)) * BLOCK_SIZE),
+    ]
+    return toy_layout(*rng.sample(kinds, rng.randint(1, 4)))
+
+
+def test_random_mixtures_of_layers_with_a_third_of_the_requests_aborted() -> None:
+    """Alone and with transfers and leases: the executor proves each state that is read, and nothing is left."""
+    num_finished = num_cached = num_fetched = num_added = 0
+    for seed in range(10):
+        rng = random.Random(seed)
+        layout, budget = mixture(rng), rng.choice((6, 16, 64))
+        num_blocks = layout.blocks_for(LONGEST, budget) * rng.choice((1, 2, 20))
+        options = {"num_blocks": num_blocks, "budget": budget, "num_running": 6, "max_model_len": LONGEST}
+        bench = states_of(layout, **options)
+        traffic = Traffic(bench, rng)
+        traffic.play(120)
+        assert_nothing_is_held(bench)
+        sharing = StateSharing(states_of(layout, **options), rng)
+        sharing.play(200)
+        usage = sharing.bench.kv.usage
+        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        num_added += traffic.num_added
+        num_finished += traffic.num_finished
+        num_cached += bench.scheduler.counters.num_cached_prompt_tokens
+        num_fetched += sharing.num_fetched
+    assert num_added > 300
+    assert 0.25 < 1 - num_finished / num_added < 0.6
+    assert num_cached > 1000
+    assert num_fetched > 30
+
+
 def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys() -> None:
     """Two of 8190 bytes take a page, or 32 blocks of K and V of 512 bytes."""
     large = ToyRecurrentSpec(819, 2 * BLOCK_SIZE)
@@ -175,7 +214,9 @@ def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys
 
 
 def test_only_blocks_that_are_kept_take_memory() -> None:
-    """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in."""
+    """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in, to
+    be found as long as the owner sees it.
+    """
     layout, stored = toy_layout(ToyRecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()
     kv = KVCacheManager(layout, 24, max_chunk_tokens=40, emit=stored.append)  # type: ignore[arg-type]
     hashes: list[bytes] = []
@@ -184,12 +225,15 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     assert kv.grow("a", 0, 40)
     assert [block_id != NULL_BLOCK for block_id in table.groups[0]] == [i in (2, 5, 8, 9) for i in range(10)]
     kv.commit("a", hashes, 40)
-    assert [event.block_hash for event in stored] == [hashes[i] for i in (2, 5, 8)]
+    assert [event.block_hash for event in stored] == [hashes[i] for i in (2, 5, 8, 9)]
+    assert kv.match(hashes, 41).num_blocks == 10
     assert kv.grow("a", 40, 41)
     assert kv.usage.used == 2, "beside the state after 40 tokens and the next one something is kept"
     assert kv.usage.cached == 3
     kv.check()
-    kv.close("a")
+    extend_hashes(b"root", hashes, [1] * 45, BLOCK_SIZE)
+    assert kv.grow("a", 41, 45)
     assert kv.match(hashes, 41).num_blocks == 9
+    kv.close("a")
     assert kv.kept.pin(hashes, 60.0) == 9
     kv.check()

@@ -23,7 +23,6 @@ from tandem.core.memory import total_bytes
 from tests.helpers import checkpoints, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.empty_weights import empty_weights
-from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -91,10 +90,11 @@ def started(
     flags: Sequence[str | Path],
     variables: Mapping[str, str],
     stderr: int | IO[bytes] = subprocess.STDOUT,
+    program: Sequence[str] = ("-m", "tandem.cli.main"),
 ) -> Iterator[Terminal]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem.cli.main", "up", *map(str, flags)],
+        [sys.executable, *program, "up", *map(str, flags)],
         cwd=place,
         env={**environment, "PYTHONPATH": str(ROOT), **variables},
         stdin=subprocess.DEVNULL,
@@ -255,7 +255,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
     [
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=.*aqlm.* is not served"),
         ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: DeepseekV2ForCausalLM"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        pytest.param({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic", marks=pytest.mark.slow),
         ({}, "has no tokenizer.json"),
     ],
 )
@@ -269,14 +269,6 @@ def test_what_is_not_served_is_refused_before_anything_starts(
     with running(place, "--model", model, "--port", "0") as terminal:
         assert terminal.process.wait(60) == 2
         terminal.until(f"^error: .*{message}")
-        assert len(terminal.lines) == 1
-
-
-def test_prefill_workers_of_a_recurrent_model_are_refused_before_anything_starts(place: Path, tmp_path: Path) -> None:
-    model = write_byte_tokenizer(save_tiny_lfm2(tmp_path / "tiny"))
-    with running(place, "--model", model, "--port", "0") as terminal:
-        assert terminal.process.wait(60) == 2
-        terminal.until("^error: --prefill=1: layer 0 of the model keeps a recurrent state.*; give --prefill 0")
         assert len(terminal.lines) == 1
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.architecture.state import CHECKPOINT_INTERVAL
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, reference_logits, relative_error
@@ -97,18 +96,36 @@ def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
     assert engine.counters.num_preemptions >= 2
 
 
-def test_a_prefix_is_found_at_the_last_kept_state(checkpoint: Path) -> None:
-    """Of 1,100 shared tokens the first 1,024, and again after the answers that went on from there."""
+def test_a_prefix_is_found_at_the_end_of_the_prompt_that_had_it(checkpoint: Path) -> None:
+    """Of 1,100 shared tokens all whole blocks, and 1,024 by a prompt that shares no more."""
     rng = random.Random(7)
-    shared = [rng.randrange(256) for _ in range(CHECKPOINT_INTERVAL + 76)]
+    shared = [rng.randrange(256) for _ in range(1100)]
     prompts = {f"r{i}": [*shared, *(rng.randrange(256) for _ in range(9 * i))] for i in range(3)}
+    prompts["r3"] = [*shared[:1050], *(rng.randrange(256) for _ in range(40))]
     params = {name: SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True) for name in prompts}
     sizes = {"max_model_len": 1536, "max_num_batched_tokens": 512, "kv_cache_bytes": 4 << 20}
     expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, **sizes, **PYTHON)
-    engine = tiny_engine(checkpoint, **sizes, **PYTHON)
-    for number, name in enumerate(prompts):
+    engine, num_cached = tiny_engine(checkpoint, **sizes, **PYTHON), 0
+    for name, num_found in zip(prompts, (0, 1088, 1088, 1024), strict=True):
         assert serve(engine, {name: prompts[name]}, params)[name] == expected[name]
-        assert engine.counters.num_cached_prompt_tokens == number * CHECKPOINT_INTERVAL
+        num_cached += num_found
+        assert engine.counters.num_cached_prompt_tokens == num_cached
+
+
+def test_a_chat_goes_on_from_the_end_of_its_last_answer(checkpoint: Path) -> None:
+    """Whatever the length of a turn: all but the tokens of one block, and the last of them."""
+    rng = random.Random(11)
+    engine, chat = tiny_engine(checkpoint, block_size=8, **PYTHON), list[int]()
+    num_cached = 0
+    for turn, (num_asked, num_told) in enumerate([(20, 13), (9, 16), (31, 1), (8, 24)]):
+        before = len(chat)
+        chat += [rng.randrange(256) for _ in range(num_asked)]
+        params = {"r": SamplingParams(temperature=0.0, max_tokens=num_told, ignore_eos=True)}
+        alone = serve_alone(checkpoint, {"r": chat}, params, **PYTHON)["r"]
+        assert serve(engine, {"r": list(chat)}, params)["r"] == alone
+        num_cached += max(0, before - 1) // 8 * 8
+        assert engine.counters.num_cached_prompt_tokens == num_cached, turn
+        chat += alone
 
 
 def test_aborts_leave_nothing_and_change_no_other_tokens(checkpoint: Path) -> None:

@@ -8,7 +8,7 @@ from tandem.cli.checks import check_model, check_port
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.serving.ports import bound
 from tests.helpers.checkpoints import edit_config
-from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
+from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 
@@ -33,17 +33,9 @@ def test_an_address_of_another_machine_is_refused() -> None:
         check_port("192.0.2.1", 1024)
 
 
-def test_prefill_workers_of_a_recurrent_model_are_refused_before_they_start(tmp_path: Path) -> None:
+def test_a_recurrent_model_is_served_and_quantised_weights_beside_it_are_refused(tmp_path: Path) -> None:
     path = write_byte_tokenizer(save_tiny_lfm2(tmp_path))
-    check_model(path, num_prefill=0)
-    with pytest.raises(ConfigurationError, match=r"--prefill=2: layer 0 .*recurrent state.*; give --prefill 0"):
-        check_model(path, num_prefill=2)
+    check_model(path)
     edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
     with pytest.raises(UnsupportedCheckpointError, match=r"config.json: quant_method='gptq', and layer 0 .*recurrent"):
         check_model(path)
-
-
-def test_prefill_workers_of_a_hybrid_family_without_recurrent_layers_are_not_refused(tmp_path: Path) -> None:
-    """Granite 4 Micro is one."""
-    path = save_tiny_granite_hybrid(tmp_path, layer_types=["full_attention"] * 3)
-    check_model(write_byte_tokenizer(path), num_prefill=2)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import KVSpec, RecurrentSpec
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout, build_layout
 from tests.helpers.layouts import layout_of
@@ -90,3 +90,15 @@ def test_a_windowed_group_never_needs_more_than_is_counted(window: int, chunk: i
 def test_groups_add_up() -> None:
     layout: KVLayout = layout_of(None, None, 5)
     assert layout.blocks_for(40, 4) == 10 + 10 + 3
+
+
+def test_a_hand_off_takes_pages_of_constant_states_once() -> None:
+    """And nothing of a window for each further block."""
+    state = RecurrentSpec(channels=8, columns=3, dtype="float32", heads=(2, 16, 16))
+    layout = build_layout([GLOBAL, state, state, replace(GLOBAL, window=8)], 8)
+    num_states = sum(isinstance(group.spec, RecurrentSpec) for group in layout.groups)
+    assert num_states
+    assert layout.bytes_per_request == num_states * layout.page_bytes
+    assert layout.bytes_per_block == layout.page_bytes
+    assert layout_of(4).bytes_per_block == layout_of(4).page_bytes
+    assert layout_of(None, 4).bytes_per_request == 0

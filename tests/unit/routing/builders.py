@@ -74,11 +74,13 @@ def snapshot(state: WorkerState) -> WorkerSnapshot:
 def workers(draw: st.DrawFn, max_workers: int = 6) -> list[WorkerState]:
     """Up to `max_workers` of any role, load and kind, all of one fingerprint."""
     num_workers = draw(st.integers(1, max_workers))
+    request_bytes = draw(st.sampled_from([0, 0, 100_000_000]))
     return [
         worker(
             f"w{i}",
             draw(st.sampled_from(Role)),
             kind=draw(st.sampled_from(sorted(SPEEDS))),
+            request_bytes=request_bytes,
             chunk_tokens=draw(st.sampled_from([128, 512, 2048])),
             queued=queue_of(draw(st.sampled_from([0, 0, 500, 5000, 20_000]))),
             num_running=draw(st.integers(0, 40)),

@@ -47,6 +47,25 @@ def test_a_link_slower_than_prefill_shows_its_whole_excess() -> None:
     assert exposed_ms(request(2000), prefill, decode, LINK, prefill_ms=100.0) == pytest.approx(LINK.ms(32_000_000))
 
 
+def test_a_constant_state_follows_the_prompt_over_the_same_link() -> None:
+    """So a short prompt of a hybrid is computed by the decode worker, and a long one is not."""
+    prefill = snapshot(worker("p", request_bytes=100_000_000))
+    decode = snapshot(worker("d", Role.DECODE, request_bytes=100_000_000))
+    assert exposed_ms(request(100), prefill, decode, LINK, 1e6) == pytest.approx(LINK.ms(107_000_000))
+    slow = LinkState(1e8, 0.0)
+    assert exposed_ms(request(2000), prefill, decode, slow, 100.0) == pytest.approx(slow.ms(225_000_000) - 100)
+    busy = snapshot(worker("d", Role.DECODE, request_bytes=100_000_000, num_running=2))
+    costs = {
+        num_tokens: [predict(request(num_tokens), Placement(at, busy), LINKS, 0.0).total_ms for at in (None, prefill)]
+        for num_tokens in (100, 8000)
+    }
+    assert costs[100][0] < costs[100][1]
+    assert costs[8000][0] > costs[8000][1]
+    holder = snapshot(worker("h"))
+    fetched = predict(request(2000, {"h": 124}), Placement(prefill, decode, holder), LINKS, 0.0)
+    assert fetched.fetch_ms == pytest.approx(LINK.ms(224_000_000))
+
+
 def test_what_decode_holds_is_not_sent() -> None:
     prefill, decode = snapshot(worker("p")), snapshot(worker("d", Role.DECODE))
     assert exposed_ms(request(2000, {"d": 124}), prefill, decode, LINK, 100.0) == pytest.approx(LINK.ms(1_000_000))

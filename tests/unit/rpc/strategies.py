@@ -148,6 +148,7 @@ STATE = st.builds(
     fingerprint=TEXT,
     block_size=st.integers(1, 1024),
     block_bytes=st.integers(1, 2**40),
+    request_bytes=st.integers(0, 2**40),
     chunk_tokens=st.integers(1, 2**31),
     num_total_blocks=st.integers(1, 2**31),
     num_free_blocks=COUNT,

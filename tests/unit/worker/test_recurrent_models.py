@@ -1,26 +1,55 @@
-"""Workers of a model with recurrent layers: alone they serve it, and what would move its state is refused by name."""
+"""Workers of models with recurrent layers: a state is handed over, found damaged, given up."""
 
 import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tandem.core.errors import ConfigurationError
+from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
-from tandem.rpc.messages import GenerateCall
+from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpdate
 from tandem.worker.process import serving_worker
-from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
+from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
-from tests.helpers.handoffs import PROMPT, alone, call_of
-from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid
-from tests.helpers.tokenizers import write_byte_tokenizer
-from tests.helpers.workers import GREEDY, SAMPLED, at_rest, generated, pair_of, prompt_of, settings_of
+from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.helpers.workers import (
+    GREEDY,
+    SAMPLED,
+    TIMEOUT_S,
+    Pair,
+    at_rest,
+    front_of,
+    generated,
+    pair_of,
+    prompt_of,
+    settings_of,
+)
 
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path_factory.mktemp("worker-granite")))
+
+
+@pytest.fixture(scope="module")
+def convolving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("worker-lfm2")
+    return write_byte_tokenizer(save_tiny_lfm2(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+
+
+@pytest.fixture(scope="module")
+def expected(hybrid: Path) -> list[int]:
+    return alone(hybrid, PROMPT, GREEDY)
+
+
+async def num_fetched(pair: Pair) -> int:
+    return (await pair.decode.core.engine.call(lambda engine: engine.counters)).num_fetched_tokens
 
 
 def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> None:
@@ -39,42 +68,151 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
     asyncio.run(main())
 
 
-def test_the_family_without_recurrent_layers_is_handed_over(tmp_path: Path) -> None:
-    """As Granite 4 Micro is."""
-    options: dict[str, Any] = {
-        "layer_types": ["full_attention"] * 3,
-        "num_local_experts": 0,
-        "position_embedding_type": "rope",
-    }
-    path = write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path, **options))
+@pytest.mark.parametrize(
+    ("model", "transport", "params"),
+    [("hybrid", "tcp", GREEDY), ("hybrid", "nixl", SAMPLED), ("convolving", "cma", SAMPLED)],
+)
+def test_tokens_handed_over_are_those_of_one_engine(
+    model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest
+) -> None:
+    """Prompts that end at, before and after a block's end; and again, from what both sides hold by then."""
+    path: Path = request.getfixturevalue(model)
+    prompts = [prompt_of(n, seed=n) for n in (1, 2, 8, 9, 32, 33, 90)]
 
     async def main() -> None:
-        async with pair_of(path, transport="tcp") as pair:
-            assert await generated(pair.to_decode, call_of(pair)) == alone(path, PROMPT, GREEDY)
-            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
-            assert counters.num_fetched_tokens == len(PROMPT)
+        async with pair_of(path, transport=transport) as pair:
+            calls = [call_of(pair, request_id=str(len(p)), prompt_token_ids=p, params=params) for p in prompts]
+            wanted = [alone(path, prompt, params) for prompt in prompts]
+            assert list(await asyncio.gather(*(generated(pair.to_decode, call) for call in calls))) == wanted
+            assert await num_fetched(pair) == sum(map(len, prompts))
+            assert list(await asyncio.gather(*(generated(pair.to_decode, call) for call in calls))) == wanted
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (PrefillSettings, {}, r"role='prefill': layer 0 .*recurrent state.*`tandem up --prefill 0`"),
-        (
-            DecodeSettings,
-            {"host_kv_gib": 0.01},
-            r"host_kv_gib=0\.01: layer 0 .*recurrent state.*leave host_kv_gib at 0",
-        ),
-    ],
-)
-def test_what_would_move_a_recurrent_state_is_refused_before_it_is_ready(
-    hybrid: Path, kind: type[WorkerSettings], settings: dict[str, object], message: str
+@pytest.mark.parametrize("number", [1, 3, 4, 5])
+@pytest.mark.parametrize("has_spare", [False, True])
+def test_a_prefill_worker_that_ends_in_the_middle(
+    hybrid: Path, expected: list[int], number: int, has_spare: bool
 ) -> None:
+    """Three chunks, the token, the timeline: whichever comes no more. The state is computed by whoever goes on."""
+
     async def main() -> None:
-        async with serving_worker(settings_of(kind, hybrid, "w0", transport="tcp", **settings)):
+        gate = Gate(number)
+        async with pair_of(hybrid, lease_ttl_s=1) as pair, front_of(pair.prefill, "p1", change=gate) as front:
+            spares = (pair.prefill.core.me,) if has_spare else ()
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker, spares=spares)))
+            async with asyncio.timeout(TIMEOUT_S):
+                await gate.reached.wait()
+            await front.server.stop(0.0)
+            assert await task == expected
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def states_of(pair: Pair) -> tuple[int, ...]:
+    """KV groups that hold a constant state."""
+    groups = pair.prefill.core.checksums._states
+    assert groups
+    return tuple(groups)
+
+
+def test_a_damaged_state_is_found_however_small_the_share_of_compared_blocks(hybrid: Path, expected: list[int]) -> None:
+    """Its source's page differs by one bit from what was read; no other block's did."""
+
+    async def main() -> None:
+        async with pair_of(hybrid, checksum_share=0.001) as pair:
+            state_ids = set[int]()
+
+            async def note(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+                if update.lease is not None:
+                    state_ids.update(i for group in states_of(pair) for i in update.lease.groups[group].block_ids)
+                return [update]
+
+            def flip(call: ConfirmCall) -> None:
+                for block_id in state_ids.intersection(call.checksum_block_ids):
+                    pair.prefill.core.checksums._pages[block_id, 5] ^= 1
+                    state_ids.clear()
+
+            async with front_of(pair.prefill, change=note, before_confirm=flip) as front:
+                assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert await num_fetched(pair) == 0
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_state_that_is_not_finite_is_refused_by_name(
+    hybrid: Path, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both sides' checksums agree on it."""
+
+    async def main() -> None:
+        async with pair_of(hybrid) as pair:
+
+            async def spoil(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+                if update.lease is not None and update.lease.is_last:
+                    group = states_of(pair)[0]
+                    for block_id in update.lease.groups[group].block_ids:
+                        pair.prefill.core.checksums._states[group][0][block_id].view(-1)[3] = float("nan")
+                return [update]
+
+            async with front_of(pair.prefill, change=spoil) as front:
+                assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert await num_fetched(pair) == 0
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+    assert "is not finite" in caplog.text
+
+
+def test_a_peer_whose_state_lies_otherwise_is_refused_by_name(
+    hybrid: Path, expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def other(greeting: Greeting) -> Greeting:
+        layout = greeting.compatibility["kv_layout"].replace("(head, row, column)", "(head, column, row)")
+        return replace(greeting, compatibility={**greeting.compatibility, "kv_layout": layout})
+
+    async def main() -> None:
+        async with pair_of(hybrid) as pair, front_of(pair.prefill, change_greeting=other) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert front.handler.calls == ["greet"]
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+    assert "kv_layout: peer" in caplog.text
+    assert "float32 (head, column, row)" in caplog.text
+
+
+def test_clients_that_leave_at_random_moments_leave_nothing(hybrid: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        async with pair_of(hybrid, prefill={"max_num_batched_tokens": 16}) as pair:
+            generator = random.Random(3)
+            prompts = [prompt_of(generator.randint(1, 120), seed=seed % 5) for seed in range(24)]
+            for start in range(0, len(prompts), 8):
+                calls = [call_of(pair, request_id=str(i), prompt_token_ids=prompts[i]) for i in range(start, start + 8)]
+                tasks = [asyncio.create_task(generated(pair.to_decode, call)) for call in calls]
+                for task in tasks:
+                    for _ in range(generator.randrange(40)):
+                        await asyncio.sleep(0)
+                    if generator.random() < 0.6:
+                        task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                for index, result in enumerate(results, start):
+                    is_left = isinstance(result, asyncio.CancelledError)
+                    assert is_left or result == alone(hybrid, prompts[index], GREEDY)
+            await at_rest(pair.prefill, pair.decode)
+            assert await generated(pair.to_decode, call_of(pair)) == expected
+
+    asyncio.run(main())
+
+
+def test_the_host_tier_is_refused_before_it_is_ready(hybrid: Path) -> None:
+    async def main() -> None:
+        async with serving_worker(settings_of(DecodeSettings, hybrid, "w0", host_kv_gib=0.01)):
             pytest.fail("it is ready")
 
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=r"host_kv_gib=0\.01: layer 0 .*recurrent state.*leave host_kv_gib"):
         asyncio.run(main())

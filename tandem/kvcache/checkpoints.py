@@ -1,0 +1,70 @@
+"""Checkpoints: constant states that stay findable after their request has gone on, so that others can go on from them.
+
+Where a layer keeps one state and not one a token, only an end of a block at which it was written can be reused. Every
+whole block whose state was written is findable while its request still sees it: so the end of an answer is found by the
+chat's next turn, and a preempted request loses less than a block. What is kept beyond that `checkpoint_blocks` says.
+Invariant: a checkpoint only takes a block that nobody was promised, so it never delays or preempts a request.
+"""
+
+from collections.abc import Iterable
+
+from tandem.kvcache.block_pool import BlockPool
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
+from tandem.kvcache.spec import KVLayout
+
+_STRIDE = 1024  # tokens
+_MOST_STRIDES = 8
+
+
+def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_size: int) -> frozenset[int]:
+    """Indices of the blocks after which a prompt's constant states are kept.
+
+    The last whole block that leaves a token to compute, for the same prompt and for one that continues it; the last
+    whole block of each breakpoint; and at most eight between, at multiples of 1,024 tokens times a power of two. So
+    prompts of any lengths that share a beginning have most of these in common.
+
+    Args:
+        breakpoints: lengths of beginnings that the caller named.
+    """
+    stride = _STRIDE
+    while num_prompt_tokens > _MOST_STRIDES * stride:
+        stride *= 2
+    lengths = {num_prompt_tokens - 1, *range(stride, num_prompt_tokens, stride)}
+    lengths.update(min(length, num_prompt_tokens) for length in breakpoints)
+    return frozenset(length // block_size - 1 for length in lengths if length >= block_size)
+
+
+class Checkpoints:
+    """Checkpoints of one pool's owners."""
+
+    def __init__(self, layout: KVLayout, pool: BlockPool, cache: PrefixCache) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._cache = cache
+
+    def take(self, table: BlockTable, num_blocks_before: int, room: int) -> None:
+        """Give a block to each group that has none at a checkpoint of `table` among the entries from
+        `num_blocks_before` on; the last checkpoints first, as far as `room` blocks suffice.
+        """
+        for index in sorted(table.checkpoints, reverse=True):
+            if num_blocks_before <= index < table.num_blocks:
+                groups = [group for group, blocks in enumerate(table.groups) if blocks[index] == NULL_BLOCK]
+                if len(groups) <= room:
+                    room -= len(groups)
+                    for group, block_id in zip(groups, self._pool.allocate(len(groups)), strict=True):
+                        table.fill(group, index, block_id)
+
+    def drop_before(self, table: BlockTable, group: int, first: int) -> None:
+        """Release the entries of `table` before `first`. A state that is no checkpoint cannot be found any more, unless
+        others use it or its owner found it itself.
+        """
+        start, end = table.num_dropped[group], min(first, table.num_blocks)
+        lasting = self._layout.publishable(group, start, max(start, end))
+        if len(lasting) < end - start:
+            for index in range(max(start, table.num_matched), end):
+                block_id = table.groups[group][index]
+                is_passing = block_id != NULL_BLOCK and index not in lasting and index not in table.checkpoints
+                if is_passing and self._cache.holds(block_id) and not self._pool.is_wanted(block_id):
+                    self._cache.discard(block_id)
+        self._pool.release(table.drop_before(group, first))

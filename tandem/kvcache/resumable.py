@@ -1,0 +1,85 @@
+"""Events of the prefixes that can be resumed, made of those of single blocks.
+
+Where a layer keeps one state and not one a token, a worker may hold the K and V of a block and no state from which a
+request could go on there or later. Who asks for the holders of a prefix must not be told of such a block.
+"""
+
+from dataclasses import dataclass
+
+from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved, BlockStored
+from tandem.kvcache.spec import KVLayout
+
+_COUNTED_GROUP = 0
+
+
+@dataclass(slots=True)
+class _Block:
+    """What is held of one block. `num_later`: blocks that follow it directly and can be resumed at or after."""
+
+    parent_hash: bytes | None = None
+    is_held: bool = False
+    num_states: int = 0
+    num_later: int = 0
+
+
+class ResumableEvents:
+    """Receives a pool's events and passes on events of group 0: a block is stored while it is held and its constant
+    states are held as well, its own or those of a block that continues it.
+
+    Args:
+        num_state_groups: KV groups that hold constant states; group 0 is none of them.
+        emit: receives the events.
+    """
+
+    def __init__(self, num_state_groups: int, emit: BlockEventSink) -> None:
+        self._num_state_groups = num_state_groups
+        self._emit = emit
+        self._blocks: dict[bytes, _Block] = {}
+
+    def __call__(self, event: BlockEvent) -> None:
+        is_stored = isinstance(event, BlockStored)
+        block = self._blocks.setdefault(event.block_hash, _Block())
+        was_useful = self._is_useful(block)
+        if event.group == _COUNTED_GROUP:
+            block.is_held = is_stored
+        else:
+            block.num_states += 1 if is_stored else -1
+        if isinstance(event, BlockStored):
+            block.parent_hash = event.parent_hash
+        self._settle(event.block_hash, block, was_useful)
+
+    def __len__(self) -> int:
+        """Number of blocks of which anything is held."""
+        return len(self._blocks)
+
+    def _is_useful(self, block: _Block) -> bool:
+        return block.is_held and (block.num_states == self._num_state_groups or block.num_later > 0)
+
+    def _settle(self, block_hash: bytes, block: _Block, was_useful: bool) -> None:
+        """Tell what changed of a block, and count it at those before it."""
+        while self._is_useful(block) != was_useful:
+            parent_hash = block.parent_hash
+            if was_useful:
+                self._emit(BlockRemoved(block_hash, _COUNTED_GROUP))
+            else:
+                self._emit(BlockStored(block_hash, parent_hash, _COUNTED_GROUP))
+            self._forget_if_empty(block_hash, block)
+            if parent_hash is None:
+                return
+            change = -1 if was_useful else 1
+            block_hash, block = parent_hash, self._blocks.setdefault(parent_hash, _Block())
+            was_useful = self._is_useful(block)
+            block.num_later += change
+        self._forget_if_empty(block_hash, block)
+
+    def _forget_if_empty(self, block_hash: bytes, block: _Block) -> None:
+        if not (block.is_held or block.num_states or block.num_later):
+            del self._blocks[block_hash]
+
+
+def resumable_events(layout: KVLayout, emit: BlockEventSink | None) -> BlockEventSink | None:
+    """`emit` itself where every block that is held can be resumed at, or where no block could tell."""
+    states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
+    if emit is None or not states or _COUNTED_GROUP in states:
+        return emit
+    return ResumableEvents(len(states), emit)

@@ -1,0 +1,117 @@
+"""Places where constant states are kept, and the blocks that keeping them may take."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.hashing import extend_hashes
+from tandem.kvcache.checkpoints import checkpoint_blocks
+from tandem.kvcache.manager import KVCacheManager
+from tests.helpers.layouts import BLOCK_SIZE
+from tests.helpers.toy_states import ATTENTION, ToyRecurrentSpec, toy_layout
+
+FAR = ToyRecurrentSpec(4, 10**6)  # nothing is kept of itself
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "breakpoints", "expected"),
+    [
+        (15, (), set()),  # no whole block
+        (16, (), set()),  # a whole block, and no token left to compute
+        (17, (), {16}),
+        (100, (), {96}),
+        (100, (40, 64, 7, 1000), {32, 64, 96}),
+        (96, (96,), {80, 96}),
+        (3000, (), {1024, 2048, 2992}),
+        (9000, (), {2048, 4096, 6144, 8192, 8992}),
+        (100_000, (), {16384 * n for n in range(1, 7)} | {99984}),
+    ],
+)
+def test_the_end_of_a_prompt_its_breakpoints_and_a_few_between(
+    num_tokens: int, breakpoints: tuple[int, ...], expected: set[int]
+) -> None:
+    found = checkpoint_blocks(num_tokens, breakpoints, 16)
+    assert {(index + 1) * 16 for index in found} == expected
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from([8, 16, 128]))
+def test_a_longer_prompt_keeps_at_most_eight_between_all_of_which_a_shorter_one_keeps(
+    one: int, other: int, block_size: int
+) -> None:
+    shorter, longer = sorted((one, other))
+    few, many = (checkpoint_blocks(n, (), block_size) for n in (longer, shorter))
+    assert len(few) <= 9
+    ends = {(n - 1) // block_size - 1 for n in (longer, shorter)}
+    assert {index for index in few - ends if index < min(ends)} <= many
+
+
+def chain_of(num_tokens: int, letter: int) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(b"root", hashes, [letter] * num_tokens, BLOCK_SIZE)
+    return hashes
+
+
+def computed(
+    kv: KVCacheManager, owner: str, num_tokens: int, letter: int, breakpoints: Sequence[int] = (), chunk: int = 8
+) -> None:
+    hashes = chain_of(num_tokens, letter)
+    checkpoints = checkpoint_blocks(num_tokens, breakpoints, BLOCK_SIZE)
+    match = kv.match(hashes, num_tokens)
+    kv.open(owner, match, hashes, num_tokens, checkpoints=checkpoints)
+    for start in range(match.num_blocks * BLOCK_SIZE, num_tokens, chunk):
+        end = min(start + chunk, num_tokens)
+        assert kv.grow(owner, start, end)
+        kv.commit(owner, hashes, end)
+        kv.check()
+
+
+def test_idle_states_take_no_more_than_half_of_the_pool() -> None:
+    kv = KVCacheManager(toy_layout(FAR), 12, max_chunk_tokens=8)
+    for letter in range(10):
+        computed(kv, "a", 30, letter)
+        kv.close("a")
+        kv.check()
+        assert kv.usage.cached <= 6
+    assert kv.match(chain_of(30, 9), 30).num_blocks == 7
+    assert kv.match(chain_of(30, 0), 30).num_blocks == 0, "the oldest goes first"
+
+
+def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
+    """Beside an owner that was promised four of five blocks, another keeps no state but its own."""
+    kv = KVCacheManager(toy_layout(FAR), 5, max_chunk_tokens=8)
+    hashes = chain_of(41, 1)
+    kv.open("promised", kv.match(hashes, 41), hashes, 41)
+    assert kv.num_unpromised == 1
+    computed(kv, "a", 7, 2)
+    assert kv.usage.used == 1
+    kv.close("a")
+    kv.close("promised")
+    computed(kv, "a", 7, 2)
+    assert kv.usage.used == 2, "there was room for it"
+
+
+def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
+    """Its owner went on from there and sees it no more."""
+    kv = KVCacheManager(toy_layout(FAR), 24, max_chunk_tokens=8)
+    computed(kv, "a", 21, 1)
+    kv.close("a")
+    computed(kv, "b", 45, 1)
+    kv.close("b")
+    hashes = chain_of(45, 1)
+    assert [kv.match(hashes[:n], 100).num_blocks for n in (5, 6, 10, 11)] == [5, 5, 5, 11]
+
+
+def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
+    """Three blocks of K and V and the one state behind them, until the pin's deadline."""
+    kv = KVCacheManager(toy_layout(ATTENTION, FAR), 24, max_chunk_tokens=8)
+    computed(kv, "a", 33, 1, breakpoints=(14,))
+    hashes = chain_of(33, 1)
+    assert kv.kept.pin(hashes[:3], 60.0) == 3
+    assert kv.kept.pin(hashes[:5], 60.0) == 3, "there is no state after the fifth block"
+    kv.close("a")
+    assert kv.usage.kept == 4
+    kv.kept.tell_time(61.0)
+    assert kv.usage.kept == 0
+    kv.check()
