@@ -64,7 +64,11 @@ def test_every_method_of_a_worker_answers() -> None:
         )
         lease_call = LeaseCall(reader=HERE, lease_id="l", block_hashes=(bytes(32),))
         prefill_call = PrefillCall(
-            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params, scope=UNSCOPED
+            request_id="r",
+            reader=HERE,
+            prompt_token_ids=array("I", (0,)),
+            params=generate_call(seed=0).params,
+            scope=UNSCOPED,
         )
         assert await client.status() == STATUS
         watch = router.watch(0.25)
