@@ -72,8 +72,9 @@ def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, 
 
 def _are_packed_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
     """Whether these are packed, as they come from the wire, and all known to the model; without walking them."""
-    is_packed = isinstance(token_ids, array) and token_ids.typecode == "I"
-    return is_packed and int(np.frombuffer(token_ids, np.uint32).max()) < vocab_size
+    if not isinstance(token_ids, array) or token_ids.typecode != "I":
+        return False
+    return int(np.frombuffer(token_ids, np.uint32).max()) < vocab_size
 
 
 def check_params(

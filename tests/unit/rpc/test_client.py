@@ -484,7 +484,7 @@ def test_a_long_prompt_crosses_quickly() -> None:
         worker = Worker()
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         client = WorkerClient(server.address, AS_GATEWAY)
-        call = generate_call(num_tokens=1, prompt=tuple(range(126_000)))
+        call = generate_call(num_tokens=1, prompt=array("I", range(126_000)))
         begin = time.perf_counter()
         async for _ in client.generate(call):
             pass
