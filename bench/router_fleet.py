@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.core.scope import UNSCOPED
@@ -24,8 +25,7 @@ from tandem.rpc import methods
 from tandem.rpc.client import RouterClient, WorkerClient, client_of
 from tandem.rpc.messages import ModelInfo, PairCall, StepSample, WorkerAddress, WorkerStatus
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.serving.chain_hasher import ChainHasher
-from tandem.serving.fleet_view import Chain, FleetView
+from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
@@ -75,7 +75,7 @@ class RouterFleet:
         self._names = [f"worker-{i}" for i in range(size.num_workers)]
         self._report_all()
         self._measure_links()
-        self._chain: Chain = self._view.chains("m")[0]
+        self._root = self._view.chains("m")[0].root(UNSCOPED)
         shared = self._tokens(SHARED_BLOCKS * BLOCK_SIZE)
         self._prompts = [self._tokens(size.num_prompt_tokens) for _ in range(NUM_PROMPTS // 2)]
         self._prompts += [
@@ -89,10 +89,10 @@ class RouterFleet:
         """Half of the prompts begin alike, and that beginning everybody holds; of each prompt eight hold more."""
         prompts: dict[str, list[Sequence[bytes]]] = {name: [] for name in self._names}
         for prompt in self._prompts:
-            hashes = self._hasher.hashes(self._chain, prompt, UNSCOPED)
+            hashes = self._hasher.hashes(self._root, prompt, BLOCK_SIZE)
             for name in self._random.sample(self._names, NUM_HOLDERS):
                 prompts[name].append(hashes[: self._random.choice([len(hashes), len(hashes) // 2, 80])])
-        shared = self._hasher.hashes(self._chain, self._prompts[-1], UNSCOPED)[:SHARED_BLOCKS]
+        shared = self._hasher.hashes(self._root, self._prompts[-1], BLOCK_SIZE)[:SHARED_BLOCKS]
         num_least = sum(len(blocks) for held in prompts.values() for blocks in held) + len(shared) * len(self._names)
         if num_least > self.size.num_replicas:
             raise ConfigurationError(f"{self.size.label}: the prompts alone are {num_least:,} replicas; ask for more")
@@ -168,9 +168,9 @@ class RouterFleet:
     async def _time_parts(self, number: int, parts: dict[str, list[float]]) -> None:
         fresh, tokens = self._tokens(self.size.num_prompt_tokens), self._prompts[number % NUM_PROMPTS]
         times_s = [time.perf_counter()]
-        self._stranger.hashes(self._chain, fresh, UNSCOPED)
+        self._stranger.hashes(self._root, fresh, BLOCK_SIZE)
         times_s.append(time.perf_counter())
-        hashes = self._hasher.hashes(self._chain, tokens, UNSCOPED)
+        hashes = self._hasher.hashes(self._root, tokens, BLOCK_SIZE)
         times_s.append(time.perf_counter())
         leading = await self._lookup.leading_blocks(hashes)
         times_s.append(time.perf_counter())

@@ -7,7 +7,7 @@ all before it have ended.
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
@@ -61,7 +61,7 @@ class _Request:
     """A prompt on its way into the engine."""
 
     prompt: Prompt
-    token_ids: list[int]
+    token_ids: Sequence[int]
     params: SamplingParams
 
 

@@ -4,6 +4,7 @@ One synchronous thread owns an engine. It holds no module-level state, so severa
 """
 
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -170,7 +171,7 @@ class Engine:
             self._choices[request.request_id] = Choice(request_id, index, request, text, arrival_s, grammar)
         return request_id
 
-    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+    def encode(self, prompt: str | Sequence[int]) -> "array[int]":
         """The token ids that `add_request` makes of a prompt. Any thread may call it.
 
         Raises:
@@ -272,7 +273,7 @@ class Engine:
     def _requests(
         self,
         request_id: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         params: SamplingParams,
         priority: int,
         hash_root: bytes,
@@ -298,7 +299,7 @@ class Engine:
             for index in range(params.n)
         ]
 
-    def _text_stream(self, token_ids: list[int], params: SamplingParams, handoff: Handoff) -> TextStream | None:
+    def _text_stream(self, token_ids: Sequence[int], params: SamplingParams, handoff: Handoff) -> TextStream | None:
         """A request's text, brought to where another worker left it: what that said already is not said again."""
         if self.tokenizer is None:
             return None

@@ -3,12 +3,16 @@
 Cheap checks come first and nothing is copied before it was counted. Everything is a pure function of its arguments.
 """
 
+from array import array
 from collections.abc import Sequence
+
+import numpy as np
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.scope import CacheScope
 from tandem.core.speculate import AUTO, OFF
+from tandem.core.token_ids import packed
 from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
@@ -43,24 +47,34 @@ def check_scope(scope: object) -> None:
         )
 
 
-def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> list[int]:
-    """The prompt's token ids, each known to the model, fewer than the context holds.
+def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> "array[int]":
+    """The prompt's token ids, packed, each known to the model, fewer than the context holds.
 
     Raises:
         InvalidRequestError: it is neither text nor token ids, empty, too long, or holds an id the model lacks.
     """
+    token_ids: Sequence[int]
     if isinstance(prompt, str):
         token_ids = _encode_text(prompt, tokenizer, max_model_len)
     elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray, memoryview)):
         _check_length(len(prompt), max_model_len)
-        token_ids = list(prompt)
+        token_ids = prompt
     else:
         raise InvalidRequestError(f"the prompt is of type {type(prompt).__name__}; give text or a list of token ids")
     _check_length(len(token_ids), max_model_len)
+    if _are_packed_ids(token_ids, vocab_size):
+        return packed(token_ids)
     for token_id in token_ids:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"prompt token {shown(token_id)} is not an id from 0 to {vocab_size - 1}")
-    return token_ids
+    return packed(token_ids)
+
+
+def _are_packed_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
+    """Whether these are packed, as they come from the wire, and all known to the model; without walking them."""
+    if not isinstance(token_ids, array) or token_ids.typecode != "I":
+        return False
+    return int(np.frombuffer(token_ids, np.uint32).max()) < vocab_size
 
 
 def check_params(

@@ -57,7 +57,7 @@ def _longest(choice: ChoiceRequest, max_model_len: int | None) -> int:
 
 
 def _by_prompt(choices: Sequence[ChoiceRequest]) -> Iterator[list[int]]:
-    """Indexes of the choices of each prompt. NOTE: the choices of one prompt are neighbours and share its tuple."""
+    """Indexes of the choices of each prompt. NOTE: the choices of one prompt are neighbours and share its array."""
     indexes: list[int] = []
     for index, choice in enumerate(choices):
         if indexes and choices[indexes[-1]].prompt_token_ids is not choice.prompt_token_ids:

@@ -10,6 +10,7 @@ from tandem.core.errors import shown
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.randomness import choice_seed
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.token_ids import packed
 from tandem.gateway.errors import RequestError
 from tandem.gateway.request import ChoiceRequest
 
@@ -24,7 +25,7 @@ def make_choices(
     each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
     is_single = len(prompts) * params.n == 1
     choices: list[ChoiceRequest] = []
-    for token_ids in map(tuple, prompts):
+    for token_ids in map(packed, prompts):
         for own in each:
             index = len(choices)
             choices.append(ChoiceRequest(index, request_id if is_single else f"{request_id}/{index}", token_ids, own))

@@ -119,7 +119,7 @@ class Gateway:
         """Whether moderation, if there is any, passes every prompt; raises as `Moderator.judge`."""
         if self.moderator is None:
             return True
-        for token_ids in dict.fromkeys(choice.prompt_token_ids for choice in request.choices):
+        for token_ids in {id(choice.prompt_token_ids): choice.prompt_token_ids for choice in request.choices}.values():
             if not (await self.moderator.judge(self.model.tokenizer.decode(token_ids))).passes:
                 return False
         return True

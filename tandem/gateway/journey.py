@@ -23,6 +23,7 @@ from tandem.core.errors import (
 )
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
+from tandem.core.token_ids import joined
 from tandem.core.types import FinishReason
 from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
@@ -187,7 +188,7 @@ class Journey:
         return PairCall(
             request_id=self._choice.request_id,
             model=self._request.model,
-            token_ids=self._choice.prompt_token_ids + tuple(self._token_ids),
+            token_ids=joined(self._choice.prompt_token_ids, self._token_ids),
             num_expected_output=max(1, self._request.num_expected_output - len(self._token_ids)),
             scope=self._request.scope,
             session_id=self._request.session_id,

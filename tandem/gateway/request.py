@@ -1,5 +1,6 @@
 """A request independent of the API: prompts as token ids to continue, and the updates that come back. Plain values."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +17,16 @@ from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, P
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
-    """One answer to one prompt. `params`: `n` is 1 and `seed` is set, so that any worker draws the same tokens."""
+    """One answer to one prompt.
+
+    Args:
+        prompt_token_ids: packed; not to be modified, since all choices of the prompt have the same object.
+        params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
+    """
 
     index: int
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: "array[int]"
     params: SamplingParams
 
 

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.hashing import HASH_BYTES
 from tandem.core.sampling_params import MAX_TOKEN_ID
+from tandem.core.token_ids import packed
 from tandem.locality.base import check_hashes
 
 T = TypeVar("T")
@@ -123,22 +124,23 @@ def token_ids(field: str, values: Iterable[int]) -> tuple[int, ...]:
 
 def pack_token_ids(ids: Sequence[int]) -> bytes:
     """A long list of token ids."""
-    packed = array("I", ids)
+    data = packed(ids)
     if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        data = data[:]
+        data.byteswap()
+    return data.tobytes()
 
 
 def unpack_token_ids(field: str, data: bytes) -> "array[int]":
     """Undo `pack_token_ids`."""
     if len(data) % _TOKEN_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {_TOKEN_BYTES}")
-    packed = array("I", data)
+    ids = array("I", data)
     if sys.byteorder == "big":
-        packed.byteswap()
+        ids.byteswap()
     if not data[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():  # NOTE: a top byte of 128 or more; far faster than max
-        token_id(field, max(packed))
-    return packed
+        token_id(field, max(ids))
+    return ids
 
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:

@@ -258,7 +258,7 @@ class ComputeCall:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     scope: CacheScope
     output_token_ids: tuple[int, ...] = ()

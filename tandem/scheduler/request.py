@@ -5,6 +5,7 @@ prefix hits, preemption and KV that comes from another worker are movements of t
 Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -74,7 +75,7 @@ class Request:
     priority: int = 0
     handoff: Handoff = WHOLE
 
-    token_ids: list[int] = field(init=False)
+    token_ids: "array[int]" = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_expected_tokens: int = field(init=False)
     is_offered: bool = field(init=False, default=False)
@@ -96,9 +97,9 @@ class Request:
     order: tuple[int, int] = field(init=False, default=(0, 0))
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
+        self.token_ids = array("I", self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.token_ids += self.handoff.output_token_ids
+        self.token_ids.extend(self.handoff.output_token_ids)
         self.num_expected_tokens = self.handoff.num_expected_tokens
         self.pins = self.handoff.pins
 
@@ -138,7 +139,7 @@ class Request:
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+        return self.token_ids[self.num_prompt_tokens :].tolist()
 
     @property
     def granted_pins(self) -> tuple[Pin, ...]:

@@ -10,6 +10,7 @@ Drafts get the budget and the blocks that all others have left.
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.config import SchedulerConfig
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.types import FinishReason
@@ -41,6 +42,7 @@ class Scheduler:
         self._kv = kv
         self._sharing = KVSharing(kv)
         self._drafting = Drafting(kv, self.counters)
+        self._hasher = ChainHasher()
         self._deltas = StepDeltas()
         self._requests: dict[str, Request] = {}
         self._tables: dict[str, BlockTable] = {}
@@ -85,7 +87,7 @@ class Scheduler:
         if len(self._waiting) >= self.config.max_num_waiting:
             raise CapacityError(f"{len(self._waiting)} requests are waiting, the most allowed; try again later")
         request.order = (request.priority * self.config.aging_steps + self._step, self._num_added)
-        request.extend_hashes(self._kv.layout.block_size)
+        request.block_hashes = self._hasher.hashes(request.hash_root, request.token_ids, self._kv.layout.block_size)
         self._num_added += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)

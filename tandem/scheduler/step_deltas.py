@@ -45,7 +45,7 @@ class StepDeltas:
         blocks = told.of(table)
         # NOTE: the first test decides for nearly all requests, and a call of the property costs a tenth of this method
         scores_prompt = request.params.prompt_logprobs is not None and request.needs_whole_prompt
-        scheduled, num_drafts = token_ids[start:end], max(0, end - len(token_ids))
+        scheduled, num_drafts = token_ids[start:end].tolist(), max(0, end - len(token_ids))
         if num_drafts:
             scheduled += request.draft_token_ids[:num_drafts]
         samples = end >= len(token_ids)

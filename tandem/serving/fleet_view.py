@@ -12,6 +12,8 @@ from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, InvalidRequestError, shown
+from tandem.core.hashing import root_hash
+from tandem.core.scope import CacheScope
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.outliers import MeasuredStage, Outliers, OutlierSettings, OutlierVerdict
@@ -30,6 +32,10 @@ class Chain:
     model_fingerprint: str
     block_size: int
     pools: frozenset[str]
+
+    def root(self, scope: CacheScope) -> bytes:
+        """Parent hash of the first blocks of a scope."""
+        return root_hash(scope, model_fingerprint=self.model_fingerprint, block_size=self.block_size)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import (
     CapacityError,
@@ -38,7 +39,6 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
-from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery import Discovery
 from tandem.serving.fleet_view import Chain, FleetView
 from tandem.serving.fleet_watch import FleetWatch
@@ -88,7 +88,9 @@ class RouterService:
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
         self._sent.forget(call.request_id)
-        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.scope)) for chain in chains]
+        hashed = [
+            (chain, self._hasher.hashes(chain.root(call.scope), call.token_ids, chain.block_size)) for chain in chains
+        ]
         shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
         duration_s = monotonic_s() - started_s

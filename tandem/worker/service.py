@@ -16,6 +16,7 @@ from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
 from tandem.core.scope import CacheScope
+from tandem.core.token_ids import joined
 from tandem.core.types import FinishReason
 from tandem.engine.async_engine import EngineUpdate
 from tandem.engine.engine import Engine
@@ -96,7 +97,7 @@ class WorkerService:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
         watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
-        tokens = (*call.prompt_token_ids, *call.output_token_ids)
+        tokens = joined(call.prompt_token_ids, call.output_token_ids)
         num_expected = len(tokens) if is_remote else await self._num_restorable(call, tokens)
         handoff = Handoff(call.output_token_ids, num_expected_tokens=num_expected, pins=call.pins)
         remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
@@ -164,7 +165,7 @@ class WorkerService:
         watch = Stopwatch(self._core.me.worker_id, "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
-        tokens = (*call.prompt_token_ids, *call.output_token_ids)
+        tokens = joined(call.prompt_token_ids, call.output_token_ids)
         num_found = max(num_fetched, await self._num_restorable(call, tokens))
         handoff = Handoff(
             call.output_token_ids,

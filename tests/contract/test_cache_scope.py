@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tandem.rpc.messages as messages
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.pins import Pin
@@ -22,7 +23,6 @@ from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.request import ChoiceRequest, ServeRequest
 from tandem.rpc import message_forms as forms
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, PrefillCall, WorkerAddress
-from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
 from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS
@@ -65,7 +65,7 @@ def by_the_pin_book(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     request = ServeRequest(
         request_id="r",
         model="m",
-        choices=(ChoiceRequest(0, "r", tuple(tokens), PARAMS),),
+        choices=(ChoiceRequest(0, "r", array("I", tokens), PARAMS),),
         num_expected_output=1,
         scope=scope,
         pins=(Pin(len(tokens), 60.0),),
@@ -79,7 +79,7 @@ def by_the_pin_book(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
 def by_the_router(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     call = PairCall(request_id="r", model="m", token_ids=array("I", tokens), num_expected_output=1, scope=scope)
     heard = forms.PAIR_CALL.decode(forms.PAIR_CALL.encode(call))
-    return ChainHasher().hashes(Chain(MODEL, BLOCK, frozenset()), heard.token_ids, heard.scope)
+    return ChainHasher().hashes(Chain(MODEL, BLOCK, frozenset()).root(heard.scope), heard.token_ids, BLOCK)
 
 
 def by_a_generate_call(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:

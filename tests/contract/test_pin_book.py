@@ -1,6 +1,7 @@
 """Contract of records of pins, in memory and in Redis, and what a request makes of them."""
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ def tell(request: pytest.FixtureRequest) -> Callable[[Story], None]:
 
 
 def prompt(num_tokens: int, *pins: Pin, salt: str = "", first: int = 7) -> ServeRequest:
-    tokens = (first, *range(1, num_tokens))
+    tokens = array("I", (first, *range(1, num_tokens)))
     choice = ChoiceRequest(0, "r", tokens, SamplingParams(seed=1))
     return ServeRequest(
         request_id="r", model="m", choices=(choice,), num_expected_output=1, pins=pins, scope=CacheScope(salt=salt)

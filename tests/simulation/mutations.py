@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tandem.engine.engine
-import tandem.serving.chain_hasher
+import tandem.serving.fleet_view
 import tandem.worker.service
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.settlements import Settlements
@@ -106,7 +106,7 @@ def _salt_left_out(patch: Patch) -> None:
     def unsalted(**fields: Any) -> bytes:
         return root_hash(**{**fields, "salt": ""})
 
-    for module in (tandem.engine.engine, tandem.worker.service, tandem.serving.chain_hasher):
+    for module in (tandem.engine.engine, tandem.worker.service, tandem.serving.fleet_view):
         patch.setattr(module, "root_hash", unsalted)
 
 

@@ -17,7 +17,7 @@ def test_each_request_is_short_and_has_a_prompt_of_its_own(tmp_path: Path, has_c
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         await warm_up(cluster.url, MODEL, has_chat=has_chat, num_requests=3)
         calls = cluster.workers[0].calls
-        assert len({call.prompt_token_ids for call in calls}) == 3
+        assert len({tuple(call.prompt_token_ids) for call in calls}) == 3
         assert {(call.params.max_tokens, call.params.temperature) for call in calls} == {(4, 0.0)}
         records = [cluster.gateway.gateway.history.find(call.request_id) for call in calls]
         assert {record and record.kind for record in records} == {"chat" if has_chat else "text_completion"}

@@ -1,5 +1,7 @@
 """Requests refused before the engine touches them, in the order that costs least."""
 
+from array import array
+
 import pytest
 
 from tandem.core.errors import InvalidRequestError
@@ -20,9 +22,19 @@ def test_token_ids_are_copied() -> None:
     prompt = [1, 2]
     token_ids = encode_prompt(prompt, None, 10, 8)
     prompt.append(99)
-    assert token_ids == [1, 2]
-    assert encode_prompt(range(3), None, 10, 8) == [0, 1, 2]
-    assert encode_prompt((4,), None, 10, 8) == [4]
+    assert token_ids.tolist() == [1, 2]
+    assert encode_prompt(range(3), None, 10, 8).tolist() == [0, 1, 2]
+    assert encode_prompt((4,), None, 10, 8).tolist() == [4]
+
+
+def test_packed_token_ids_are_taken_as_they_are() -> None:
+    """They come from the wire, up to a million of them; nobody else has them."""
+    packed = array("I", (1, 9))
+    assert encode_prompt(packed, None, 10, 8) is packed
+    with pytest.raises(InvalidRequestError, match="prompt token 10 is not an id from 0 to 9"):
+        encode_prompt(array("I", (1, 10)), None, 10, 8)
+    with pytest.raises(InvalidRequestError, match="prompt token -1 is not"):
+        encode_prompt(array("i", (1, -1)), None, 10, 8)
 
 
 def test_length_is_checked_before_anything_is_copied() -> None:

@@ -13,7 +13,7 @@ def test_each_choice_of_each_prompt_has_its_seed_and_name() -> None:
     choices = make_choices("r", [[1], [2, 3]], SamplingParams(n=2, seed=7), FreshNumbers())
     assert [choice.request_id for choice in choices] == ["r/0", "r/1", "r/2", "r/3"]
     assert [choice.params.seed for choice in choices] == [7, choice_seed(7, 1)] * 2
-    assert [choice.prompt_token_ids for choice in choices] == [(1,), (1,), (2, 3), (2, 3)]
+    assert [tuple(choice.prompt_token_ids) for choice in choices] == [(1,), (1,), (2, 3), (2, 3)]
     assert {choice.params.n for choice in choices} == {1}
     (single,) = make_choices("r", [[1]], SamplingParams(), FreshNumbers())
     assert single.request_id == "r"

@@ -83,7 +83,7 @@ def told(directory: Path, path: str, known_prompts_mib: float) -> tuple[list[tup
         for questions in [*(QUESTIONS[: end + 1] for end in range(4)), EDITED[:2], EDITED, QUESTIONS]:
             stage = await ask(cluster, client, path, APIS[path](questions))
             (call,) = cluster.workers[0].calls[-1:]
-            prompts.append(call.prompt_token_ids)
+            prompts.append(tuple(call.prompt_token_ids))
             known.append(stage["known_tokens"])
             assert stage["known_tokens"] + stage["new_tokens"] == len(call.prompt_token_ids)
             assert stage["known_blocks"] == stage["known_tokens"] // 16

@@ -146,7 +146,7 @@ STATUS = WorkerStatus(
 )
 GENERATE = GenerateCall(
     request_id="r",
-    prompt_token_ids=(1, 2, 2**31 - 1),
+    prompt_token_ids=array("I", (1, 2, 2**31 - 1)),
     params=PARAMS,
     scope=SCOPE,
     output_token_ids=(3,),
@@ -168,7 +168,7 @@ LEASE = LeaseUpdate(
 PREFILL_CALL = PrefillCall(
     request_id="r",
     reader=DECODE,
-    prompt_token_ids=(1, 2, 3),
+    prompt_token_ids=array("I", (1, 2, 3)),
     params=SamplingParams(seed=2**64 - 1),
     scope=CacheScope(),
     output_token_ids=(4,),

@@ -1,6 +1,7 @@
 """Handlers that answer with what a test put into them, and what a real router and worker would never do."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -49,9 +50,10 @@ STATE = WorkerState(
 )
 STATUS = WorkerStatus(worker=HERE, pid=1, epoch=2, lifecycle="ready", state=STATE, model=MODEL)
 LEASE = LeaseUpdate(lease_id="l", num_tokens=3, groups=(), is_last=True, ttl_s=1.0)
+PROMPT = array("I", (1, 2))
 
 
-def generate_call(seed: int = 0, num_tokens: int = 3, prompt: tuple[int, ...] = (1, 2)) -> GenerateCall:
+def generate_call(seed: int = 0, num_tokens: int = 3, prompt: Sequence[int] = PROMPT) -> GenerateCall:
     params = SamplingParams(max_tokens=num_tokens, seed=seed)
     return GenerateCall(request_id="r1", prompt_token_ids=prompt, params=params, scope=UNSCOPED)
 

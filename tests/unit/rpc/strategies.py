@@ -77,6 +77,7 @@ def table(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 TOKENS = tuples(TOKEN)
+PROMPTS = tuples(TOKEN, 1).map(lambda ids: array("I", ids))
 JSON = st.recursive(
     st.none() | BOOL | st.integers() | NUMBER | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
@@ -197,7 +198,7 @@ SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32))
 GENERATE_CALL = st.builds(
     GenerateCall,
     request_id=NAME,
-    prompt_token_ids=tuples(TOKEN, 1),
+    prompt_token_ids=PROMPTS,
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
@@ -213,7 +214,7 @@ PREFILL_CALL = st.builds(
     PrefillCall,
     request_id=NAME,
     reader=ADDRESS,
-    prompt_token_ids=tuples(TOKEN, 1),
+    prompt_token_ids=PROMPTS,
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
@@ -266,7 +267,7 @@ PAIR_CALL = st.builds(
     PairCall,
     request_id=NAME,
     model=TEXT,
-    token_ids=tuples(TOKEN, 1).map(lambda ids: array("I", ids)),
+    token_ids=PROMPTS,
     num_expected_output=COUNT,
     scope=SCOPE,
     session_id=maybe(TEXT),

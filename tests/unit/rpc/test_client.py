@@ -64,7 +64,11 @@ def test_every_method_of_a_worker_answers() -> None:
         )
         lease_call = LeaseCall(reader=HERE, lease_id="l", block_hashes=(bytes(32),))
         prefill_call = PrefillCall(
-            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params, scope=UNSCOPED
+            request_id="r",
+            reader=HERE,
+            prompt_token_ids=array("I", (0,)),
+            params=generate_call(seed=0).params,
+            scope=UNSCOPED,
         )
         assert await client.status() == STATUS
         watch = router.watch(0.25)
@@ -480,7 +484,7 @@ def test_a_long_prompt_crosses_quickly() -> None:
         worker = Worker()
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         client = WorkerClient(server.address, AS_GATEWAY)
-        call = generate_call(num_tokens=1, prompt=tuple(range(126_000)))
+        call = generate_call(num_tokens=1, prompt=array("I", range(126_000)))
         begin = time.perf_counter()
         async for _ in client.generate(call):
             pass

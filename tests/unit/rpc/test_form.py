@@ -2,6 +2,7 @@
 
 import math
 import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_nonsense_is_named(form: Any, message: Any, words: str) -> None:
 
 
 def test_what_the_tests_start_from_is_no_nonsense() -> None:
-    assert GENERATE.decode(generate().SerializeToString()).prompt_token_ids == (1,)
+    assert GENERATE.decode(generate().SerializeToString()).prompt_token_ids == array("I", (1,))
     assert STATUS.decode(worker_pb2.StatusResponse(status=status()).SerializeToString()).worker.worker_id == "w"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, UnavailableError
 from tandem.core.scope import UNSCOPED
 from tandem.kube.api import open_api
@@ -19,7 +20,6 @@ from tandem.kube.pod_watch import WatchTerms
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import PairCall, PairingAnswer, Registration, WorkerAddress, WorkerRecord
-from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery_kubernetes import KubernetesDiscovery, record_of
 from tandem.serving.fleet_view import Chain
 from tandem.serving.router_process import RouterProcess, serving_router
@@ -222,7 +222,7 @@ def test_workers_may_announce_themselves_and_report_blocks_but_only_pods_are_fou
             assert list(known) == announced
             put_worker(fake, "d0", server.address)
             await paired(client)
-            hashes = ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids, UNSCOPED)
+            hashes = ChainHasher().hashes(Chain("weights", 16, frozenset()).root(UNSCOPED), CALL.token_ids, 16)
             await client.replace("d0", 1, hashes, 0)
             assert (await paired(client)).decode_cached_blocks == 3
             assert stranger.num_watchers == 0

@@ -6,17 +6,17 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.errors import LocalityUnavailableError
 from tandem.core.scope import UNSCOPED
 from tandem.locality.redis import RedisIndex
-from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
 from tandem.serving.prefix_lookup import PrefixLookup
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.unit.serving.stub_workers import PATIENT_S
 
 CHAIN = Chain("weights", 16, frozenset({"pool"}))
-HASHES = ChainHasher().hashes(CHAIN, range(320), UNSCOPED)
+HASHES = ChainHasher().hashes(CHAIN.root(UNSCOPED), range(320), CHAIN.block_size)
 
 
 @pytest.fixture

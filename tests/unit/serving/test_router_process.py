@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core.chain_hasher import ChainHasher
 from tandem.core.errors import ConfigurationError, TandemError, UnavailableError
 from tandem.core.scope import UNSCOPED
 from tandem.locality.redis import RedisIndex
@@ -20,7 +21,6 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
-from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery import Discovery
 from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.fleet_view import Chain
@@ -151,7 +151,9 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
 def hold_prompt(url: str) -> None:
     """Tell the index that the decode worker holds the prompt's blocks."""
     with contextlib.closing(RedisIndex(url)) as index:
-        index.replace("d0", 1, ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids, UNSCOPED), 0)
+        index.replace(
+            "d0", 1, ChainHasher().hashes(Chain("weights", 16, frozenset()).root(UNSCOPED), CALL.token_ids, 16), 0
+        )
 
 
 def test_when_a_router_has_ended_nothing_of_it_is_left() -> None:

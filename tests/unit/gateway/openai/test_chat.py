@@ -105,7 +105,7 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
         assert (len(params.bad_words), params.speculate) == (2, "off")
         assert (call.priority, pair.session_id) == (-3, "session")
         assert call.scope == pair.scope == CacheScope(salt="tenant")
-        assert (pair.num_expected_output, tuple(pair.token_ids)) == (6, call.prompt_token_ids)
+        assert (pair.num_expected_output, pair.token_ids) == (6, call.prompt_token_ids)
 
     tell(tmp_path, story)
 

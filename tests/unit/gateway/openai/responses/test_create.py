@@ -178,7 +178,7 @@ def test_items_that_a_client_keeps_itself_say_the_same(tmp_path: Path) -> None:
             await api.responses.create(model=MODEL, input=kept, tools=[WEATHER], store=False)
             referred: Any = [ask, *({"type": "item_reference", "id": item.id} for item in first.output), output]
             await api.responses.create(model=MODEL, input=referred, tools=[WEATHER])
-        prompts = {call.prompt_token_ids for call in stage.worker.calls[1:]}
+        prompts = {tuple(call.prompt_token_ids) for call in stage.worker.calls[1:]}
         assert len(prompts) == 1
 
     tell(tmp_path, story, f"<think>hm</think>I look.\n{CALL}", "a", "b", "c")

@@ -8,38 +8,40 @@ from array import array
 from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.hashing import extend_hashes, root_hash
-from tandem.core.scope import CacheScope
-from tandem.serving.fleet_view import Chain
+from tandem.core.hashing import extend_hashes
+from tandem.core.token_ids import packed
 
 BLOCKS_PER_STRETCH = 32
 DEFAULT_MAX_STRETCHES = 8192  # NOTE: of 512 tokens each where blocks have 16; about 4.5 kB each
 
 
 class ChainHasher:
-    """Computes block hashes and caches about `max_stretches` stretches. Used by one thread."""
+    """Computes block hashes and caches about `max_stretches` stretches. Used by one thread.
+
+    `num_hashed`: blocks whose hashes were computed, as they were not known.
+    """
 
     def __init__(self, max_stretches: int = DEFAULT_MAX_STRETCHES) -> None:
         self._half = max(1, max_stretches // 2)
         self._young: dict[tuple[bytes, bytes], list[bytes]] = {}
         self._old: dict[tuple[bytes, bytes], list[bytes]] = {}
+        self.num_hashed = 0
 
     def __len__(self) -> int:
         """Number of cached stretches."""
         return len(self._young) + len(self._old)
 
-    def hashes(self, chain: Chain, token_ids: Sequence[int], scope: CacheScope) -> list[bytes]:
-        """Returns the hashes of a prompt's full blocks.
+    def hashes(self, root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+        """Returns the hashes of a prompt's full blocks, which the caller may extend. `root`: parent of the first.
 
         Raises:
             InvalidRequestError: a token id is out of range.
         """
-        parent = root_hash(scope, model_fingerprint=chain.model_fingerprint, block_size=chain.block_size)
-        hashes: list[bytes] = []
-        num_tokens = BLOCKS_PER_STRETCH * chain.block_size
+        parent, hashes = root, list[bytes]()
+        num_tokens = BLOCKS_PER_STRETCH * block_size
         tokens = _packed(token_ids)
         for start in range(0, len(tokens), num_tokens):
-            hashes += self._stretch(parent, tokens[start : start + num_tokens], chain.block_size)
+            hashes += self._stretch(parent, tokens[start : start + num_tokens], block_size)
             if hashes:
                 parent = hashes[-1]
         return hashes
@@ -47,28 +49,25 @@ class ChainHasher:
     def _stretch(self, parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
         """Returns the hashes of a stretch's blocks after `parent`. A prompt's last, shorter stretch is not cached."""
         if len(tokens) < BLOCKS_PER_STRETCH * block_size:
-            return _hashed(parent, tokens, block_size)
+            return self._hashed(parent, tokens, block_size)
         key = (parent, tokens.tobytes())
         found = self._young.get(key)
         if found is None:
-            found = self._old.pop(key, None) or _hashed(parent, tokens, block_size)
+            found = self._old.pop(key, None) or self._hashed(parent, tokens, block_size)
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, {}
             self._young[key] = found
         return found
 
-
-def _hashed(parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
-    hashes: list[bytes] = []
-    extend_hashes(parent, hashes, tokens, block_size)
-    return hashes
+    def _hashed(self, parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
+        hashes: list[bytes] = []
+        extend_hashes(parent, hashes, tokens, block_size)
+        self.num_hashed += len(hashes)
+        return hashes
 
 
 def _packed(token_ids: Sequence[int]) -> "array[int]":
-    """Returns the ids as an array, the type in which they arrive from the wire."""
-    if isinstance(token_ids, array) and token_ids.typecode == "I":
-        return token_ids
     try:
-        return array("i", token_ids)
+        return packed(token_ids)
     except OverflowError as error:
         raise InvalidRequestError(f"a token id does not fit 32 bits ({error})") from error
