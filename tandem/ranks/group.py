@@ -6,6 +6,8 @@ can reach it. When one rank ends or does not take part in time, the group has en
 
 import logging
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -49,7 +51,7 @@ class RankGroup:
 
     Args:
         config: a rank's, see `share_of`.
-        deadline_s: the longest that an exchange waits for a rank.
+        deadline_s: the longest that an exchange, or a message to a rank, waits for it.
 
     `on_lost` is told on a thread of its own, once, that the group has ended although nobody closed it.
     """
@@ -65,6 +67,7 @@ class RankGroup:
             self._exchange = SharedExchange(memory, 0, num_ranks, deadline_s=deadline_s)
             for rank in range(1, num_ranks):
                 self._ranks[rank] = _start(memory)
+                _limit_sends(self._ranks[rank][0], deadline_s)
         finally:
             os.close(memory)
         level = logging.getLogger("tandem").getEffectiveLevel()
@@ -145,7 +148,7 @@ class RankGroup:
         try:
             self._ranks[rank][0].send(message)
         except OSError as error:
-            raise EngineStoppedError(f"rank {rank} of {len(self._ranks) + 1} has ended ({error})") from error
+            raise EngineStoppedError(f"rank {rank} of {len(self._ranks) + 1} takes no messages: {error}") from error
 
     def _receive(self, rank: int, kind: type[_Message]) -> _Message:
         """Raises `ConfigurationError` where the rank refuses to serve or has ended."""
@@ -185,6 +188,14 @@ def _ending(returncode: int | None) -> str:
     if returncode is None:
         return "but its process is still there"
     return f"by signal {-returncode}" if returncode < 0 else f"with exit code {returncode}"
+
+
+def _limit_sends(connection: Connection, seconds: float) -> None:
+    """A rank that hangs reads nothing, and a message that it does not read must not hold up the leader for ever."""
+    whole = int(seconds)
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _start(memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:

@@ -15,6 +15,8 @@ from tandem.core.errors import ConfigurationError, EngineStoppedError
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import build_engine
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.messages import Step
+from tandem.scheduler.output import SchedulerOutput
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
 from tests.helpers.native_kernels import load_or_skip
@@ -111,6 +113,8 @@ def test_a_rank_that_hangs_ends_the_step_by_its_deadline(checkpoint: Path) -> No
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(EngineStoppedError, match=r"rank 1 of 2 did not .* within 1 s: step \d+, exchange 1 of the"):
             drain(engine)
+        with pytest.raises(EngineStoppedError, match="rank 1 of 2 takes no messages"):
+            group.begin_step(Step(9, SchedulerOutput((), (), ("longer than a socket holds" * 100_000,))))
     assert ends(stopped), "it is killed where it does not end"
 
 
