@@ -33,7 +33,7 @@ _MOST_THREADS = 16
 _MOST_NUMBERS = 1 << 24  # of a chunk
 _REMEDY = "download or convert it again"
 
-_Result = TypeVar("_Result")
+_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 class LosslessFile:
@@ -138,7 +138,7 @@ class LosslessFile:
             )
 
 
-def in_threads(work: Callable[[int], _Result], items: Iterable[int]) -> list[_Result]:
+def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Results of `work`, in order; that of a single item is computed here. Raises what the first failure raised."""
     items = list(items)
     return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))
