@@ -3,12 +3,13 @@
 A tensor NAME of n numbers and any shape is three tensors of the file:
 
 - `NAME.sign_mantissa`, U8 of NAME's shape: a number's seven bits of mantissa, then its sign as the lowest bit;
-- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of `CHUNK` numbers, one after another;
-- `NAME.chunks`, U32 [ceil(n / CHUNK), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
+- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, one after another;
+- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
   signs and mantissas.
 
-All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version, and
-`chunk`. The file's name ends with `.lossless.safetensors`, so that nobody takes it for a checkpoint without its numbers.
+All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version,
+and `chunk`, 131,072 in what is written. The file's name ends with `.lossless.safetensors`, so that readers of plain
+checkpoints do not find one.
 """
 
 import os
@@ -37,8 +38,8 @@ _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 class LosslessFile:
-    """Raises CorruptCheckpointError where parts, header and checksums do not agree, UnsupportedCheckpointError where the
-    layout has another version.
+    """Raises CorruptCheckpointError where parts, header and checksums do not agree, UnsupportedCheckpointError where
+    the layout has another version.
     """
 
     is_mapped = False

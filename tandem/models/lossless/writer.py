@@ -140,7 +140,7 @@ class TensorWriter:
             file.write(piece.view(torch.uint8).numpy().data)
 
     def _write_coded(self, file: BinaryIO, coded: _Coded) -> tuple[int, bytes]:
-        """Returns the bytes of the streams, and the table. Signs and mantissas come first, since their size is known."""
+        """Returns the bytes of the streams, and the table. Signs and mantissas, of known size, come first."""
         rest_at, size = file.tell(), prod(coded.shape)
         streams_at = rest_at + size
         table = []
