@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -25,9 +26,9 @@ from tandem.models.checkpoint import open_checkpoint
 from tandem.models.convert import convert
 from tandem.models.loader import load_model
 
-_MODELS = {
+_MODELS: dict[str, Callable[[], Path]] = {
     "SmolLM2-135M": lambda: checkpoint("bfloat16"),
-    "random, Qwen3-0.6B": lambda: random_checkpoint("qwen3-0.6b"),
+    "random, 98M": lambda: random_checkpoint("small"),
 }
 _STATES = ("no packed file", "packed file is there")
 

@@ -34,7 +34,8 @@ _MOST_THREADS = 16
 _MOST_NUMBERS = 1 << 24  # of a chunk
 _REMEDY = "download or convert it again"
 
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class LosslessFile:
@@ -66,9 +67,9 @@ class LosslessFile:
         """Decodes all numbers from the first of `outline` to its last."""
         if name not in self._coded:
             return self._file.read(name, outline)
-        start = outline.storage_offset()
+        start = int(outline.storage_offset())
         steps = zip(outline.size(), outline.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in steps) if outline.numel() else 0
+        extent = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps) if outline.numel() else 0
         return self._decode(name, start, start + extent).as_strided(outline.size(), outline.stride())
 
     def close(self) -> None:

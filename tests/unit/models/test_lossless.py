@@ -3,6 +3,7 @@
 import json
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,12 @@ def test_parts_are_read_as_of_the_plain_file(plain: Path, tmp_path: Path) -> Non
     coded, reference = open_checkpoint(tmp_path / "coded"), open_checkpoint(plain)
     for name in ("all", "random", "scale"):
         outline = coded.outline(name)
-        views = [lambda t: t[2:3], lambda t: t[1:3:2], lambda t: t.transpose(0, -1), lambda t: t[..., 1:3]]
+        views: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            lambda t: t[2:3],
+            lambda t: t[1:3:2],
+            lambda t: t.transpose(0, -1),
+            lambda t: t[..., 1:3],
+        ]
         for view in views:
             found, wanted = coded.read(name, view(outline)), reference.read(name, view(reference.outline(name)))
             assert bits({name: found}) == bits({name: wanted})
