@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -33,11 +33,11 @@ _MODELS: dict[str, Callable[[], Path]] = {
 _STATES = ("no packed file", "packed file is there")
 
 
-def measure(rounds: int) -> Report:
+def measure(rounds: int, models: Sequence[str]) -> Report:
     rows = []
-    for name, path_of in _MODELS.items():
+    for name in models:
         with tempfile.TemporaryDirectory() as scratch:
-            rows += _rows(name, path_of(), Path(scratch), rounds)
+            rows += _rows(name, _MODELS[name](), Path(scratch), rounds)
     return Report("lossless", {"rounds": rounds, "threads": torch.get_num_threads()}, rows)
 
 
@@ -102,6 +102,7 @@ def _memory(name: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=tuple(_MODELS), default=tuple(_MODELS))
     parser.add_argument("--load", nargs=2, metavar=("PATH", "PACKED_DIR"), help="load it here and say what that took")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
@@ -109,7 +110,7 @@ def main() -> None:
         print(json.dumps(_load(*arguments.load)))
         return
     prioritise()
-    report = measure(arguments.rounds)
+    report = measure(arguments.rounds, arguments.models)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")
