@@ -65,10 +65,11 @@ class OutputDirectory:
             _to_disk(scratch)
             scratch.replace(path)
         except OSError as error:
-            scratch.unlink(missing_ok=True)
             raise CheckpointError(
                 f"{path} cannot be written ({error}); make room and give the same command again: it goes on from here"
             ) from error
+        finally:
+            scratch.unlink(missing_ok=True)  # NOTE: it still has that name only if something failed
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a file of text. Raises OSError."""

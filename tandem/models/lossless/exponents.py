@@ -31,7 +31,7 @@ def encode(words: Words) -> tuple[Bytes, bytes, int]:
     rotated = (words << 1) | (words >> 15)
     exponents, rest = (rotated >> 8).astype(np.uint8), rotated.astype(np.uint8)
     coder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY_LEVEL, zlib.Z_HUFFMAN_ONLY)
-    return rest, coder.compress(exponents) + coder.flush(), _checksum(exponents, rest)
+    return rest, coder.compress(exponents.data) + coder.flush(), _checksum(exponents, rest)
 
 
 def decode(rest: Bytes, stream: Bytes, checksum: int) -> Words:
@@ -42,7 +42,7 @@ def decode(rest: Bytes, stream: Bytes, checksum: int) -> Words:
     """
     decoder = zlib.decompressobj(_RAW)
     try:
-        content = decoder.decompress(stream, rest.size + 1)  # NOTE: whatever the stream says, no more is in memory
+        content = decoder.decompress(stream.data, rest.size + 1)  # NOTE: whatever the stream says, no more is in memory
     except zlib.error as error:
         raise DamagedChunkError(f"no deflate stream ({error})") from error
     if len(content) != rest.size or not decoder.eof:
@@ -60,4 +60,4 @@ def decode(rest: Bytes, stream: Bytes, checksum: int) -> Words:
 
 
 def _checksum(exponents: Bytes, rest: Bytes) -> int:
-    return zlib.crc32(rest, zlib.crc32(exponents))
+    return zlib.crc32(rest.data, zlib.crc32(exponents.data))

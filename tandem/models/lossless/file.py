@@ -3,12 +3,13 @@
 A tensor NAME of n numbers and any shape is three tensors of the file:
 
 - `NAME.sign_mantissa`, U8 of NAME's shape: a number's seven bits of mantissa, then its sign as the lowest bit;
-- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of `CHUNK` numbers, one after another;
-- `NAME.chunks`, U32 [ceil(n / CHUNK), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
+- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, one after another;
+- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
   signs and mantissas.
 
-All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version, and
-`chunk`. The file's name ends with `.lossless.safetensors`, so that nobody takes it for a checkpoint without its numbers.
+All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version,
+and `chunk`, 131,072 in what is written. The file's name ends with `.lossless.safetensors`, so that readers of plain
+checkpoints do not find one.
 """
 
 import os
@@ -33,12 +34,13 @@ _MOST_THREADS = 16
 _MOST_NUMBERS = 1 << 24  # of a chunk
 _REMEDY = "download or convert it again"
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class LosslessFile:
-    """Raises CorruptCheckpointError where parts, header and checksums do not agree, UnsupportedCheckpointError where the
-    layout has another version.
+    """Raises CorruptCheckpointError where parts, header and checksums do not agree, UnsupportedCheckpointError where
+    the layout has another version.
     """
 
     is_mapped = False
@@ -65,9 +67,9 @@ class LosslessFile:
         """Decodes all numbers from the first of `outline` to its last."""
         if name not in self._coded:
             return self._file.read(name, outline)
-        start = outline.storage_offset()
+        start = int(outline.storage_offset())
         steps = zip(outline.size(), outline.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in steps) if outline.numel() else 0
+        extent = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps) if outline.numel() else 0
         return self._decode(name, start, start + extent).as_strided(outline.size(), outline.stride())
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class LosslessFile:
             )
 
 
-def in_threads(work: Callable[[int], _Result], items: Iterable[int]) -> list[_Result]:
+def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Results of `work`, in order; that of a single item is computed here. Raises what the first failure raised."""
     items = list(items)
     return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))

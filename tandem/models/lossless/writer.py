@@ -4,6 +4,7 @@ A tensor is read and coded a few MiB at a time. Sizes of streams are known only 
 into room that is as large as the longest one that is possible.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
@@ -99,23 +100,18 @@ class TensorWriter:
         room = len(self._header([2 * prod(each.shape) + (1 << 20) for each in self._coded]))
         with path.open("wb") as file:
             file.seek(room)
-            streams = []
-            tables: list[bytes] = []
-            for entry in self._aligned():
-                tables_at = file.tell()
-                if entry is None:
-                    file.seek(tables_at + sum(8 * each.num_chunks for each in self._coded))
-                    reserved_at = tables_at
+            tables_at = room
+            for name in self._aligned():
+                if name is not None:
+                    self._write_plain(file, name)
                 else:
-                    self._write_plain(file, entry)
-            for each in self._coded:
-                num_bytes, table = self._write_coded(file, each)
-                streams.append(num_bytes)
-                tables.append(table)
-            file.seek(reserved_at)
-            file.write(b"".join(tables))
+                    tables_at = file.tell()
+                    file.seek(sum(8 * each.num_chunks for each in self._coded), os.SEEK_CUR)
+            coded = [self._write_coded(file, each) for each in self._coded]
+            file.seek(tables_at)
+            file.write(b"".join(table for _, table in coded))
             file.seek(0)
-            file.write(self._header(streams, room))
+            file.write(self._header([num_bytes for num_bytes, _ in coded], room))
 
     def _aligned(self) -> Iterator[str | None]:
         """Names of plain tensors, widest dtypes first, so that each lies at a multiple of its size; None = where the
@@ -144,14 +140,13 @@ class TensorWriter:
             file.write(piece.view(torch.uint8).numpy().data)
 
     def _write_coded(self, file: BinaryIO, coded: _Coded) -> tuple[int, bytes]:
-        """Returns the bytes of the streams, and the table. Signs and mantissas come first, since their size is known."""
+        """Returns the bytes of the streams, and the table. Signs and mantissas, of known size, come first."""
         rest_at, size = file.tell(), prod(coded.shape)
         streams_at = rest_at + size
         table = []
         for piece in self._pieces(coded.name, CHUNK * max(num_threads(), _PIECE_BYTES // (2 * CHUNK))):
             words = piece.view(torch.int16).numpy().view(np.uint16)
-            chunks = [words[start : start + CHUNK] for start in range(0, words.size, CHUNK)]
-            found = in_threads(lambda index, chunks=chunks: encode(chunks[index]), range(len(chunks)))
+            found = in_threads(encode, [words[start : start + CHUNK] for start in range(0, words.size, CHUNK)])
             file.seek(rest_at)
             rest_at += sum(file.write(rest.data) for rest, _, _ in found)
             file.seek(streams_at)

@@ -6,6 +6,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from tandem.cli.chat import ChatCommand
+from tandem.cli.convert import ConvertCommand
 from tandem.cli.generate import GenerateCommand
 from tandem.cli.keys import CreateKey, ListKeys, RevokeKey, ShowKey
 from tandem.cli.load import LoadCommand
@@ -22,6 +23,7 @@ COMMANDS = [
     TraceCommand,
     PlanCommand,
     QuantizeCommand,
+    ConvertCommand,
     CreateKey,
     ListKeys,
     ShowKey,
