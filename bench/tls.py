@@ -1,14 +1,16 @@
 """The cost of TLS between processes: time and processor time of a call, and of bytes over the tcp transport.
 
-    python -m bench.tls [--rounds 150] [--calls 10] [--mib 32] [--save]
+    python -m bench.tls [--rounds 300] [--calls 1] [--mib 32] [--save]
 
 With and without TLS in turn in one run, over loopback, in bursts that are short so that other work interrupts few.
+With one call a burst, percentiles are those of calls.
 Client and server of a call are in one process, so its processor time is that of both ends; blocks are read from a
 process of their own.
 """
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -106,7 +108,17 @@ def _compared(workload: str, found: dict[str, list[tuple[float, float]]]) -> lis
             rows.append(_row(workload, name, metric, [each[index] for each in found[name]], "ms"))
         pairs = zip(found["TLS"], found["plain"], strict=True)
         rows.append(_row(workload, "TLS", f"added {metric}", [tls[index] - plain[index] for tls, plain in pairs], "ms"))
-    return rows
+    cpu_ms = {name: statistics.median(each[1] for each in found[name]) for name in KINDS}
+    share = (cpu_ms["TLS"] - cpu_ms["plain"]) * 100 / 1e3 * 100
+    rows.append(Row(workload, "TLS", "added share of a core at 100 calls/s", share, "%"))
+    return [*rows, *_tails(workload, {name: [each[0] for each in found[name]] for name in KINDS}, "time of a call")]
+
+
+def _tails(workload: str, times_ms: dict[str, list[float]], metric: str) -> list[Row]:
+    """99th percentiles, and what TLS adds to it."""
+    tail_ms = {name: float(np.percentile(times_ms[name], 99)) for name in KINDS}
+    rows = [Row(workload, name, f"{metric}, p99", tail_ms[name], "ms") for name in KINDS]
+    return [*rows, Row(workload, "TLS", f"added {metric}, p99", tail_ms["TLS"] - tail_ms["plain"], "ms")]
 
 
 def _pool(num_blocks: int) -> MemoryPool:
@@ -164,10 +176,19 @@ def measure_blocks(directory: Path, num_rounds: int, num_mib: int) -> list[Row]:
                     found[name].append(sample)
     workload = f"reads of {num_mib} MiB over tcp"
     metrics = (("rate", "GB/s"), ("processor time, reader", "s/GB"), ("processor time, source", "s/GB"))
+    times_ms = {name: [num_mib * 1.048576 / each[0] for each in found[name]] for name in KINDS}
+    both_ends = {name: statistics.median(reader + source for _, reader, source in found[name]) for name in KINDS}
+    added_ms = statistics.median(times_ms["TLS"]) - statistics.median(times_ms["plain"])
     return [
-        _row(workload, name, metric, [each[index] for each in found[name]], unit)
-        for index, (metric, unit) in enumerate(metrics)
-        for name in KINDS
+        *(
+            _row(workload, name, metric, [each[index] for each in found[name]], unit)
+            for index, (metric, unit) in enumerate(metrics)
+            for name in KINDS
+        ),
+        *(_row(workload, name, "time of a read", times_ms[name], "ms") for name in KINDS),
+        Row(workload, "TLS", "added time of a read", added_ms, "ms"),
+        *_tails(workload, times_ms, "time of a read"),
+        Row(workload, "TLS", "added share of a core at 0.1 GB/s", (both_ends["TLS"] - both_ends["plain"]) * 10, "%"),
     ]
 
 
@@ -189,8 +210,8 @@ def _row(workload: str, system: str, metric: str, samples: list[float], unit: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--calls", type=int, default=1)
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
@@ -200,7 +221,13 @@ def main() -> None:
             authority.write(directory / role, role)
         rows = asyncio.run(measure_calls(directory, arguments.rounds, arguments.calls))
         rows += measure_blocks(directory, arguments.rounds, arguments.mib)
-    settings = {"rounds": arguments.rounds, "calls": arguments.calls, "mib": arguments.mib}
+    load = os.getloadavg()
+    settings = {
+        "load of the machine": [round(each, 1) for each in load],
+        "rounds": arguments.rounds,
+        "calls": arguments.calls,
+        "mib": arguments.mib,
+    }
     report = Report("tls", settings, rows)
     report.print()
     if arguments.save:

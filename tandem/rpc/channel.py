@@ -10,6 +10,7 @@ KEEPALIVE_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 2.0
+_HANDSHAKE_TIMEOUT_S = 5.0
 
 Options = tuple[tuple[str, int], ...]
 
@@ -39,5 +40,6 @@ CLIENT_OPTIONS: Options = (
 SERVER_OPTIONS: Options = (
     *_BOTH,
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", _ms(_HANDSHAKE_TIMEOUT_S)),  # NOTE: by default 120 s, for who says nothing
     ("grpc.http2.min_ping_interval_without_data_ms", _ms(KEEPALIVE_TIMEOUT_S)),  # NOTE: by default 5 min, else GOAWAY
 )

@@ -148,7 +148,7 @@ class GrpcConnection:
                 channel.note_silence()
             raise error_from(error, self.address, method.name, timeout_s) from error
         except asyncio.CancelledError:
-            self._explain_cancellation(method)
+            self._explain_cancellation(method, channel)
             raise
         finally:
             if self._former:
@@ -199,10 +199,10 @@ class GrpcConnection:
     def _closed_error(self, method: Method[Q, A]) -> TandemError:
         return WorkerLostError(f"{method.name} at {self.address}: this side has closed the connection")
 
-    def _explain_cancellation(self, method: Method[Q, A]) -> None:
+    def _explain_cancellation(self, method: Method[Q, A], channel: SessionChannel) -> None:
         """NOTE: gRPC cancels the calls of a channel that is closed; that must not look like a cancelled caller."""
         task = asyncio.current_task()
-        if self._is_closed and task is not None and not task.cancelling():
+        if (self._is_closed or channel.is_closed) and task is not None and not task.cancelling():
             raise self._closed_error(method)
 
 

@@ -145,11 +145,12 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     network = current_network.get()
     if network is not None:
         return await network.serve(fill, bind, credentials)
-    server, service, opener = grpc.aio.server(options=SERVER_OPTIONS), _Service(), _Service()
+    server, service, opener = grpc.aio.server(options=SERVER_OPTIONS), _Service(name), _Service(methods.SESSION_SERVICE)
     fill(service)
     opener.open()
-    for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
+    server.add_generic_rpc_handlers(
+        (service, grpc.method_handlers_generic_handler(methods.SESSION_SERVICE, opener.handlers))
+    )
     try:
         port = add_port(server, bind, credentials.tls)
     except RuntimeError as error:
@@ -166,16 +167,30 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     return running
 
 
-class _Service:
-    """Methods of one service, each with the same checks and error handling."""
+class _Service(grpc.GenericRpcHandler):
+    """Methods of one service, each with the same checks and error handling.
+
+    NOTE: gRPC reads the request of a unary method before its handler is asked. So that strangers cannot fill the memory
+    with large ones, calls that belong to no session get a handler that reads none.
+    """
 
     sessions: SessionTable
     watch: CallerWatch
     credentials: Credentials
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._complaints = _Complaints()
+        self._prefix = f"/{name}/"
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        self._refusals: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        """The handler of a call; None if there is no such method."""
+        if not handler_call_details.method.startswith(self._prefix):
+            return None
+        name = handler_call_details.method.removeprefix(self._prefix)
+        proof = dict(handler_call_details.invocation_metadata or ()).get(PROOF_KEY, "")
+        return (self.handlers if self.sessions.knows(_text(proof)) else self._refusals).get(name)
 
     def open(self) -> None:
         """Answers handshakes, which carry their own proofs."""
@@ -206,7 +221,7 @@ class _Service:
             ) as error:  # NOTE: whatever a handler raises is sent to its caller
                 await call.fail(error)
 
-        self.handlers[method.name] = grpc.unary_unary_rpc_method_handler(serve)
+        self._add(method, grpc.unary_unary_rpc_method_handler(serve))
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
         """Registers a method with a stream of answers."""
@@ -220,7 +235,7 @@ class _Service:
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
 
-        self.handlers[method.name] = grpc.unary_stream_rpc_method_handler(serve)
+        self._add(method, grpc.unary_stream_rpc_method_handler(serve))
 
     def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
         """Registers a method with streams of requests and answers."""
@@ -235,7 +250,19 @@ class _Service:
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
 
-        self.handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve)
+        self._add(method, grpc.stream_stream_rpc_method_handler(serve))
+
+    def _add(self, method: Method[Q, A], handler: "grpc.RpcMethodHandler[bytes, bytes]") -> None:
+        async def refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+            call = _Call(method, context, self._complaints)
+            try:
+                self._admit(method, b"", context)
+                raise WorkerLostError(f"{method.name} belongs to a session that was opened after it")
+            except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
+                await call.fail(error)
+
+        self.handlers[method.name] = handler
+        self._refusals[method.name] = grpc.stream_stream_rpc_method_handler(refuse)
 
     def _admit(self, method: Method[Q, A], body: bytes, context: _Context) -> None:
         metadata = dict(context.invocation_metadata() or ())

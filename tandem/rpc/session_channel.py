@@ -43,6 +43,7 @@ class SessionChannel:
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
         self._num_calls = 0
         self._was_silent = False
+        self.is_closed = False
 
     @property
     def was_silent(self) -> bool:
@@ -141,6 +142,7 @@ class SessionChannel:
 
     async def close(self) -> None:
         """Closes the channel; running calls end."""
+        self.is_closed = True
         await self._sessions.close()
         await self._channel.close()
 

@@ -99,6 +99,11 @@ class SessionTable:
             proof=proofs.server_proof(self._key, said),
         )
 
+    def knows(self, header: str) -> bool:
+        """Whether a call with this header names a session that is open; proves nothing."""
+        session_id = header.partition(".")[0]
+        return session_id in self._used or session_id in self._unused
+
     def drop(self, certificates: bytes) -> None:
         """Forgets all sessions that were opened with these certificates."""
         for sessions in (self._used, self._unused):

@@ -26,6 +26,7 @@ HANDSHAKE_S = 3.0
 STALLED_CLIENT_S = 30.0
 _TICK_S = 0.1
 _KEY_PURPOSE = "tcp"
+_WITHDRAWN = "the certificate of this connection is not accepted any more"
 
 logger = logging.getLogger(__name__)
 
@@ -132,9 +133,8 @@ class BlockServer:
             raise
         request_id, runs = wire.unpack_request(wire.receive(connection, length, _no_tick))
         if peer is not None and not peer.is_accepted():
-            reason = "the certificate of this connection is not accepted any more"
-            self._refuse(connection, request_id, reason)
-            raise IncompatiblePeerError(reason)
+            self._refuse(connection, request_id, _WITHDRAWN)
+            raise IncompatiblePeerError(_WITHDRAWN)
         reason = self._why_not(runs)
         if reason is not None:
             self._refuse(connection, request_id, reason)

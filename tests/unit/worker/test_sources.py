@@ -71,7 +71,7 @@ def test_a_peer_that_does_not_answer_is_told_of_and_not_waited_for_until_it_is_d
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every request that was paired with it waited for two seconds, and routers were not told."""
-    monkeypatch.setattr("tandem.worker.sources.GREETING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tandem.worker.sources.GREETING_TIMEOUT_S", 1.0)  # NOTE: in which a connection must be made
 
     async def main() -> None:
         clock = ManualClock(0.0)
@@ -89,6 +89,7 @@ def test_a_peer_that_does_not_answer_is_told_of_and_not_waited_for_until_it_is_d
                 assert set(sources.unreachable) == {"p0"}
                 clock.advance(wait_s)
             front.handler.silent.clear()
+            monkeypatch.setattr("tandem.worker.sources.GREETING_TIMEOUT_S", 30.0)
             await sources.meet([front.worker])
             assert set(sources.unreachable) == set()
             assert [link.source_id for link in sources.links] == ["p0"]
