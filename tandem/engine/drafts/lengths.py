@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 MIN_GAIN = 1.03  # expected; less is not worth what the estimates may be wrong by
+MAX_SLOWDOWN = 1.03  # expected, of the request that gains least
 _LEAST_PROBABILITY = 0.02  # of a draft that any batch has room for
 _NUM_TIMES = 9
 _STALE_STEPS = 256  # after so many steps without a measurement a number of rows is tried again
@@ -32,7 +33,8 @@ def choose_lengths(
 
     A row that must be computed counts as one token, a draft as its probability of being accepted. Drafts are added in
     order of that, and as many are taken as give the most tokens per second; none unless that is `MIN_GAIN` times as
-    many as without.
+    many as without. No row may come to less than 1 / `MAX_SLOWDOWN` of its tokens per second without drafts, so that
+    guessable answers are not made faster at the cost of others.
 
     Args:
         seconds: of a step by its number of rows.
@@ -45,14 +47,17 @@ def choose_lengths(
         if (probability := guess.acceptance ** (place + 1)) >= _LEAST_PROBABILITY
     )[::-1]
     lengths = [0] * len(guesses)
-    best_rate, num_best = MIN_GAIN * num_rows / seconds(num_rows), 0
+    expected = [1.0] * max(num_rows, len(guesses))  # tokens of each row
+    plain_s = seconds(num_rows)
+    best_rate, num_best = MIN_GAIN * num_rows / plain_s, 0
     num_tokens, depth = float(num_rows), 0
-    for count, (probability, _, place) in enumerate(ranked, 1):
+    for count, (probability, index, place) in enumerate(ranked, 1):
         num_tokens += probability
+        expected[-index] += probability
         depth = max(depth, place + 1)
-        rate = num_tokens / (seconds(num_rows + count) + depth * depth_s)
-        if rate > best_rate:
-            best_rate, num_best = rate, count
+        step_s = seconds(num_rows + count) + depth * depth_s
+        if num_tokens / step_s > best_rate and step_s <= MAX_SLOWDOWN * plain_s * min(expected):
+            best_rate, num_best = num_tokens / step_s, count
     for _, index, _ in ranked[:num_best]:
         lengths[-index] += 1
     return lengths
