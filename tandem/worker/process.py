@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from tandem.architecture.recurrent_limits import refuse_host_tier
 from tandem.compute.native.core_board import MissingBoardError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
@@ -146,8 +145,6 @@ async def serving_worker(
         credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
-        if settings.host_kv_bytes:
-            refuse_host_tier(assembly.model, f"host_kv_gib={settings.host_kv_gib:g}")
         engine = AsyncEngine(assembly.engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
