@@ -108,7 +108,10 @@ def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(is_delta: bool, by_co
         found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
     whole, part = inputs_of(is_delta, by_column, 0, TOKENS), inputs_of(is_delta, by_column, cuts[-1], TOKENS)
     both = RecurrenceInputs(
-        *(torch.cat((getattr(part, name), getattr(whole, name))) for name in "qkva"),
+        torch.cat((part.q, whole.q)),
+        torch.cat((part.k, whole.k)),
+        torch.cat((part.v, whole.v)),
+        torch.cat((part.a, whole.a)),
         None if part.b is None or whole.b is None else torch.cat((part.b, whole.b)),
     )
     num_cut = TOKENS - cuts[-1]
