@@ -12,6 +12,8 @@ REDIS ?=
 BENCH ?= engine
 LOAD_URL ?=
 SEEDS ?= 1000
+# One process for every core, but not more than share the memory of a small machine.
+SIDE_BY_SIDE ?= -n logical --maxprocesses 4
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
@@ -65,10 +67,10 @@ model-checker:
 	command -v spin >/dev/null || echo "spin is missing: tests that need it are skipped; install it with the system's package manager"
 
 test: setup redis-server chart-tools browser model-checker ## every test that is not marked slow
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: setup redis-server chart-tools browser model-checker ## the slow tests too
-	$(BIN)/pytest $(ARGS)
+test-all: setup redis-server chart-tools browser model-checker ## the slow tests too, for hours; in parts: ARGS="tests/golden tests/contract"
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup ## style, formatting and language
 	$(BIN)/ruff check .

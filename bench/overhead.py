@@ -37,6 +37,7 @@ from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.executor import Executor, StepHandle
+from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import build_engine
 from tandem.engine.runner import ModelRunner
@@ -141,16 +142,15 @@ class Bench:
         )
         device = torch.device("cpu")
         self.decoder = StandInDecoder(max(NUMS_REQUESTS))
-        runner = ModelRunner(
+        forward = ForwardPass(
             cast(Decoder, self.decoder),
             _spec(),
             Arena(layout, 1, device),
             choose_backends("auto", device, layout, 0.0),
             max_num_requests=limits.max_num_running,
             max_model_len=limits.max_model_len,
-            draws=load_draws(),
         )
-        self.executor = TimedExecutor(runner)
+        self.executor = TimedExecutor(ModelRunner(forward, draws=load_draws()))
         identity = ModelIdentity("bench", VOCAB_SIZE, (VOCAB_SIZE - 1,))
         self.engine = Engine(self.executor, Scheduler(limits, kv), kv, identity, tokenizer=tokenizer)
         rng = random.Random(0)

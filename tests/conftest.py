@@ -3,10 +3,15 @@
 import gc
 import os
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.faults import matrix
+from tests.helpers import rooms
+from tests.helpers.side_by_side import FromBothEnds
 
 # NOTE: an example's time is not what is tested, and any may take long where other processes want the cores
 settings.register_profile("tandem", deadline=None)
@@ -29,6 +34,25 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is None or nextitem.path != item.path:
         _rest_collector()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FromBothEnds:
+    """With `-n`."""
+    return FromBothEnds(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line a reason and one a room, then what failed and the result: the last screen."""
+    stats = terminalreporter.stats
+    reports = [each for kind in stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    if not reports:
+        return
+    if rows := matrix.rows_of(reports):
+        matrix.tell(rows, terminalreporter)
+    terminalreporter.section("seconds of each room")
+    lines = [*rooms.reasons_of(stats.get("skipped", [])), *rooms.table_of(reports)]
+    terminalreporter.write("\n".join(lines) + "\n")
 
 
 def _rest_collector() -> None:

@@ -41,7 +41,7 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
     if setting.backend == "auto" and not setting.is_dry:
         setting = replace(setting, backend=graph_safe_backend(model, setting.device) or setting.backend)
     stack = build(setting, model, limits)
-    if stack.runner.graphs is None:
+    if stack.runner.forward.graphs is None:
         results.note(f"left out the graphs of {name}: attention backend {stack.backend.name} is not graph-safe")
         return
     fill_with_noise(stack.arena, model.spec.dtype)
@@ -86,7 +86,7 @@ def _take_apart(setting: Setting, results: SectionResults, stack: Stack, batch: 
 
 def _graph_s(stack: Stack, batch: int) -> float:
     """NOTE: private of the graphs, as nobody else wants a replay without its inputs."""
-    graphs = stack.runner.graphs
+    graphs = stack.runner.forward.graphs
     assert graphs is not None
     return device_s(lambda: graphs._replay(batch), stack.device, REPLAYS)
 
@@ -98,11 +98,11 @@ def _head_s(stack: Stack, batch: int) -> float:
 
 
 def _eager_s(stack: Stack, batch: int) -> float:
-    graphs, stack.runner.graphs = stack.runner.graphs, None
+    graphs, stack.runner.forward.graphs = stack.runner.forward.graphs, None
     try:
         return statistics.median(step_times(stack, batch, PROFILED_STEPS))
     finally:
-        stack.runner.graphs = graphs
+        stack.runner.forward.graphs = graphs
 
 
 def _functions(stack: Stack) -> str:
@@ -144,5 +144,5 @@ def _coverage(setting: Setting, results: SectionResults, stack: Stack) -> None:
     share = 100 * (decodes - eager) / max(1, decodes)
     results.row(Row(workload, stack.system, "decode steps by graphs", share, "%"))
     results.row(Row(workload, stack.system, "steps that hold prefill", 100 * mixed / max(1, decodes + mixed), "%"))
-    is_covered = decodes > 0 and eager == 0 and (runner.replays_graphs or setting.is_dry)
+    is_covered = decodes > 0 and eager == 0 and (runner.forward.replays_graphs or setting.is_dry)
     results.check(Check("graph coverage", workload, is_covered, f"{decodes} decode steps, {eager} of them eager"))

@@ -23,6 +23,7 @@ from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.executor import FinishedStep
+from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
@@ -41,44 +42,45 @@ DRY_KV_BYTES = 16 << 20
 FILL_BYTES = 1 << 30
 
 
-class WatchedRunner(ModelRunner):
-    """Counts how steps were computed."""
+class WatchedForwardPass(ForwardPass):
+    """Counts the passes that were computed without a graph, or captured."""
 
-    num_decode_steps = num_eager_decode_steps = num_mixed_steps = 0
-    _num_forwards = 0
+    num_computed = 0
 
-    def submit(self, step: SchedulerOutput) -> FinishedStep:
-        before = self._num_forwards
-        handle = super().submit(step)
-        if any(item.num_tokens > 1 for item in step.scheduled):
-            self.num_mixed_steps += 1
-        else:
-            self.num_decode_steps += 1
-            self.num_eager_decode_steps += self._num_forwards > before and self.replays_graphs
-        return handle
-
-    def _forward(
+    def compute(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        self._num_forwards += 1
-        return super()._forward(input_ids, positions, batches, wanted)
+        self.num_computed += 1
+        return super().compute(input_ids, positions, batches, wanted)
 
     @property
     def replays_graphs(self) -> bool:
         """False also where they are only rehearsed."""
-        return self._graphs is not None and self._arena.pages.is_cuda
+        return self.graphs is not None and self.device.type == "cuda"
 
-    @property
-    def graphs(self) -> DecodeGraphs | None:
-        return self._graphs
 
-    @graphs.setter
-    def graphs(self, graphs: DecodeGraphs | None) -> None:
-        self._graphs = graphs
+class WatchedRunner(ModelRunner):
+    """Counts how steps were computed."""
+
+    num_decode_steps = num_eager_decode_steps = num_mixed_steps = 0
+
+    def __init__(self, forward: WatchedForwardPass) -> None:
+        super().__init__(forward)
+        self.forward = forward
+
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
+        before = self.forward.num_computed
+        handle = super().submit(step)
+        if any(item.num_tokens > 1 for item in step.scheduled):
+            self.num_mixed_steps += 1
+        else:
+            self.num_decode_steps += 1
+            self.num_eager_decode_steps += self.forward.num_computed > before and self.forward.replays_graphs
+        return handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
     kernels = choose_kernels(device, None if device.type == "cuda" else False)
     decoder = Decoder(spec, _parameters(model, kernels), kernels)
     arena = Arena(layout, sizes.num_blocks + 1, device)
-    runner = WatchedRunner(
+    forward = WatchedForwardPass(
         decoder,
         spec,
         arena,
@@ -136,7 +138,8 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
         max_num_requests=limits.max_num_running,
         max_model_len=sizes.max_model_len,
     )
-    _set_graphs(runner, limits, arena)
+    _set_graphs(forward, limits, arena)
+    runner = WatchedRunner(forward)
     engine = Engine(runner, Scheduler(_limits_of(limits, sizes), kv), kv, _identity(model))
     return Stack(model, device, decoder, arena, backends[KVSpec], runner, engine)
 
@@ -168,13 +171,13 @@ def _backend_name(setting: Setting, device: torch.device) -> str:
     return "reference" if device.type == "cpu" else setting.backend
 
 
-def _set_graphs(runner: WatchedRunner, limits: Limits, arena: Arena) -> None:
+def _set_graphs(forward: WatchedForwardPass, limits: Limits, arena: Arena) -> None:
     """On the CPU, padding without capture stands in for graphs."""
     if not limits.uses_graphs:
-        runner.graphs = None
+        forward.graphs = None
     elif not arena.pages.is_cuda:
-        runner.graphs = DecodeGraphs(
-            runner._forward,
+        forward.graphs = DecodeGraphs(
+            forward.compute,
             padded_sizes(limits.max_num_running),
             num_groups=len(arena.layout.groups),
             block_size=arena.layout.block_size,

@@ -5,7 +5,7 @@ read the same one; nothing below the families knows a model's name.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.mixers import MixerSpec
@@ -66,6 +66,7 @@ class ModelSpec:
         logit_scale: multiplies the logits.
         unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
+        head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
     """
 
     family: str
@@ -83,6 +84,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
     fingerprint: str = ""
+    head_tokens: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
     def longest_length(self) -> int:
@@ -150,8 +152,12 @@ class ModelSpec:
     @property
     def head(self) -> TensorSpec:
         """The weight of the head; tied, it is made of the embedding."""
-        source = Source(EMBEDDING) if self.tie_word_embeddings else None
-        return TensorSpec(HEAD, (self.vocab_size, self.hidden_size), source, is_weight=True)
+        if self.head_tokens is None:
+            source = Source(EMBEDDING) if self.tie_word_embeddings else None
+            return TensorSpec(HEAD, (self.vocab_size, self.hidden_size), source, is_weight=True)
+        first, end = self.head_tokens
+        part = Source(EMBEDDING if self.tie_word_embeddings else HEAD).rows(first, end)
+        return TensorSpec(HEAD, (end - first, self.hidden_size), part, is_weight=True)
 
     def weights(self) -> Iterator[TensorSpec]:
         """Those of all linear maps; the head, tied or not, is the last."""

@@ -6,7 +6,7 @@ unless a `Source` says otherwise.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 MAX_RANKS = 8
@@ -26,7 +26,7 @@ class Source:
     """Part of one tensor of a checkpoint.
 
     The steps apply in this order: entry `index` of a stack, transposition of the last two dimensions, rows
-    `start:stop:step`.
+    `start:stop:step`, columns from the first to the one before the second of `within` (None = all).
     """
 
     tensor: str
@@ -35,11 +35,21 @@ class Source:
     start: int = 0
     stop: int | None = None
     step: int = 1
+    within: tuple[int, int] | None = field(default=None, repr=False)  # NOTE: only shards have some, fingerprints none
 
     @property
     def is_whole(self) -> bool:
         """Whether it is the tensor as stored."""
         return self == Source(self.tensor)
+
+    def rows(self, first: int, end: int) -> "Source":
+        """Rows `first` to `end - 1` of this part, which has at least so many."""
+        return replace(self, start=self.start + first * self.step, stop=self.start + (end - 1) * self.step + 1)
+
+    def columns(self, first: int, end: int) -> "Source":
+        """Columns `first` to `end - 1` of this part."""
+        offset = 0 if self.within is None else self.within[0]
+        return replace(self, within=(offset + first, offset + end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class TensorSpec:
         is_weight: of a linear map, so that its format may say which tensors of a checkpoint it is made of.
         sum_blocks: as in a `LinearSpec`.
         code_dtype: that in which a checkpoint has numbers that are no floats, "int8" for example; they stay so.
+        is_partial: products with it are one rank's part of a sum over all ranks.
     """
 
     name: str
@@ -66,6 +77,7 @@ class TensorSpec:
     is_weight: bool = field(default=False, repr=False)  # NOTE: not in fingerprints, which are made of representations
     code_dtype: str | None = field(default=None, repr=False)
     sum_blocks: int = field(default=1, repr=False)
+    is_partial: bool = field(default=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -120,6 +132,7 @@ class LinearSpec:
             self.is_float32,
             is_weight=True,
             sum_blocks=self.sum_blocks,
+            is_partial=self.axis is ShardAxis.ROW and self.num_ranks > 1,
         )
         if self.bias:
             yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source, self.is_float32)

@@ -5,6 +5,7 @@ from pathlib import Path
 from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
+from tandem.architecture.shards import shard_model
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
@@ -13,16 +14,26 @@ from tandem.text.tokenizer import Tokenizer
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
-def check_model(path: Path, *, allow_pickle: bool = False) -> None:
-    """Checks a model directory without reading the weights.
+def check_model(path: Path, *, allow_pickle: bool = False, num_prefill: int = 0, num_ranks: int = 1) -> None:
+    """Checks a model directory without reading the weights, and that so many prefill workers, and so many ranks of each
+    worker, can serve it.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
             is missing or damaged.
+        ConfigurationError: ranks cannot share it, or prefill workers cannot hand over their parts.
     """
     fields = read_config(path)
     find_quantisation(fields)
-    refuse_codes(fields, find_family(fields).read_model(fields))
+    model = find_family(fields).read_model(fields)
+    refuse_codes(fields, model)
+    if num_ranks > 1:
+        shard_model(model, 0, num_ranks)
+        if num_prefill:
+            raise ConfigurationError(
+                f"--prefill={num_prefill} with --tp={num_ranks}: the KV blocks of several ranks do not leave their "
+                "worker yet; give --prefill 0: decode workers then compute prompts themselves"
+            )
     _check_weights(path, allow_pickle)
     Tokenizer.load(path)
 

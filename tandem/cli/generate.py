@@ -74,7 +74,7 @@ class GenerateCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem ge
         description='JSON lines: {"prompt": "…" or [token ids], and optionally any sampling setting}',
     )
     output: Path | None = Field(None, description="write answers as JSON lines here; omitted: they are printed")
-    stats: bool = Field(False, description="print TTFT, TPOT, prefix hits and blocks used")
+    stats: bool = Field(False, description="print TTFT, TPOT, prefix hits, blocks used and accepted drafts")
 
     def run(self) -> int:
         """Serve every prompt; the exit code is 1 when one of them failed."""
@@ -205,9 +205,17 @@ def _print_stats(engine: Engine, answers: list[_Answer], peak_blocks: int) -> No
     console.print(
         f"prefix hits: {counters.num_cached_prompt_tokens} of {counters.num_prompt_tokens} prompt tokens · "
         f"KV blocks: {peak_blocks} of {usage.total} at the peak, {usage.cached} cached now · "
-        f"preemptions: {counters.num_preemptions}",
+        f"preemptions: {counters.num_preemptions}{_drafts(engine)}",
         highlight=False,
     )
+
+
+def _drafts(engine: Engine) -> str:
+    """Drafts that were accepted, if any could be."""
+    counters = engine.counters
+    if engine.model.drafter is None:
+        return ""
+    return f" · drafts: {counters.num_accepted} of {counters.num_drafted} accepted"
 
 
 def _milliseconds(seconds: float | None) -> str:

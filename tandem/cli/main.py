@@ -27,6 +27,11 @@ VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
         "QuantizeCommand",
         "write a checkpoint whose weights have fewer bits",
     ),
+    "convert": (
+        "tandem.cli.convert",
+        "ConvertCommand",
+        "write a checkpoint's weights in another file format with the same bits, lossless in two thirds of the bytes",
+    ),
     "generate": ("tandem.cli.generate", "GenerateCommand", "answer prompts from the command line or a JSONL file"),
     "chat": ("tandem.cli.chat", "ChatCommand", "talk with a model in the terminal"),
 }

@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tandem.compute.choose import choose_kernels
 from tandem.core.errors import ConfigurationError
 from tandem.models.hub import resolve_model_path, served_name
-from tandem.quantize.checkpoint_writer import CheckpointWriter, check_target
+from tandem.models.output_directory import check_target
+from tandem.quantize.checkpoint_writer import CheckpointWriter
 from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.run import QuantizationRun
 from tandem.quantize.source import SourceModel

@@ -45,8 +45,7 @@ from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
-from tandem.tls.authority import Authority
-from tandem.tls.identity import CertifiedRole
+from tandem.tls.renewal import RenewedCertificates
 
 _SECRET_BYTES = 32
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
@@ -113,8 +112,11 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 path = self._model_path(output)
                 topology = self.topology(path, random.SystemRandom())
                 self._check(path, topology)
-            topology = self.lending(self.certified(topology, Path(scratch) / "tls"), Path(scratch) / "cores")
-            return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key))
+                certificates = self._certificates(Path(scratch) / "tls")
+            topology = self.lending(topology, Path(scratch) / "cores")
+            if certificates is not None:
+                topology = replace(topology, tls_dir=certificates.directory)
+            return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key, certificates))
 
     def _model_path(self, output: ProcessOutput) -> Path:
         """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
@@ -129,7 +131,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
-        check_model(path, allow_pickle=self.allow_pickle)
+        num_ranks = getattr(self, "tp", None) or 1
+        check_model(path, allow_pickle=self.allow_pickle, num_prefill=self.prefill, num_ranks=num_ranks)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:
@@ -169,19 +172,16 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *_OF_DEPLOYMENTS)),
         )
 
-    def certified(self, topology: Topology, directory: Path) -> Topology:
-        """The same cluster, with certificates of a CA that is made here and forgotten, in `directory`; if asked for."""
+    def _certificates(self, directory: Path) -> RenewedCertificates | None:
+        """Certificates in `directory` by authorities that are drawn here and written nowhere; if asked for."""
         if not self.tls:
-            return topology
+            return None
         if self.redis is not None:
             raise ConfigurationError(
                 "--tls makes certificates that no other run accepts, and --redis shares workers with other runs; leave "
                 "one of them out"
             )
-        authority = Authority("up")
-        for role in CertifiedRole:
-            authority.write(directory / role, role)
-        return replace(topology, tls_dir=directory)
+        return RenewedCertificates(directory, "up")
 
     def lending(self, topology: Topology, path: Path) -> Topology:
         """The same cluster, whose workers lend each other cores by the file `path`, which is written; if they may."""
@@ -237,17 +237,27 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         mebibytes = max(1, num_bytes >> 20)
         return (*device, "--kv-cache-gib", str(mebibytes / 1024))
 
-    async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool, key: str | None) -> int:
+    async def _serve(
+        self,
+        topology: Topology,
+        output: ProcessOutput,
+        has_chat: bool,
+        key: str | None,
+        certificates: RenewedCertificates | None,
+    ) -> int:
         supervisor = Supervisor(
             topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.stop_timeout_s)
         )
         output.on_closed(supervisor.stop)
-        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat, key, output.report))
+        beside = [asyncio.create_task(self._speak(supervisor, topology, has_chat, key, output.report))]
+        if certificates is not None:
+            beside.append(asyncio.create_task(certificates.keep()))
         try:
             return await supervisor.run()
         finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _speak(
         self,

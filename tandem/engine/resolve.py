@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,11 +21,17 @@ from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
+from tandem.core.speculate import DRAFT
 from tandem.engine.drafts.choose import choose_drafter, choose_speculation
+from tandem.engine.drafts.draft_model import load_draft_model
+from tandem.engine.drafts.model_drafter import ModelDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
+from tandem.engine.executor import Executor
+from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
+from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.resumable import resumable_events
@@ -42,11 +50,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """The numbers an engine is built with. `num_blocks` does not count the null block."""
+    """The numbers an engine is built with. `num_blocks`, and those of a draft model, do not count the null block."""
 
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
+    num_draft_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +87,13 @@ def assemble(
     emit: BlockEventSink | None = None,
     formats_of: FormatReader = read_formats,
     speculation: Speculation | None = None,
+    ranks: Ranks | None = None,
 ) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
-    weights may have. `speculation`: in place of what `config.speculate` names.
+    weights may have. `speculation`: in place of what `config.speculate` names. `ranks`: others that compute parts of
+    the model; this engine leads them, and ends them when it is closed.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.
@@ -93,24 +104,33 @@ def assemble(
     device = resolve_device(config.device)
     path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
-    model = load_model(
-        str(path),
+    if ranks is not None:
+        check_exact(ranks.collectives.num_ranks, device, kernels)
+    load = partial(
+        load_model,
         dtype=config.dtype,
         device=device,
         kernels=kernels,
-        max_model_len=config.max_model_len,
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
-        memory_bytes=_memory_bytes(device),
         allow_pickle=config.allow_pickle,
         formats_of=formats_of,
+        collectives=None if ranks is None else ranks.collectives,
     )
+    memory_bytes = _memory_bytes(device)
+    model = load(str(path), max_model_len=config.max_model_len, memory_bytes=memory_bytes)
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
-    sizes = resolve_sizes(config, model.spec, layout, device)
+    drafter = choose_drafter(config, layout)
+    draft = None
+    if drafter == DRAFT:
+        draft = load_draft_model(config, tokenizer, partial(load, memory_bytes=memory_bytes - model.weight_bytes))
+    sizes = resolve_sizes(config, model.spec, layout, device, None if draft is None else draft.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
+    if ranks is not None:
+        check_backends(ranks.collectives.num_ranks, backends)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -124,29 +144,54 @@ def assemble(
     arena = _take_memory(layout, sizes.num_blocks + 1, device)
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
-    runner = ModelRunner(
+    forward = ForwardPass(
         model.decoder,
         model.spec,
         arena,
         backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
-        masks=masks,
-        draws=load_draws() if isinstance(kernels, NativeKernels) else None,
-        speculation=speculation or choose_speculation(config, layout),
     )
+    draws = load_draws() if isinstance(kernels, NativeKernels) else None
+
+    def make_drafter() -> ModelDrafter:
+        assert draft is not None
+        return draft.drafter(
+            config,
+            device,
+            vocab_size=model.spec.vocab_size,
+            num_blocks=sizes.num_draft_blocks,
+            max_chunk_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            draws=draws,
+        )
+
+    speculation = speculation or choose_speculation(config, drafter, make_drafter)
+    runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
     engine = Engine(
-        runner,
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
         scheduler,
         kv,
-        _identity(model, choose_drafter(config, layout)),
+        _identity(model, drafter),
         tokenizer=tokenizer,
         grammars=grammars,
         seed=config.seed,
         clock=clock,
-        on_close=masks.close,
+        on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
     return Assembly(engine, arena, model.spec, masks)
+
+
+def _led(
+    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
+) -> Executor:
+    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+    return ranks.lead(own)
+
+
+def _close(masks: MaskMaker, ranks: Ranks) -> None:
+    masks.close()
+    ranks.close()
 
 
 def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device) -> Arena:
@@ -176,13 +221,18 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def resolve_sizes(config: EngineConfig, model: ModelSpec, layout: KVLayout, device: torch.device) -> EngineSizes:
-    """Fit the context and the KV pool to each other and to the machine.
+def resolve_sizes(
+    config: EngineConfig, model: ModelSpec, layout: KVLayout, device: torch.device, draft: KVLayout | None = None
+) -> EngineSizes:
+    """Fit the context and the KV pools to each other and to the machine.
 
-    A context the user named must fit; one left to us shrinks to what the pool can hold.
+    A context the user named must fit; one left to us shrinks to what the pools can hold.
+
+    Args:
+        draft: layout of a draft model's state. It shares the memory, so that both pools hold as many long requests.
 
     Raises:
-        ConfigurationError: when a named context exceeds the model's or the pool.
+        ConfigurationError: when a named context exceeds the model's or a pool.
     """
     batched = config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_running)
     longest = config.max_model_len or model.max_position_embeddings
@@ -195,18 +245,21 @@ def resolve_sizes(config: EngineConfig, model: ModelSpec, layout: KVLayout, devi
         raise ConfigurationError(
             f"kv_cache_bytes={budget_bytes} exceeds the {_memory_bytes(device)} bytes of memory of {device}; lower it"
         )
-    most_useful = layout.blocks_for(longest, batched) * config.max_num_running
-    num_blocks = min(budget_bytes // layout.page_bytes, most_useful)
+    layouts = [layout] if draft is None else [layout, draft]
+    needs = [each.blocks_for(longest, batched) for each in layouts]
+    all_bytes = sum(num * each.page_bytes for num, each in zip(needs, layouts, strict=True))
+    pools = [min(budget_bytes * num // all_bytes, num * config.max_num_running) for num in needs]
     if config.max_model_len is None:
-        longest = _longest_that_fits(layout, num_blocks, batched, longest)
-    if longest < 2 or layout.blocks_for(longest, batched) > num_blocks:
+        longest = _longest_that_fits(layouts, pools, batched, longest)
+    if longest < 2 or not _fits(layouts, pools, batched, longest):
         is_share = device.type == "cuda" and config.kv_cache_bytes is None
+        held = _listed(pools, layouts)
+        needed = _listed([each.blocks_for(max(longest, 2), batched) for each in layouts], layouts)
         raise ConfigurationError(
-            f"a KV cache of {budget_bytes} bytes holds {num_blocks} blocks of {layout.page_bytes} bytes; one request "
-            f"of {max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise "
-            f"{'gpu_memory_utilization' if is_share else 'kv_cache_bytes'} or lower max_model_len"
+            f"a KV cache of {budget_bytes} bytes holds {held}; one request of {max(longest, 2)} tokens needs {needed}: "
+            f"raise {'gpu_memory_utilization' if is_share else 'kv_cache_bytes'} or lower max_model_len"
         )
-    return EngineSizes(num_blocks, longest, batched)
+    return EngineSizes(pools[0], longest, batched, sum(pools[1:]))
 
 
 def default_kv_cache_bytes(device: torch.device, gpu_memory_utilization: float = 0.9) -> int:
@@ -226,16 +279,26 @@ def _memory_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else total_bytes())
 
 
-def _longest_that_fits(layout: KVLayout, num_blocks: int, batched: int, longest: int) -> int:
-    """The longest request, at most `longest`, whose blocks fit into the pool."""
+def _longest_that_fits(layouts: Sequence[KVLayout], pools: Sequence[int], batched: int, longest: int) -> int:
+    """The longest request, at most `longest`, whose blocks fit into the pools."""
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.blocks_for(middle, batched) <= num_blocks:
+        if _fits(layouts, pools, batched, middle):
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def _fits(layouts: Sequence[KVLayout], pools: Sequence[int], batched: int, num_tokens: int) -> bool:
+    return all(each.blocks_for(num_tokens, batched) <= num for each, num in zip(layouts, pools, strict=True))
+
+
+def _listed(numbers: Sequence[int], layouts: Sequence[KVLayout]) -> str:
+    """Numbers of blocks of the model, and of the draft model if there is one."""
+    texts = [f"{num} blocks of {each.page_bytes} bytes" for num, each in zip(numbers, layouts, strict=True)]
+    return texts[0] if len(texts) == 1 else f"{texts[0]}, and {texts[1]} of the draft model"
 
 
 def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConfig:

@@ -1,47 +1,33 @@
 """Runs the model: block tables and tokens in, chosen tokens out.
 
-Owns the arena. Never decides what runs, and never writes a block that the step did not schedule.
+Never decides what runs, and never writes a block that the step did not schedule.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
-from tandem.architecture.model import ModelSpec
-from tandem.compute.arena import Arena
-from tandem.compute.attention import Backends
 from tandem.compute.native.sampling import NativeDraws
-from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.executor import FinishedStep
-from tandem.engine.graphs import DecodeGraphs, padded_sizes
-from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.engine.forward_pass import ForwardPass
+from tandem.engine.inputs import ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
 from tandem.engine.verification import choose_tokens
-from tandem.kvcache.spec import KVLayout
-from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
-
-PROMPT_LOGPROBS_ROWS = 64
 
 
 class ModelRunner:
     """An `Executor` in this process, on one device.
 
     Args:
-        decoder: the model.
-        spec: its description.
-        arena: KV memory, for the life of the process.
-        backends: one for each kind of state in the arena.
-        max_num_requests: requests that run at once.
-        max_model_len: longest request in tokens.
+        forward: the model, with its memory.
         masks: of answers with a grammar; None = there are none.
         draws: choose tokens on the CPU; None = PyTorch does.
         speculation: drafts of the next step; None = none. Only for layouts that can rewind.
@@ -49,42 +35,25 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
-        spec: ModelSpec,
-        arena: Arena,
-        backends: Backends,
+        forward: ForwardPass,
         *,
-        max_num_requests: int,
-        max_model_len: int,
         masks: MaskMaker | None = None,
         draws: NativeDraws | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        assert speculation is None or arena.layout.can_rewind, (
+        assert speculation is None or forward.layout.can_rewind, (
             "what a wrong draft leaves in a state cannot be taken back"
         )
-        self._decoder = decoder
-        self._spec = spec
-        self._arena = arena
-        self._backends = backends
+        self._forward = forward
         self._sampler = Sampler(draws)
         self._masks = masks
         self._speculation = speculation
         self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
-        self._group_of_state = _groups_by_state(arena.layout)
-        self._inputs = InputBuilder(
-            arena.layout,
-            max_num_requests=max_num_requests,
-            max_model_len=max_model_len,
-            device=arena.pages.device,
-            wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
-        )
-        self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> FinishedStep:
-        with current_device(self._arena.pages.device):
+        with current_device(self._forward.device):
             return FinishedStep(self._execute(step))
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
@@ -97,10 +66,7 @@ class ModelRunner:
         states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
-        inputs = self._inputs.build(step)
-        hidden = self._graphs.run(inputs) if self._graphs is not None else None
-        if hidden is None:
-            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+        inputs, hidden = self._forward.run(step)
         sampled = self._sample(step, inputs, hidden, states)
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
@@ -109,56 +75,14 @@ class ModelRunner:
         drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
         return ExecutorOutput(sampled, prompt_logprobs, drafts)
 
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        batches: Sequence[AttentionBatch],
-        wanted: WantedTokens | None = None,
-    ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state. `wanted` likewise, of
-        those that are read.
-        """
-        groups = self._group_of_state
-        if wanted is not None:
-            wanted = replace(
-                wanted, batches={state: wanted.batches[groups[state]] for state in self._spec.wanted_states}
-            )
-        by_state = [batches[group] for group in groups]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
-
-    def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
-        """CUDA graphs for decode steps, where device and backend allow them."""
-        device, layout = self._arena.pages.device, self._arena.layout
-        are_safe = [self._decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
-        if device.type != "cuda" or not all(are_safe):
-            return None
-        graphs = DecodeGraphs(
-            self._forward,
-            padded_sizes(max_num_requests),
-            num_groups=len(layout.groups),
-            block_size=layout.block_size,
-            max_model_len=max_model_len,
-            device=device,
-        )
-        graphs.prepare()
-        return graphs
-
-    def _await_kernels(self) -> None:
-        """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.
-        Choosing tokens waits for that too.
-        """
-        if self._arena.pages.is_cuda:
-            torch.cuda.current_stream(self._arena.pages.device).synchronize()
-
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
     ) -> dict[str, list[SampledToken]]:
         sampling = [item for item in step.scheduled if item.samples]
         if not sampling:
-            self._await_kernels()
+            self._forward.await_kernels()
             return {}
-        logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
+        logits = self._forward.logits(hidden, inputs.sample_rows)  # [num_sampling + num_drafts, vocab_size]
         if self._masks is not None:
             self._masks.finish()
         drafts = [item.draft_token_ids for item in sampling]
@@ -175,7 +99,7 @@ class ModelRunner:
                 request.prompt_token_ids,
                 request.output_token_ids,
                 sorted(request.eos_token_ids),
-                self._spec.vocab_size,
+                self._forward.vocab_size,
             )
         return state
 
@@ -185,25 +109,20 @@ class ModelRunner:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         for index, item in enumerate(step.scheduled):
             if item.scores_prompt:
-                row = inputs.first_rows[index]
-                entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
+                entries = self._score_prompt(inputs, hidden, index, item)
                 if entries:
                     found[item.request_id] = entries
         return found
 
-    def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+    def _score_prompt(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest
+    ) -> tuple[TokenLogprobs, ...]:
         """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
         request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None
         targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
-        for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
-            chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]
-            logits = self._decoder.logits(hidden[start : start + len(chunk)])
-            entries += self._sampler.prompt_logprobs(logits, chunk, num_top)
+        for logits in self._forward.scored_logits(inputs, hidden, index, item, len(request.prompt_token_ids)):
+            entries += self._sampler.prompt_logprobs(logits, targets[len(entries) :][: len(logits)], num_top)
         return tuple(entries)
-
-
-def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
-    return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

@@ -1,7 +1,8 @@
-"""The tensors of a model directory, wherever they are: single file or shards, safetensors or legacy PyTorch.
+"""The tensors of a model directory, wherever they are: single file or shards; safetensors, lossless, or legacy PyTorch.
 
-`tensor` gives views of memory-mapped files. Whoever reads tensors without keeping them says so with `touched`, and
-every so often the mappings are let go, so that reading a checkpoint does not make it resident.
+Views of `outline` say what to read; what is read is a view of a memory-mapped file wherever it can be. Whoever reads
+tensors without keeping them says so with `touched`, and every so often the mappings are let go, so that reading a
+checkpoint does not make it resident.
 """
 
 from collections.abc import Mapping
@@ -12,11 +13,14 @@ import torch
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.compute.huge_pages import cache_in_huge_pages
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
+from tandem.models.lossless.file import ENDING, LosslessFile
 from tandem.models.pickles import pickle_refused
 from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+LOSSLESS, LOSSLESS_INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_KINDS = ((SAFETENSORS, SAFETENSORS_INDEX), (LOSSLESS, LOSSLESS_INDEX), (TORCH, TORCH_INDEX))
 _RESIDENT_BYTES = 8 << 20
 _MOST_RELEASES = (
     256  # while all is read once: each costs time for every tensor of the files, whose headers are read anew
@@ -42,9 +46,21 @@ class Checkpoint:
         """Every tensor, in alphabetical order."""
         return tuple(sorted(self._files))
 
+    def outline(self, name: str) -> torch.Tensor:
+        """The tensor's shape, strides and dtype, on the device `meta`; nothing of it is read."""
+        return self._files[name].outline(name)
+
+    def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
+        """The numbers of `outline`, which is `outline(name)` or a view of it, as stored; they must not be written."""
+        return self._files[name].read(name, outline)
+
     def tensor(self, name: str) -> torch.Tensor:
-        """A read-only view of the tensor as it is stored."""
-        return self._files[name].tensor(name)
+        """The whole tensor as it is stored; it must not be written."""
+        return self.read(name, self.outline(name))
+
+    def file_of(self, name: str) -> Path:
+        """Path of the file that holds a tensor."""
+        return self._files[name].path
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -53,8 +69,9 @@ class Checkpoint:
 
     def cache_in_huge_pages(self) -> None:
         """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
-        for path in self.paths:
-            cache_in_huge_pages(path)
+        for file in self._different_files:
+            if file.is_mapped:
+                cache_in_huge_pages(file.path)
 
     def touched(self, num_bytes: int) -> None:
         """Reports that about `num_bytes` were read from tensors that are not kept."""
@@ -70,7 +87,8 @@ class Checkpoint:
 
 
 def open_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """The tensors in `directory`; safetensors are preferred to PyTorch files, a single file to shards.
+    """The tensors in `directory`; safetensors are preferred to lossless ones, both to PyTorch files, a single file to
+    shards.
 
     Args:
         allow_pickle: PyTorch files may be read.
@@ -80,18 +98,20 @@ def open_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoin
         UnsupportedCheckpointError: they are PyTorch files, which may not be read.
         CorruptCheckpointError: a file is damaged, or an index does not agree with the shards.
     """
-    for name, index_name in ((SAFETENSORS, SAFETENSORS_INDEX), (TORCH, TORCH_INDEX)):
+    for name, index_name in _KINDS:
         if (directory / name).is_file():
             file = _weight_file(directory / name, allow_pickle)
             return Checkpoint(directory, dict.fromkeys(file.names(), file))
         if (directory / index_name).is_file():
             return Checkpoint(directory, _read_shards(directory, index_name, allow_pickle))
-    expected = ", ".join((SAFETENSORS, SAFETENSORS_INDEX, TORCH, TORCH_INDEX))
+    expected = ", ".join(name for names in _KINDS for name in names)
     found = ", ".join(sorted(path.name for path in directory.iterdir())[:20]) or "nothing"
     raise CheckpointError(f"{directory} has no weights: one of {expected} is needed, found {found}")
 
 
 def _weight_file(path: Path, allow_pickle: bool) -> WeightFile:
+    if path.name.endswith(ENDING):
+        return LosslessFile(path)
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
     if not allow_pickle:

@@ -35,19 +35,21 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
             continue  # NOTE: tied, it is the embedding
         parameters.setdefault(sources[name].tensor, name)
     for stored, name in parameters.items():
-        tensor = checkpoint.tensor(stored)
-        digest.update(f"\0{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
-        for sample in _samples(tensor):
+        outline = checkpoint.outline(stored)
+        digest.update(f"\0{name}\0{tuple(outline.shape)}\0{outline.dtype}\0".encode())
+        for sample in _samples(checkpoint, stored, outline):
             digest.update(sample)
-        num_bytes = min(tensor.nbytes, _PAGES_BYTES)
-        del tensor
-        checkpoint.touched(num_bytes)
+        checkpoint.touched(min(outline.nbytes, _PAGES_BYTES))
     return digest.hexdigest()
 
 
-def _samples(tensor: torch.Tensor) -> Iterator[bytes]:
-    elements = tensor.reshape(-1)
-    count = _SAMPLE_BYTES // elements.element_size()
-    middle = max(0, elements.numel() // 2 - count // 2)
-    for start in (0, middle, max(0, elements.numel() - count)):
-        yield elements[start : start + count].view(torch.uint8).numpy().tobytes()
+def _samples(checkpoint: Checkpoint, name: str, outline: torch.Tensor) -> Iterator[bytes]:
+    count = _SAMPLE_BYTES // outline.element_size()
+    middle = max(0, outline.numel() // 2 - count // 2)
+    for start in (0, middle, max(0, outline.numel() - count)):
+        sample = slice(start, start + count)
+        if outline.is_contiguous():
+            elements = checkpoint.read(name, outline.view(-1)[sample])
+        else:  # NOTE: some in PyTorch's files
+            elements = checkpoint.tensor(name).reshape(-1)[sample]
+        yield elements.view(torch.uint8).numpy().tobytes()

@@ -15,11 +15,14 @@ from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, limit_length
 from tandem.architecture.quantisation import read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
+from tandem.architecture.shards import head_bounds, shard_model
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.collectives import Collectives
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.formats import FormatReader, read_formats
+from tandem.compute.weights.shards import JoinedWeight, SummedWeight
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
@@ -30,7 +33,14 @@ from tandem.models.layers.rotary import check_ropes
 from tandem.models.load_plan import LoadingPlan, dtype_of
 from tandem.models.packed import PackedFile
 from tandem.models.parameters import Parameters
-from tandem.models.weights import Sources, load_tensor, match_parameters, stored_names, stored_tensors
+from tandem.models.weights import (
+    Sources,
+    load_tensor,
+    match_parameters,
+    sources_of_shard,
+    stored_names,
+    stored_tensors,
+)
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
@@ -39,11 +49,14 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name."""
+    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
+    `weight_bytes`: memory of its weights.
+    """
 
     spec: ModelSpec
     decoder: Decoder
     generation_defaults: Mapping[str, object]
+    weight_bytes: int
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
         """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
@@ -63,6 +76,7 @@ def load_model(
     memory_bytes: int | None = None,
     allow_pickle: bool = False,
     formats_of: FormatReader = read_formats,
+    collectives: Collectives | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -77,10 +91,12 @@ def load_model(
         memory_bytes: of `device`; weights that take more are refused. None = any are tried.
         allow_pickle: weights may be PyTorch files where there are no safetensors.
         formats_of: the formats that weights may have.
+        collectives: of the group of ranks whose part of the model is loaded; None = the whole model.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
-        ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
+        ConfigurationError: a dtype that does not exist, a length beyond what the model was made for, or a number of
+            ranks that cannot share it.
     """
     directory = resolve_model_path(path_or_hub_id, allow_pickle=allow_pickle)
     fields = read_config(directory)
@@ -89,6 +105,8 @@ def load_model(
     spec = family.read_model(fields)
     refuse_codes(fields, spec)
     check_ropes(layer.mixer.rope for layer in spec.layers)
+    if collectives is not None:
+        shard_model(spec, collectives.rank, collectives.num_ranks)  # NOTE: refused before files are opened
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
@@ -98,7 +116,7 @@ def load_model(
     names = stored_names(checkpoint, family.parameter_name)
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     spec, plan, sources = match_parameters(checkpoint, spec, formats, names)
-    spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
+    spec = replace(spec, dtype=named or str(checkpoint.outline(checkpoint.names[0]).dtype).removeprefix("torch."))
     _refuse_what_does_not_fit(plan, spec, directory, device, memory_bytes)
     spec = replace(
         spec,
@@ -107,8 +125,15 @@ def load_model(
     )
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
+    if collectives is not None:
+        _refuse_coded(plan, collectives)
+        whole, spec = plan, shard_model(spec, collectives.rank, collectives.num_ranks)
+        plan = LoadingPlan.of(spec, formats)
+        sources = sources_of_shard(plan, whole, sources)
     parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
-    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults)
+    if collectives is not None:
+        parameters = _completed(parameters, spec, collectives)
+    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults, plan.num_bytes(spec.dtype))
 
 
 def _load(
@@ -145,6 +170,28 @@ def _load(
     if HEAD not in weights:
         weights[HEAD] = weights[EMBEDDING]
     return Parameters(tensors, weights)
+
+
+def _refuse_coded(plan: LoadingPlan, collectives: Collectives) -> None:
+    """NOTE: sums of codes have blocks of another size, and their scales would have to be split too."""
+    coded = next((each.name for weight, each in plan.weights if each.wants(weight) != (weight,)), None)
+    if coded is not None:
+        raise ConfigurationError(
+            f"tp={collectives.num_ranks} serves no quantised weights yet, and these are {coded}; serve them with tp=1, "
+            "or the checkpoint that they were made of"
+        )
+
+
+def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collectives) -> Parameters:
+    """Those of a shard, whose products are completed by the other ranks'."""
+    weights = dict(parameters.weights)
+    for tensor in shard.weights():
+        if tensor.is_partial:
+            weights[tensor.name] = SummedWeight(weights[tensor.name], collectives)
+    if shard.head_tokens is not None:
+        bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
+        weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)
+    return Parameters(parameters.tensors, weights)
 
 
 def _refuse_what_does_not_fit(

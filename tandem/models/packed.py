@@ -72,7 +72,8 @@ class PackedFile:
             return None
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
         layouts = "+".join(sorted({form.layout for _, _, form in weights}))
-        key = hashlib.sha256(json.dumps([layouts, spec.fingerprint, states]).encode()).hexdigest()[:32]
+        shard = [] if spec.head_tokens is None else [(str(each.source), _columns(each)) for each, _, _ in weights]
+        key = hashlib.sha256(json.dumps([layouts, spec.fingerprint, states, *shard]).encode()).hexdigest()[:32]
         origin = checkpoint.paths[0].resolve()
         file = cls(directory / f"{key}.safetensors", origin, sources, weights, spec.dtype)
         return file if file.num_bytes >= LEAST_BYTES else None
@@ -153,6 +154,11 @@ class PackedFile:
 
     def _entry(self, spec: TensorSpec) -> tuple[str, tuple[int, ...], str, int]:
         return spec.name, spec.shape, _NAMES[dtype_of(spec, self.dtype)], num_bytes_of(spec, self.dtype)
+
+
+def _columns(weight: TensorSpec) -> tuple[int, int] | None:
+    """Those of its tensor in the checkpoint that a shard's weight has; None = all."""
+    return None if weight.source is None else weight.source.within
 
 
 def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:

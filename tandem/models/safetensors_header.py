@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping
 _ALIGNMENT = 4096
 
 
-def safetensors_header(tensors: Iterable[tuple[str, tuple[int, ...], str, int]], metadata: Mapping[str, str]) -> bytes:
+Entry = tuple[str, tuple[int, ...], str, int]
+"""Name, shape, safetensors' name of the dtype, and bytes of a tensor."""
+
+
+def safetensors_header(tensors: Iterable[Entry], metadata: Mapping[str, str], least_bytes: int = 0) -> bytes:
     """Padded, so that the first tensor begins at a page.
 
     Args:
-        tensors: name, shape, safetensors' name of the dtype, and bytes of each, in the order in which they follow.
+        tensors: in the order in which they follow.
+        least_bytes: the header is padded to so many, a multiple of a page.
     """
     offset = 0
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -18,5 +23,6 @@ def safetensors_header(tensors: Iterable[tuple[str, tuple[int, ...], str, int]],
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + num_bytes]}
         offset += num_bytes
     text = json.dumps(entries).encode()
+    text = text.ljust(least_bytes - 8)
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

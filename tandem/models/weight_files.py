@@ -2,6 +2,8 @@
 
 A tensor handed out is a view of the mapping: it holds no memory of its own, keeps the mapping alive, and must not be
 written. `close` drops this object's hold on the mapping, so that pages nobody else views leave the process.
+
+What is wanted of a tensor is said by a view of its `outline`, which has its shape, strides and dtype, and no numbers.
 """
 
 import pickle
@@ -16,16 +18,21 @@ from tandem.core.errors import CheckpointError, CorruptCheckpointError, Unsuppor
 
 
 class WeightFile(Protocol):
-    """Opens on first use and again after `close`."""
+    """Opens on first use and again after `close`. `is_mapped`: what it gives are views of the file."""
 
     path: Path
+    is_mapped: bool
 
     def names(self) -> tuple[str, ...]:
         """Every tensor in the file."""
         ...
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """A read-only view of the stored tensor."""
+    def outline(self, name: str) -> torch.Tensor:
+        """The tensor on the device `meta`; nothing of it is read."""
+        ...
+
+    def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
+        """The numbers of `outline`, which is `outline(name)` or a view of it; they must not be written."""
         ...
 
     def close(self) -> None: ...
@@ -36,6 +43,8 @@ class SafetensorsFile:
     not map the file.
     """
 
+    is_mapped = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: safe_open | None = None
@@ -43,7 +52,18 @@ class SafetensorsFile:
     def names(self) -> tuple[str, ...]:
         return tuple(self._open().keys())  # type: ignore[no-untyped-call]
 
+    def metadata(self) -> Mapping[str, str]:
+        """What the header says beside the tensors."""
+        return self._open().metadata() or {}  # type: ignore[no-untyped-call]
+
+    def outline(self, name: str) -> torch.Tensor:
+        return _outline_of(self.tensor(name))
+
+    def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
+        return _view(self.tensor(name), outline)
+
     def tensor(self, name: str) -> torch.Tensor:
+        """A view of the stored tensor."""
         try:
             tensor: torch.Tensor = self._open().get_tensor(name)  # type: ignore[no-untyped-call]
         except (SafetensorError, TypeError, AttributeError) as error:
@@ -72,6 +92,8 @@ class SafetensorsFile:
 class TorchFile:
     """A legacy `pytorch_model.bin`. Anything but a dictionary of tensors is refused before it could run."""
 
+    is_mapped = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tensors: Mapping[str, torch.Tensor] | None = None
@@ -79,8 +101,11 @@ class TorchFile:
     def names(self) -> tuple[str, ...]:
         return tuple(self._open())
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._open()[name]
+    def outline(self, name: str) -> torch.Tensor:
+        return _outline_of(self._open()[name])
+
+    def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
+        return _view(self._open()[name], outline)
 
     def close(self) -> None:
         self._tensors = None
@@ -107,6 +132,15 @@ class TorchFile:
                 f"{self.path} is not a dictionary of tensors (named and dense ones); convert it to safetensors"
             )
         return loaded
+
+
+def _outline_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _view(tensor: torch.Tensor, outline: torch.Tensor) -> torch.Tensor:
+    start = tensor.storage_offset() + outline.storage_offset()
+    return tensor.as_strided(outline.size(), outline.stride(), start)
 
 
 def _is_plain(name: object, value: object) -> bool:

@@ -83,17 +83,16 @@ def _resolve_tie(checkpoint: Checkpoint, spec: ModelSpec, sources: dict[str, str
 
 
 def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
-    a, b = checkpoint.tensor(first), checkpoint.tensor(second)
-    if a.shape != b.shape or a.dtype != b.dtype:
+    outlines = checkpoint.outline(first), checkpoint.outline(second)
+    if outlines[0].shape != outlines[1].shape or outlines[0].dtype != outlines[1].dtype:
         return False
-    if a.data_ptr() == b.data_ptr():
-        return True
-    rows, row_bytes, step = _pieces(a)
-    del a, b
+    rows, row_bytes, step = _pieces(outlines[0])
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        if not torch.equal(checkpoint.tensor(first)[part], checkpoint.tensor(second)[part]):
+        a, b = checkpoint.read(first, outlines[0][part]), checkpoint.read(second, outlines[1][part])
+        if a.data_ptr() != b.data_ptr() and not torch.equal(a, b):
             return False
+        del a, b
         checkpoint.touched(2 * step * row_bytes)
     return True
 
@@ -102,8 +101,8 @@ def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str]) -> StoredTe
     """Headers of the tensors of `stored_names`."""
     found = {}
     for ours, name in names.items():
-        tensor = checkpoint.tensor(name)
-        found[ours] = StoredTensor(tensor.dtype, tuple(tensor.shape))
+        outline = checkpoint.outline(name)
+        found[ours] = StoredTensor(outline.dtype, tuple(outline.shape))
     return found
 
 
@@ -133,7 +132,7 @@ def _some(names: list[str]) -> str:
 
 
 def _check_tensor(checkpoint: Checkpoint, source: Source, tensor: TensorSpec) -> None:
-    name, stored = source.tensor, checkpoint.tensor(source.tensor)
+    name, stored = source.tensor, checkpoint.outline(source.tensor)
     try:
         found = tuple(_part(stored, source).shape)
     except (IndexError, RuntimeError) as error:
@@ -162,7 +161,7 @@ def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: It
     for tensor in tensors:
         taken[sources[tensor.name].tensor] += tensor.size
     for name in {source.tensor for source in sources.values() if not source.is_whole}:
-        stored = checkpoint.tensor(name)
+        stored = checkpoint.outline(name)
         if stored.numel() != taken[name]:
             raise CorruptCheckpointError(
                 f"{name} has shape {list(stored.shape)}, config.json calls for {taken[name]} of its {stored.numel()} "
@@ -174,22 +173,30 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
     """The view that `source` describes."""
     view = stored if source.index is None else stored[source.index]
     view = view.transpose(-2, -1) if source.transposed else view
-    return view if source.is_whole else view[source.start : source.stop : source.step]
+    view = view if source.is_whole else view[source.start : source.stop : source.step]
+    return view if source.within is None else view[..., slice(*source.within)]
+
+
+def sources_of_shard(shard: LoadingPlan, whole: LoadingPlan, sources: Sources) -> Sources:
+    """Sources of a shard's tensors, which are parts of those of the `whole` model."""
+    stored = {(tensor.source or Source(tensor.name)).tensor: sources[tensor.name].tensor for tensor in whole.stored()}
+    parts = {tensor.name: tensor.source or Source(tensor.name) for tensor in shard.stored()}
+    return {name: replace(source, tensor=stored[source.tensor]) for name, source in parts.items()}
 
 
 def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Loads the part described by `source`, as `dtype` on `device`."""
-    stored = _part(checkpoint.tensor(source.tensor), source)
-    if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
+    outline = _part(checkpoint.outline(source.tensor), source)
+    if outline.dtype == dtype and device.type == "cpu" and outline.is_contiguous():
+        stored = checkpoint.read(source.tensor, outline)
         advise_huge_pages(stored)
         return stored
-    out = torch.empty(stored.shape, dtype=dtype, device=device)
+    out = torch.empty(outline.shape, dtype=dtype, device=device)
     advise_huge_pages(out)
-    rows, row_bytes, step = _pieces(stored)
-    del stored
+    rows, row_bytes, step = _pieces(outline)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        out[part].copy_(_part(checkpoint.tensor(source.tensor), source)[part])
+        out[part].copy_(checkpoint.read(source.tensor, outline[part]))
         checkpoint.touched(step * row_bytes)
     return out
 

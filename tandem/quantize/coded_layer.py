@@ -43,7 +43,7 @@ def to_stored(
     found: dict[str, torch.Tensor] = {}
     for stored_name, names in _by_stored(model, [tensor.name for tensor in model.own_tensors(index)]).items():
         if names[0] not in coded:
-            dtype = model.checkpoint.tensor(stored_name).dtype
+            dtype = model.checkpoint.outline(stored_name).dtype
             found[stored_name] = torch.cat([tensors[name] for name in names]).to(dtype)
             continue
         parts = [coded[name] for name in names]

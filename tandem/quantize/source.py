@@ -54,7 +54,7 @@ class SourceModel:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of its embedding, also used for scales and unquantised tensors."""
-        return self.stored(EMBEDDING).dtype
+        return self.checkpoint.outline(self.sources[EMBEDDING].tensor).dtype
 
     def stored(self, name: str) -> torch.Tensor:
         """The whole stored tensor that contains the parameter `name`."""

@@ -24,6 +24,7 @@ from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
 FORMER_CERTIFICATES_S = 300.0
+LOOK_S = 5.0  # how often certificates are looked at while a call runs
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -54,6 +55,8 @@ class GrpcConnection:
         self._closing: set[asyncio.Task[None]] = set()
         self._metadata_source = metadata_source
         self._is_closed = False
+        self._has_certificates = credentials.tls is not None
+        self._looking: asyncio.TimerHandle | None = None
 
     async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         """Unary call: one request, one answer."""
@@ -104,6 +107,8 @@ class GrpcConnection:
     async def close(self) -> None:
         """End the connection; calls that still run fail with `WorkerLostError`."""
         self._is_closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         channels = [self._channel, *self._former]
         for channel in list(self._former):
             self._take_former(channel)
@@ -131,6 +136,7 @@ class GrpcConnection:
                 "(TANDEM_TLS_DIR), or --insecure where everybody on the network may read and change them"
             )
         channel = self._current_channel()
+        self._look_later()
         try:
             with channel.in_use():
                 yield channel, Deadline(timeout_s)
@@ -157,6 +163,16 @@ class GrpcConnection:
                 timer = asyncio.get_running_loop().call_later(FORMER_CERTIFICATES_S, self._close_soon, channel)
             self._former[channel] = timer
         return self._channel
+
+    def _look_later(self) -> None:
+        """Has new certificates noticed while a call runs, which may be the last one for days."""
+        if self._has_certificates and self._looking is None and not self._is_closed:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if not self._current_channel().is_idle:
+            self._look_later()
 
     def _close_former(self) -> None:
         """Closes replaced channels once their last calls have ended."""

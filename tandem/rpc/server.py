@@ -22,6 +22,7 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.rpc import methods
+from tandem.rpc.caller_watch import CallerWatch
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.credentials import Credentials
@@ -72,11 +73,19 @@ class _GrpcServer:
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self._server = server
+        self._watching: asyncio.Task[None] | None = None
         self.port = port
         self.address = f"{host}:{port}"
 
+    async def start(self, watch: CallerWatch) -> None:
+        """Begins to answer; callers are watched until it stops."""
+        self._watching = asyncio.create_task(watch.keep(), name=f"watch callers of {self.address}")
+        await self._server.start()
+
     async def stop(self, grace_s: float = 0.0) -> None:
         await self._server.stop(grace_s)
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 async def serve_worker(
@@ -151,8 +160,9 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     if not credentials.address:
         credentials = replace(credentials, address=running.address)
     service.sessions = opener.sessions = SessionTable(credentials)
+    service.watch = opener.watch = CallerWatch(credentials.tls, service.sessions)
     opener.credentials = credentials
-    await server.start()
+    await running.start(service.watch)
     return running
 
 
@@ -160,6 +170,7 @@ class _Service:
     """Methods of one service, each with the same checks and error handling."""
 
     sessions: SessionTable
+    watch: CallerWatch
     credentials: Credentials
 
     def __init__(self) -> None:
@@ -175,7 +186,7 @@ class _Service:
             try:
                 asked = call.read(data)
                 check_caller(context, asked.party.role, self.credentials)
-                return method.encode_answer(self.sessions.open(asked))
+                return method.encode_answer(self.sessions.open(asked, self.watch.accepted(context)))
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
                 await call.fail(error)
 
@@ -204,7 +215,8 @@ class _Service:
             call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, data, context)
-                await _write_all(method, respond(call.read(data)), context)
+                async with self.watch.running(context):
+                    await _write_all(method, respond(call.read(data)), context)
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
 
@@ -217,8 +229,9 @@ class _Service:
             call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, b"", context)
-                await context.send_initial_metadata((ADMITTED,))
-                await _write_all(method, respond(call.read_all(data)), context)
+                async with self.watch.running(context):
+                    await context.send_initial_metadata((ADMITTED,))
+                    await _write_all(method, respond(call.read_all(data)), context)
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
 

@@ -39,12 +39,13 @@ class NotAdmittedError(Exception):
 
 
 class _Session:
-    """`client_nonce`: of its handshake."""
+    """`client_nonce`: of its handshake. `certificates`: of its connection then."""
 
-    __slots__ = ("client", "client_nonce", "numbers", "proof")
+    __slots__ = ("certificates", "client", "client_nonce", "numbers", "proof")
 
-    def __init__(self, client: Party, client_nonce: bytes, key: bytes) -> None:
+    def __init__(self, client: Party, client_nonce: bytes, key: bytes, certificates: bytes) -> None:
         self.client = client
+        self.certificates = certificates
         self.client_nonce = client_nonce
         self.proof = CallProof(key)
         self.numbers = CallWindow()
@@ -69,8 +70,8 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._used) + len(self._unused)
 
-    def open(self, call: OpenCall) -> OpenAnswer:
-        """Opens a session.
+    def open(self, call: OpenCall, certificates: bytes = b"") -> OpenAnswer:
+        """Opens a session, which can be dropped by the caller's `certificates`.
 
         Raises:
             NotAdmittedError: the caller does not know the secret, or repeats a handshake.
@@ -86,7 +87,7 @@ class SessionTable:
         protocol = newest_common(call.protocols)
         nonce, session_id = random_bytes(proofs.NONCE_BYTES), random_bytes(proofs.SESSION_ID_BYTES)
         said = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
-        session = _Session(call.party, call.nonce, proofs.session_key(self._key, said))
+        session = _Session(call.party, call.nonce, proofs.session_key(self._key, said), certificates)
         self._client_nonces.add(call.nonce)
         self._unused[session_id.hex()] = session
         self._drop_oldest(self._unused, self._max_unused)
@@ -97,6 +98,12 @@ class SessionTable:
             protocol=protocol,
             proof=proofs.server_proof(self._key, said),
         )
+
+    def drop(self, certificates: bytes) -> None:
+        """Forgets all sessions that were opened with these certificates."""
+        for sessions in (self._used, self._unused):
+            for session_id in [key for key, each in sessions.items() if each.certificates == certificates]:
+                self._client_nonces.discard(sessions.pop(session_id).client_nonce)
 
     def admit(self, header: str, path: str, body: bytes) -> Party:
         """Checks a call and returns the proven identity of its caller.

@@ -1,5 +1,6 @@
 """Differences between steps: records what the executor knows of each request, so that steps carry changes only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.block_table import BlockTable
@@ -8,32 +9,40 @@ from tandem.scheduler.request import Request
 
 
 @dataclass(slots=True)
-class _Told:
-    """Number of entries sent of each block table, and the number of them sent as dropped, per KV group."""
+class TableChanges:
+    """Changes of one request's block table since the last that were sent.
 
-    num_blocks: int
-    num_dropped: list[int]
+    Kept are the number of entries sent of each group, and the number of them sent as dropped, per KV group.
+    """
+
+    num_blocks: int = 0
+    num_dropped: Sequence[int] = ()
+
+    def of(self, table: BlockTable) -> NewBlocks | None:
+        """Returns the changes, which count as sent; None if there are none."""
+        if self.num_blocks == len(table.groups[0]) and self.num_dropped == table.num_dropped:
+            return None
+        blocks = NewBlocks(tuple(ids[self.num_blocks :] for ids in table.groups), tuple(table.num_dropped))
+        self.num_blocks, self.num_dropped = len(table.groups[0]), list(table.num_dropped)
+        return blocks
 
 
 class StepDeltas:
     """Turns requests and their block tables into the data of a step."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, TableChanges] = {}
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
         """Returns step data of the next `num_tokens` tokens and drafts. `take_new` describes a request first."""
         told = self._told.get(request.request_id)
         if told is None:
-            told = self._told[request.request_id] = _Told(0, [0] * len(table.groups))
+            told = self._told[request.request_id] = TableChanges()
             self._new.append(_describe(request))
         start, token_ids = request.num_computed_tokens, request.token_ids
         end = start + num_tokens
-        blocks = None
-        if told.num_blocks != len(table.groups[0]) or told.num_dropped != table.num_dropped:
-            blocks = NewBlocks(tuple(ids[told.num_blocks :] for ids in table.groups), tuple(table.num_dropped))
-            told.num_blocks, told.num_dropped = len(table.groups[0]), list(table.num_dropped)
+        blocks = told.of(table)
         # NOTE: the first test decides for nearly all requests, and a call of the property costs a tenth of this method
         scores_prompt = request.params.prompt_logprobs is not None and request.needs_whole_prompt
         scheduled, num_drafts = token_ids[start:end], max(0, end - len(token_ids))

@@ -122,7 +122,11 @@ class EngineSettings(Settings):
     allow_pickle: bool = Field(
         False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
     )
-    speculate: str = Field("off", description="drafter of the tokens that a step checks: off, auto, ngram or suffix")
+    speculate: str = Field(
+        "off",
+        description="drafter of the tokens that a step checks: off, auto, ngram, suffix, or draft=DIR for a smaller "
+        "model with the same tokenizer",
+    )
     num_speculative_tokens: int = Field(
         7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"
     )

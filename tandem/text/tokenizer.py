@@ -103,6 +103,11 @@ class Tokenizer:
         """The id of a token string as the vocabulary spells it, or None."""
         return _id_of(self.backend, token)
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Ids by token string, added tokens included."""
+        return dict(self.backend.get_vocab(with_added_tokens=True))
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that `token_id` adds to a text that it does not begin; empty where it names no token."""
         known = self._bytes.get(token_id)

@@ -40,12 +40,13 @@ class Authority:
         """The certificate in PEM."""
         return self._certificate.public_bytes(Encoding.PEM)
 
-    def write(self, directory: Path, role: CertifiedRole, *, dns: str | None = None) -> None:
+    def write(self, directory: Path, role: CertifiedRole, *, dns: str | None = None, ca: bytes = b"") -> None:
         """Writes the files that `TlsFiles` reads; only this user may read the key.
 
         Args:
             directory: created if missing.
             dns: name in the certificate, if not the role's in this deployment.
+            ca: certificates to trust, in PEM; empty = of this authority only.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -61,7 +62,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _replace(directory / CA, self.certificate)
+        _replace(directory / CA, ca or self.certificate)
         _replace(directory / KEY, private)
         _replace(directory / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
 

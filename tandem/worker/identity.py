@@ -18,10 +18,16 @@ from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
 
-def compatibility_of(assembly: Assembly) -> dict[str, str]:
-    """Properties, by name, that must be equal for the blocks of two workers to be interchangeable."""
+def compatibility_of(assembly: Assembly, num_ranks: int = 1, worker_id: str = "") -> dict[str, str]:
+    """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
+
+    NOTE: those of several ranks are parts of blocks, which no other worker can use yet: such a worker is a pool of its
+    own.
+    """
     layout = assembly.arena.layout
+    ranks = {} if num_ranks == 1 else {"ranks": f"{num_ranks} of {worker_id}"}
     return {
+        **ranks,
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(layout),
         "layout_version": str(LAYOUT_VERSION),
@@ -73,8 +79,8 @@ def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) ->
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {torch.get_num_threads()} threads, {engine.model.fingerprint[:16]}",
-        fingerprint=pool_of(compatibility_of(assembly)),
+        kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
+        fingerprint=pool_of(compatibility_of(assembly, settings.tp, worker_id)),
         block_size=layout.block_size,
         block_bytes=layout.bytes_per_block,
         request_bytes=layout.bytes_per_request,
@@ -82,6 +88,11 @@ def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) ->
         num_total_blocks=num_blocks,
         num_free_blocks=num_blocks,
     )
+
+
+def _threads(num_ranks: int) -> str:
+    own = f"{torch.get_num_threads()} threads"
+    return own if num_ranks == 1 else f"{num_ranks} ranks of {own}"
 
 
 def _hardware(assembly: Assembly) -> str:

@@ -50,6 +50,7 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
+from tandem.worker.ranks import end_with, open_ranks
 from tandem.worker.reports import Reports
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import WorkerSettings
@@ -144,14 +145,19 @@ async def serving_worker(
         role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
         credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
-        assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
+        config, ranks = await asyncio.to_thread(open_ranks, settings)
+        if ranks is not None:
+            opened.push_async_callback(asyncio.to_thread, ranks.close)
+        assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
         engine = AsyncEngine(assembly.engine)
+        if ranks is not None:
+            end_with(ranks, engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
-        compatibility = compatibility_of(assembly)
+        compatibility = compatibility_of(assembly, settings.tp, worker_id)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
         transports = await asyncio.to_thread(

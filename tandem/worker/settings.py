@@ -10,9 +10,11 @@ from pathlib import Path
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tandem.architecture.tensors import MAX_RANKS
 from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
+from tandem.core.speculate import OFF, draft_model
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.peer_settings import PeerSettings
@@ -69,6 +71,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     host_kv_gib: float = Field(
         0.0, ge=0, le=1e6, description="host memory for pinned prefixes moved out of the KV blocks, GiB; 0 = none"
     )
+    tp: int = Field(
+        1, ge=1, le=MAX_RANKS, description="processes that compute parts of every layer (tensor parallel): 1, 2, 4 or 8"
+    )
     core_board: str | None = Field(
         None, description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`"
     )
@@ -108,7 +113,10 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def engine_config(self) -> EngineConfig:
-        return replace(super().engine_config(), pin_share=self.pin_share)
+        config = replace(super().engine_config(), pin_share=self.pin_share)
+        # NOTE: prompts are computed without drafts
+        has_no_use = self.role is Role.PREFILL and draft_model(self.speculate) is not None
+        return replace(config, speculate=OFF) if has_no_use else config
 
     def open_core_board(self) -> CoreBoard | None:
         """Opens the core board, if configured; raises as `CoreBoard`."""

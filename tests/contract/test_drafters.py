@@ -1,6 +1,7 @@
 """Contract of drafters: guesses within limits, of known requests, and nothing of one scope in another."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from tandem.engine.drafts.known import BlindDrafter, KnowingDrafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.drafts.suffix import SuffixDrafter
 from tandem.scheduler.output import NewRequest
+from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.draft_models import tiny_drafter
 
 VOCAB_SIZE = 100
 PERIOD = [11, 12, 13, 14, 15]
@@ -23,9 +26,14 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 FROM_TEXT = ("ngram", "suffix")
 
 
-@pytest.fixture(params=DRAFTERS)
-def drafter(request: pytest.FixtureRequest) -> Drafter:
-    return DRAFTERS[request.param]()
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("draft"), vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture(params=[*DRAFTERS, "draft"])
+def drafter(request: pytest.FixtureRequest, checkpoint: Path) -> Drafter:
+    return tiny_drafter(checkpoint, VOCAB_SIZE) if request.param == "draft" else DRAFTERS[request.param]()
 
 
 def new_request(request_id: str, prompt: list[int], output: Sequence[int] = (), root: bytes = b"a") -> NewRequest:

@@ -1,6 +1,7 @@
 """The `tandem` command as a user runs it: real processes, real files, exit codes."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -43,13 +44,14 @@ def test_generate_prints_the_engines_text(checkpoint: Path) -> None:
 
 
 def test_stats_name_what_was_measured(checkpoint: Path) -> None:
-    flags = ["--max-tokens", "4", "--stats", *FLAGS]
+    flags = ["--max-tokens", "4", "--stats", "--speculate", f"draft={checkpoint}", *FLAGS]
     result = tandem("generate", "--model", checkpoint, "--prompt", "a" * 40, "--prompt", "a" * 40, *flags)
     assert result.returncode == 0, result.stderr
     assert "TTFT ms" in result.stderr
     assert "TPOT ms" in result.stderr
     assert "prefix hits: 32 of 80 prompt tokens" in result.stderr
     assert "KV blocks:" in result.stderr
+    assert re.search(r"drafts: \d+ of \d+\s+accepted", result.stderr)
 
 
 def test_a_file_is_served_as_one_batch_with_its_own_settings(checkpoint: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_another_user_who_knows_the_ports_reads_no_kv(model: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode", "gateway", "planner"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("0.0.0.0", marks=pytest.mark.slow)])
 def test_no_service_starts_without_a_secret(model: Path, role: str, host: str) -> None:
     """Nor on loopback, which all users of the machine share."""
     flags = {

@@ -20,7 +20,10 @@ def answer(client: httpx.Client, cluster: Cluster, seed: int) -> httpx.Response:
     return client.post(f"{cluster.url}/v1/completions", json=body | {"ignore_eos": True})
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 1)], ids=["aggregated", "1P1D"])
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [pytest.param(0, 1, id="aggregated", marks=pytest.mark.slow), pytest.param(1, 1, id="1P1D")],
+)
 def test_all_are_served_in_turn(prefill: int, decode: int) -> None:
     flags = ("--dtype", "float32", "--kv-cache-gib", str(4 / 1024), "--max-model-len", "512")
     with (

@@ -66,7 +66,9 @@ def _links(url: str) -> list[str]:
         assert time.monotonic() < limit_s, found
 
 
-@pytest.mark.parametrize("transport", ["auto", "cma", "nixl", "tcp"])
+@pytest.mark.parametrize(
+    "transport", ["auto", "nixl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cma", "tcp"))]
+)
 def test_nothing_listens_outside_the_bind_address(model: Path, tmp_path: Path, transport: str) -> None:
     """NIXL's UCX listened on a random port of every interface, also with everything else bound to loopback."""
     if transport == "nixl" and unavailable_reason() is not None:

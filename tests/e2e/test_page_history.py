@@ -115,7 +115,14 @@ def test_nothing_is_edited_or_asked_again_while_an_answer_comes(stage: Stage, tm
     stage.tell(tmp_path, story)
 
 
-@pytest.mark.parametrize("size", [WIDE, (1000, 700), PHONE], ids=["wide", "middle", "phone"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(WIDE, id="wide"),
+        pytest.param((1000, 700), id="middle", marks=pytest.mark.slow),
+        pytest.param(PHONE, id="phone"),
+    ],
+)
 def test_conversations_are_listed_opened_and_deleted(stage: Stage, tmp_path: Path, size: tuple[int, int]) -> None:
     async def story(cluster: PageCluster, tab: Tab) -> None:
         async def unfold() -> None:

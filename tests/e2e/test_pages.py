@@ -291,7 +291,7 @@ def test_thinking_is_folded_and_tools_are_answered_by_hand(
     stage.tell(tmp_path, story)
 
 
-@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize("api", [pytest.param("openai", marks=pytest.mark.slow), "anthropic"])
 def test_a_model_that_thinks_and_calls_tools_goes_on_with_the_result(stage: Stage, tmp_path: Path, api: str) -> None:
     async def story(cluster: PageCluster, tab: Tab) -> None:
         call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

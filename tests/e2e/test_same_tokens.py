@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,7 @@ WORKER_FLAGS = (
     *("--max-num-batched-tokens", "64", "--max-num-running", "32", "--checksum-share", "1"),
 )
 SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
+DRAFT_ITSELF = ("--speculate", "draft={model}", "--num-speculative-tokens", "4")
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -49,7 +51,7 @@ SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and the family it serves."""
+    """A cluster and the family it serves. In `worker_flags`, `{model}` is its checkpoint."""
 
     family: str
     prefill: int
@@ -62,6 +64,7 @@ class Setup:
 
     @contextlib.contextmanager
     def running(self, model: Path) -> Iterator[Cluster]:
+        worker_flags = (flag.format(model=model) for flag in self.worker_flags)
         with contextlib.ExitStack() as opened:
             redis = opened.enter_context(running_redis()).url if self.redis else None
             yield opened.enter_context(
@@ -72,7 +75,7 @@ class Setup:
                     redis=redis,
                     transport=self.transport,
                     block_size=self.block_size,
-                    extra={"worker": (*WORKER_FLAGS, *self.worker_flags), "router": self.router_flags},
+                    extra={"worker": (*WORKER_FLAGS, *worker_flags), "router": self.router_flags},
                 )
             )
 
@@ -81,7 +84,7 @@ SETUPS = {
     "1p1d-nixl-16": Setup("llama", 1, 1),
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
-    "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=SPECULATE),
+    "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=DRAFT_ITSELF),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
@@ -90,7 +93,14 @@ SETUPS = {
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
+QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
+"""Clusters of which every property is tested by `make test`; of the others the random mix is."""
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+
+
+def clusters(names: Sequence[str]) -> list[Any]:
+    """Parameters of a test that is slow but for two clusters."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,11 @@ def running(anything: Running) -> Iterator[Running]:
     anything.expect_idle()
 
 
-@pytest.mark.parametrize("anything", SETUPS, indirect=True)
+@pytest.mark.parametrize(
+    "anything",
+    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    indirect=True,
+)
 def test_a_random_mix(running: Running, models: Models) -> None:
     """Everything at once over HTTP: each request as if it were alone, and its KV really came from a prefill worker."""
     asks, wanted = models.mix(running.setup.family)
@@ -187,7 +201,7 @@ def test_what_was_expected_is_what_transformers_says(models: Models) -> None:
         assert [wanted[i][0].token_ids for i in plain] == told
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     """They end while decode hears the last of prefill: it was cancelled when it was about to release the lease, which
     then held its blocks for its whole time.
@@ -198,7 +212,7 @@ def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
     assert {len(reply.token_ids) for (reply,) in replies} == {1}
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("held_by_decode", [False, True], ids=["", "decode"])
 @pytest.mark.parametrize("held_by_prefill", [False, True], ids=["", "prefill"])
@@ -225,7 +239,7 @@ def test_prefixes_that_either_side_holds(
     assert least <= num_blocks <= most
 
 
-@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_prefill_fetches_what_decode_generated(running: Running, params: SamplingParams) -> None:
     """The second turn of a conversation, by workers that the test chose: prefill computes only what is new."""
@@ -244,7 +258,7 @@ def test_prefill_fetches_what_decode_generated(running: Running, params: Samplin
     assert sum(map(int, computed)) == 170
 
 
-@pytest.mark.parametrize("anything", BY_COST, indirect=True)
+@pytest.mark.parametrize("anything", clusters(BY_COST), indirect=True)
 def test_second_turn_over_http(running: Running) -> None:
     """The router sees by itself that fetching is quicker than computing, once it knows what decode holds. A router
     whose index does not answer in time pairs without it: then another conversation shows it.

@@ -1,19 +1,28 @@
 """TLS as users meet it: real processes with certificates, and services that would speak plain text to others."""
 
+import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tandem.core.errors import TandemError, WorkerLostError
+from tandem.rpc import caller_watch
+from tandem.rpc.client import WorkerClient
+from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.serving.ports import free_ports
 from tandem.tls.authority import Authority
+from tandem.tls.files import CA, TlsFiles
 from tandem.tls.identity import CertifiedRole
-from tests.e2e.test_up import ROOT, children_of, running
+from tests.e2e.test_up import ROOT, children_of, running, started
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -72,20 +81,133 @@ def test_up_encrypts_what_its_processes_say_if_told(flags: tuple[str, ...], mode
         assert not any(Path(each).exists() for each in directories if each)
 
 
-def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+RENEWING = """
+import sys, time
+from tandem.cli.main import main
+from tandem.tls import renewal
+renewal.LOOK_S = 4.0
+make = renewal.RenewedCertificates.__init__
+renewal.RenewedCertificates.__init__ = lambda *given: make(*given, now_s=lambda: time.time() * 1e8)
+sys.exit(main())
+"""
+
+
+def test_certificates_are_renewed_while_requests_run(model: Path) -> None:
+    """Every four seconds, by `tandem up`, for whose clock a third of a year goes by. The second renewal takes the
+    authority away that signed what processes started with.
+    """
+    asked = {"model": "tiny", "prompt": list(range(1, 60)), "max_tokens": 80, "ignore_eos": True}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    with started(
+        ROOT, ("--model", model, "--port", "0", "--quiet", "--tls", *FLAGS), {}, program=("-c", RENEWING)
+    ) as up:
+        (match,) = up.until(r"^tiny is served at (http://.*)$")
+        (directory,) = {Path(each.environ()["TANDEM_TLS_DIR"]).parent for each in children_of(up)}
+        first, num_crossed = (directory / "worker/ca.crt").read_bytes(), 0
+        seen: set[bytes] = set()
+        with httpx.Client(base_url=match[1], timeout=30, trust_env=False) as client:
+            while num_crossed < 1 or len(seen) < 4:
+                before = (directory / "worker/tls.crt").read_bytes()
+                with client.stream("POST", "/v1/completions", json=asked) as answer:
+                    *_, usage = [line for line in answer.iter_lines() if line.startswith("data: {")]
+                assert '"completion_tokens":80' in usage, usage
+                after = (directory / "worker/tls.crt").read_bytes()
+                num_crossed += before != after
+                seen |= {before, after}
+        authorities = (directory / "worker/ca.crt").read_text().split("-----BEGIN")
+        assert not [each for each in authorities[1:] if each.encode() in first]
+        used = {match[1] for match in up.until(r"(\S+) .*new certificates of .* are in use", 8)}
+        assert len(used) >= 3, up.lines
+        assert not up.said("Traceback"), up.lines
+        assert {each.status() for each in children_of(up)} <= {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) == 0, up.lines
+
+
+def test_a_withdrawn_peer_is_cut_off_and_others_are_not(model: Path, tmp_path: Path) -> None:
+    """A real worker, whose `ca.crt` loses one of two authorities while each has signed the caller of a stream."""
+    ours, others = Authority("up"), Authority("up")
+
+    def trust(*authorities: Authority) -> None:
+        (tmp_path / "new").write_bytes(b"".join(each.certificate for each in authorities))
+        (tmp_path / "new").rename(tmp_path / "worker" / CA)
+
+    async def check(address: str) -> None:
+        trust(ours, others)
+        others.write(tmp_path / "gone", CertifiedRole.OPERATOR, ca=ours.certificate + others.certificate)
+        files = [TlsFiles(tmp_path / each, CertifiedRole.OPERATOR) for each in ("operator", "gone")]
+        kept, gone = (WorkerClient(address, Credentials(SECRET, ProcessRole.OPERATOR, tls=each)) for each in files)
+        await answers(kept)
+        async with aclosing(kept.watch(0.05)) as kept_stream, aclosing(gone.watch(0.05)) as gone_stream:
+            assert {(await anext(each)).lifecycle for each in (kept_stream, gone_stream)} == {"ready"}
+            trust(ours)
+
+            async def both_go_on() -> None:
+                async for _ in gone_stream:
+                    assert (await anext(kept_stream)).lifecycle == "ready"
+
+            with pytest.raises(TandemError, match="is not accepted any more"):
+                await asyncio.wait_for(both_go_on(), caller_watch.LOOK_S + 10)
+            with pytest.raises(TandemError):
+                await gone.status()
+            assert (await anext(kept_stream)).lifecycle == "ready"
+            assert await kept.status()
+        await asyncio.gather(kept.close(), gone.close())
+
+    address = f"127.0.0.1:{free_ports(1, '127.0.0.1', random.SystemRandom())[0]}"
+    for role in (CertifiedRole.WORKER, CertifiedRole.OPERATOR):
+        ours.write(tmp_path / role, role)
+    log = (tmp_path / "log").open("wb")
+    decode = subprocess.Popen(
+        [sys.executable, "-m", "services.decode", "--model", str(model), "--bind", address, *FLAGS],
+        cwd=ROOT,
+        env=clean_environment() | {"TANDEM_TLS_DIR": str(tmp_path / "worker")},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        asyncio.run(check(address))
+        assert decode.poll() is None
+    except BaseException as error:
+        error.add_note((tmp_path / "log").read_text())
+        raise
+    finally:
+        decode.kill()
+        decode.wait()
+        log.close()
+
+
+async def answers(client: WorkerClient) -> None:
+    """Waits for a process that starts."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(WorkerLostError):
+                if (await client.status()).lifecycle == "ready":
+                    return
+            await asyncio.sleep(0.1)
+
+
+def clean_environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    return environment | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
+
+
+def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", f"services.{role}", *flags],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=ROOT,
-        env=environment | {"TANDEM_CLUSTER_SECRET": SECRET.decode(), **variables},
+        env=clean_environment() | variables,
         check=False,
     )
 
 
-@pytest.mark.parametrize("role", ["router", "prefill", "decode", "gateway", "planner"])
+@pytest.mark.parametrize(
+    "role",
+    ["router", "prefill", "gateway", *(pytest.param(role, marks=pytest.mark.slow) for role in ("decode", "planner"))],
+)
 def test_no_service_speaks_plain_text_to_others_unasked(model: Path, role: str) -> None:
     flags = {
         "router": ("--bind", "0.0.0.0:0"),

@@ -90,10 +90,11 @@ def started(
     flags: Sequence[str | Path],
     variables: Mapping[str, str],
     stderr: int | IO[bytes] = subprocess.STDOUT,
+    program: Sequence[str] = ("-m", "tandem.cli.main"),
 ) -> Iterator[Terminal]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem.cli.main", "up", *map(str, flags)],
+        [sys.executable, *program, "up", *map(str, flags)],
         cwd=place,
         env={**environment, "PYTHONPATH": str(ROOT), **variables},
         stdin=subprocess.DEVNULL,
@@ -254,7 +255,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
     [
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=.*aqlm.* is not served"),
         ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: DeepseekV2ForCausalLM"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        pytest.param({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic", marks=pytest.mark.slow),
         ({}, "has no tokenizer.json"),
     ],
 )

@@ -1,21 +1,16 @@
-"""One cluster for all fault tests, with a survivor for every death, and the matrix of what became of each fault.
+"""One cluster for all fault tests, with a survivor for every death, and the matrix of what became of each fault."""
 
-`TANDEM_FAULT_MATRIX` names a file that the matrix is written to: JSON, or Markdown where it ends in .md.
-"""
-
-import json
-import os
 import random
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tandem.rpc.messages import WorkerAddress
 from tandem.serving.ports import free_ports
-from tests.faults.matrix import Matrix, table_of
+from tests.faults.matrix import Matrix, property_of
 from tests.faults.scene import WORKER_FLAGS, Scene, save_slow_model
 from tests.faults.streams import Asked, Known, asked_of
 from tests.helpers.cluster import Cluster, ClusterProcess, running_cluster
@@ -24,12 +19,10 @@ from tests.helpers.redis_server import RedisServer, running_redis
 WAIT_S = 6.0  # for a worker, where nobody can take its place
 GATEWAY_FLAGS = ("--failover-timeout-s", f"{WAIT_S:g}")
 ROUTER_FLAGS = ("--max-local-tokens", "512")  # NOTE: so that the prompts here have a prefill worker
-_MATRIX = pytest.StashKey[Matrix]()
 _CLUSTERS = pytest.StashKey[list[Cluster]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_MATRIX] = []
     config.stash[_CLUSTERS] = []
 
 
@@ -60,22 +53,12 @@ def logs_shown(config: pytest.Config, cluster: Cluster) -> Iterator[None]:
     clusters.remove(cluster)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash[_MATRIX]
-    if not rows:
-        return
-    lines = table_of(rows)
-    terminalreporter.section("faults")
-    terminalreporter.write("\n".join(lines) + "\n")
-    if path := os.environ.get("TANDEM_FAULT_MATRIX"):
-        text = "\n".join(lines) if path.endswith(".md") else json.dumps([asdict(row) for row in rows], indent=1)
-        Path(path).write_text(text + "\n")
-
-
 @pytest.fixture
-def matrix(pytestconfig: pytest.Config) -> Matrix:
+def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
     """Where a test notes what became of its fault."""
-    return pytestconfig.stash[_MATRIX]
+    rows: Matrix = []
+    yield rows
+    request.node.user_properties += map(property_of, rows)
 
 
 @pytest.fixture(scope="package")

@@ -32,7 +32,8 @@ class Moment(StrEnum):
     DECODING = "mid-decode"
 
 
-@pytest.mark.parametrize("num_aborts", [20, pytest.param(100, marks=pytest.mark.slow)])
+# NOTE: among nine, as they are drawn, is every moment
+@pytest.mark.parametrize("num_aborts", [9, *(pytest.param(number, marks=pytest.mark.slow) for number in (20, 100))])
 def test_clients_that_leave_free_everything(
     scene: Scene, known: Mapping[float, Known], short: Asked, matrix: Matrix, num_aborts: int
 ) -> None:

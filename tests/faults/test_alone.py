@@ -33,7 +33,7 @@ def strike(scene: Scene, name: str, signal: str) -> float:
     [
         (State.COMPUTING, KILL),
         pytest.param(State.COMPUTING, STOP, marks=pytest.mark.slow),
-        (State.TRANSFER, KILL),
+        pytest.param(State.TRANSFER, KILL, marks=pytest.mark.slow),
         (State.TRANSFER, STOP),
     ],
 )
@@ -53,7 +53,7 @@ def test_without_its_only_prefill_worker_decode_computes_itself(
     matrix.append(Row("only prefill", state, signal, "exact, computed by decode", silence_s, None, free_s))
 
 
-@pytest.mark.parametrize("signal", [KILL, STOP])
+@pytest.mark.parametrize("signal", [KILL, pytest.param(STOP, marks=pytest.mark.slow)])
 def test_without_its_only_decode_worker_a_stream_ends_with_an_error(
     small_scene: Scene, small_known: Mapping[float, Known], short: Asked, matrix: Matrix, signal: str
 ) -> None:
@@ -115,7 +115,7 @@ def is_alive(scene: Scene, role: str) -> bool:
     return any(row["is_alive"] for row in scene.cluster.workers() if row["role"] == role)
 
 
-@pytest.mark.parametrize("signal", [KILL, STOP])
+@pytest.mark.parametrize("signal", [KILL, pytest.param(STOP, marks=pytest.mark.slow)])
 def test_without_its_only_router_streams_go_on_and_new_requests_are_refused(
     small_scene: Scene, small_known: Mapping[float, Known], short: Asked, matrix: Matrix, signal: str
 ) -> None:

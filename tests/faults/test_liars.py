@@ -90,7 +90,14 @@ HARMLESS = {"a KV group too many", "silence to every sign of life"}
 OUTCOMES = {True: "exact, computed by decode", False: "exact, not heeded"}
 
 
-@pytest.mark.parametrize("lie", LIES)
+QUICK = {
+    *("a damaged block", "a lease that has ended", "no KV group", "a token that does not exist"),
+    *("silence to every confirmation", "a KV group too many"),
+}
+"""One of what is compared, of leases, of the shape, of tokens and of silence, and one that is harmless."""
+
+
+@pytest.mark.parametrize("lie", [pytest.param(lie, marks=() if lie in QUICK else pytest.mark.slow) for lie in LIES])
 def test_a_lie_costs_a_recomputation(
     small_scene: Scene, small_known: Mapping[float, Known], hidden: WorkerAddress, matrix: Matrix, lie: str
 ) -> None:

@@ -21,12 +21,12 @@ SLACK_S = 0.75  # NOTE: a worker's figures are up to 0.2 s old, and it looks for
 UNREAD_S = 10.0  # in which a request ends whose gateway does not read its tokens
 KILL, STOP = "kill -9", "SIGSTOP"
 PREFILL, DECODE, ROUTER, GATEWAY, REDIS = "prefill", "decode", "router", "gateway", "redis"
-QUICK = {(role, state, KILL) for role in (PREFILL, DECODE) for state in State} | {
-    *((PREFILL, state, STOP) for state in (State.COMPUTING, State.TRANSFER)),
-    *((DECODE, state, STOP) for state in (State.TRANSFER, State.DECODING)),
-    *((ROUTER, State.COMPUTING, signal) for signal in (KILL, STOP)),
-    *((GATEWAY, state, signal) for state in (State.COMPUTING, State.DECODING) for signal in (KILL, STOP)),
-    *((REDIS, State.DECODING, signal) for signal in (KILL, STOP)),
+QUICK = {
+    *((PREFILL, state, KILL) for state in (State.COMPUTING, State.TRANSFER)),
+    *((DECODE, state, KILL) for state in (State.QUEUED, State.TRANSFER, State.DECODING)),
+    *((PREFILL, State.TRANSFER, STOP), (DECODE, State.DECODING, STOP)),
+    *((ROUTER, State.COMPUTING, KILL), (REDIS, State.DECODING, STOP), (REDIS, State.DECODING, KILL)),
+    *((GATEWAY, State.DECODING, signal) for signal in (KILL, STOP)),
 }  # NOTE: a stopped process takes 12 s until it is given up and forgotten
 NUM_STAGINGS = 3
 CASES = [

@@ -49,7 +49,7 @@ def load(path: Path, kernels: Kernels) -> LoadedModel:
     return load_model(str(path), device=CPU, kernels=kernels)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
 def test_a_prompt_cut_at_every_position(family: str, computed_by: tuple[Kernels, Backends], tmp_path: Path) -> None:
     kernels, backends = computed_by
     path, prompt = FAMILIES[family](tmp_path), random_prompt(30)

@@ -5,6 +5,7 @@ the tokens it gets alone on a fresh engine. `BACKENDS` adds bfloat16 on the comp
 bit.
 """
 
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, family_params
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, REPRESENTATIVES
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -28,21 +29,35 @@ BACKENDS = {
     "native-float32": {"dtype": "float32", **COMPILED},
     "native-bfloat16": {"dtype": "bfloat16", **COMPILED},
 }
-
-
 FAMILIES = BUILDERS | EXPERT_BUILDERS
+QUICK = {
+    *((family, "native-bfloat16") for family in REPRESENTATIVES),
+    ("deepseek_v3", "native-float32"),
+    *((family, "torch-float32") for family in ("llama", "gemma3")),
+}
+PAIRS = [
+    pytest.param(pair, id="-".join(pair), marks=() if pair in QUICK else pytest.mark.slow)
+    for pair in itertools.product(sorted(FAMILIES), sorted(BACKENDS))
+]
 
 
-@pytest.fixture(scope="module", params=family_params(FAMILIES))
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    FAMILIES[request.param](path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1)
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A family and what computes it."""
+    found: tuple[str, str] = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(pair[0])
+    FAMILIES[pair[0]](path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1)
     return write_byte_tokenizer(path)
 
 
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> dict[str, object]:
-    options: dict[str, object] = dict(BACKENDS[request.param])
+@pytest.fixture(scope="module")
+def backend(pair: tuple[str, str]) -> dict[str, object]:
+    options: dict[str, object] = dict(BACKENDS[pair[1]])
     if options["native_kernels"] and (reason := unavailable_reason()) is not None:
         pytest.skip(f"no compiled kernels: {reason}")
     return options

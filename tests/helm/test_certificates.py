@@ -26,7 +26,11 @@ def drawn(values: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
     """Data of the Secrets of certificates, by role. NOTE: renders of the matrix mask it."""
     made = helm_python.Chart.load(str(CHART)).render(dict(values), name=NAME, namespace=NAMESPACE)
     objects = [
-        each for text in made.values() if "kubernetes.io/tls" in text for each in yaml.safe_load_all(text) if each
+        each
+        for text in made.values()
+        if "kubernetes.io/tls" in text
+        for each in yaml.safe_load_all(text)
+        if each and each["type"] == "kubernetes.io/tls"
     ]
     return {
         each["metadata"]["name"].rpartition("-")[2]: {

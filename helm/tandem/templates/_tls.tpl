@@ -1,6 +1,6 @@
 {{/* Certificates of the processes. Each names its role and this deployment, ROLE.DEPLOYMENT.tandem.internal, and is in a
      Secret of its own, so that a pod has no key but its role's. They are from Secrets that exist, from cert-manager, or
-     drawn by the chart: then by a CA whose key is kept nowhere, and found again by `lookup`. */}}
+     drawn by the chart: then by a CA whose key is kept nowhere, found again by `lookup`, and renewed by upgrades. */}}
 
 {{- define "tandem.tlsRoles" -}}
 {{- list "gateway" "router" "worker" "planner" | toJson -}}
@@ -36,28 +36,110 @@
 {{- and .Values.tls.enabled (not .Values.tls.certManager.enabled) (ne (include "tandem.givesTlsSecrets" .) "true") -}}
 {{- end }}
 
-{{/* By role, the data of the Secrets that the chart draws. All or none are found again: their CA is the same. */}}
-{{- define "tandem.tlsData" -}}
-{{- if not (hasKey .Values "_drawnTls") -}}
-{{- $all := dict -}}
-{{- range $role := include "tandem.tlsRoles" . | fromJsonArray -}}
-{{- $found := lookup "v1" "Secret" $.Release.Namespace (include "tandem.tlsSecretName" (dict "root" $ "role" $role)) | default dict -}}
+{{/* Takes root, days. A CA whose key is kept nowhere, and by role what it signed; drawn now. */}}
+{{- define "tandem.tlsDraw" -}}
+{{- $ca := genCAWithKey (printf "tandem %s" (include "tandem.tlsDeployment" .root) | trunc 64) .days (genPrivateKey "ecdsa") -}}
+{{- $data := dict "ca.crt" $ca.Cert -}}
+{{- range $role := include "tandem.tlsRoles" .root | fromJsonArray -}}
+{{- $names := list (include "tandem.tlsName" (dict "root" $.root "role" $role)) -}}
+{{- $own := genSignedCertWithKey (printf "tandem %s" $role) nil $names $.days $ca (genPrivateKey "ecdsa") -}}
+{{- $_ := set $data (printf "%s.crt" $role) $own.Cert -}}
+{{- $_ := set $data (printf "%s.key" $role) $own.Key -}}
+{{- end -}}
+{{- $now := now | unixEpoch | int64 -}}
+{{- dict "data" $data "drawn" $now "ends" (add $now (mul .days 86400)) | toJson -}}
+{{- end }}
+
+{{/* Takes root, name: of a Secret. What `tandem.tlsDraw` made and that Secret keeps, without its role's; empty if there is
+     none. Earlier charts wrote no dates. */}}
+{{- define "tandem.tlsFound" -}}
+{{- $found := lookup "v1" "Secret" .root.Release.Namespace .name | default dict -}}
 {{- with $found.data -}}
-{{- $_ := set $all $role (pick . "tls.crt" "tls.key" "ca.crt") -}}
+{{- $layout := "2006-01-02T15:04:05Z07:00" -}}
+{{- $dates := $found.metadata.annotations | default dict -}}
+{{- $drawn := toDate $layout (get $dates "tandem.dev/drawn" | default $found.metadata.creationTimestamp) | unixEpoch | int64 -}}
+{{- $ends := add $drawn (mul (int $.root.Values.tls.days) 86400) -}}
+{{- with get $dates "tandem.dev/ends" -}}
+{{- $ends = toDate $layout . | unixEpoch | int64 -}}
 {{- end -}}
+{{- $data := dict -}}
+{{- range $key, $value := . -}}
+{{- $_ := set $data $key ($value | b64dec) -}}
 {{- end -}}
-{{- if lt (len $all) (len (include "tandem.tlsRoles" . | fromJsonArray)) -}}
-{{- $days := int .Values.tls.days -}}
-{{- $ca := genCAWithKey (printf "tandem %s" (include "tandem.tlsDeployment" .) | trunc 64) $days (genPrivateKey "ecdsa") -}}
+{{- dict "data" $data "drawn" $drawn "ends" $ends | toJson -}}
+{{- end -}}
+{{- end }}
+
+{{/* What the pods use (`used`), what follows it (`next`), and the CAs that all trust (`trusted`, the used one first).
+
+     A renewal takes what was drawn as next, whose CA all pods trust since then, and draws what follows. So a pod that has
+     the new Secret and one that has the old accept each other, and one upgrade is enough. A Secret that was deleted is a
+     wish for one. */}}
+{{- define "tandem.tlsGenerations" -}}
+{{- if not (hasKey .Values "_drawnTls") -}}
+{{- $used := dict -}}
 {{- range $role := include "tandem.tlsRoles" . | fromJsonArray -}}
-{{- $names := list (include "tandem.tlsName" (dict "root" $ "role" $role)) -}}
-{{- $own := genSignedCertWithKey (printf "tandem %s" $role) nil $names $days $ca (genPrivateKey "ecdsa") -}}
-{{- $_ := set $all $role (dict "tls.crt" ($own.Cert | b64enc) "tls.key" ($own.Key | b64enc) "ca.crt" ($ca.Cert | b64enc)) -}}
+{{- $found := include "tandem.tlsFound" (dict "root" $ "name" (include "tandem.tlsSecretName" (dict "root" $ "role" $role))) -}}
+{{- if $found -}}
+{{- $_ := set $used $role ($found | fromJson) -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set .Values "_drawnTls" $all -}}
+{{- $now := now | unixEpoch | int64 -}}
+{{- $draw := dict "root" . "days" (int .Values.tls.days) -}}
+{{- $found := include "tandem.tlsFound" (dict "root" . "name" (include "tandem.tlsNextName" .)) -}}
+{{- $next := ternary (include "tandem.tlsDraw" $draw) $found (empty $found) | fromJson -}}
+{{- $isFound := eq (len $used) (len (include "tandem.tlsRoles" . | fromJsonArray)) -}}
+{{- $current := dict "data" dict "drawn" 0 "ends" 0 -}}
+{{- $former := "" -}}
+{{- range $role, $secret := $used -}}
+{{- $_ := set $current "drawn" $secret.drawn -}}
+{{- $_ := set $current "ends" $secret.ends -}}
+{{- $_ := set $current.data (printf "%s.crt" $role) (get $secret.data "tls.crt") -}}
+{{- $_ := set $current.data (printf "%s.key" $role) (get $secret.data "tls.key") -}}
+{{- $cas := regexFindAll "(?s)-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?" (get $secret.data "ca.crt") -1 -}}
+{{- $_ := set $current.data "ca.crt" (first $cas) -}}
+{{- $former = last $cas -}}
 {{- end -}}
-{{- .Values._drawnTls | toYaml -}}
+{{- if or (not $used) (le (int64 $next.ends) $now) -}}
+{{- $current = include "tandem.tlsDraw" $draw | fromJson -}}
+{{- $next = include "tandem.tlsDraw" $draw | fromJson -}}
+{{- $former = "" -}}
+{{- else if or (not $isFound) (eq (include "tandem.tlsIsDue" (dict "now" $now "used" $current "next" $next)) "true") -}}
+{{- $former = index $current.data "ca.crt" -}}
+{{- $current = $next -}}
+{{- $next = include "tandem.tlsDraw" $draw | fromJson -}}
+{{- end -}}
+{{- $trusted := list (index $current.data "ca.crt") (index $next.data "ca.crt") $former | compact | uniq | join "" -}}
+{{- $_ := set .Values "_drawnTls" (dict "used" $current "next" $next "trusted" $trusted) -}}
+{{- end -}}
+{{- .Values._drawnTls | toJson -}}
+{{- end }}
+
+{{/* Takes now, used, next. Whether what was drawn as next takes over: after a third of its time, or when a third of the used one's is left. Not before the kubelets have brought its CA to all pods, unless the used one
+     is of no use any more. */}}
+{{- define "tandem.tlsIsDue" -}}
+{{- $age := sub .now (int64 .next.drawn) -}}
+{{- $left := sub (int64 .used.ends) .now -}}
+{{- $isOld := ge $age (div (sub (int64 .next.ends) (int64 .next.drawn)) 3) -}}
+{{- $endsSoon := le $left (div (sub (int64 .used.ends) (int64 .used.drawn)) 3) -}}
+{{- or $isOld (and $endsSoon (or (ge $age 3600) (le $left 0))) -}}
+{{- end }}
+
+{{/* Takes used, next. When an upgrade renews, and by when one must. */}}
+{{- define "tandem.tlsRenewal" -}}
+{{- $third := div (sub (int64 .next.ends) (int64 .next.drawn)) 3 -}}
+{{- $from := min (add (int64 .next.drawn) $third) (sub (int64 .used.ends) (div (sub (int64 .used.ends) (int64 .used.drawn)) 3)) -}}
+{{- printf "from %s on, and must by %s" (dateInZone "2006-01-02" $from "UTC") (dateInZone "2006-01-02" (int64 .used.ends) "UTC") -}}
+{{- end }}
+
+{{/* Takes drawn, ends. */}}
+{{- define "tandem.tlsDates" -}}
+tandem.dev/drawn: {{ dateInZone "2006-01-02T15:04:05Z" (int64 .drawn) "UTC" | quote }}
+tandem.dev/ends: {{ dateInZone "2006-01-02T15:04:05Z" (int64 .ends) "UTC" | quote }}
+{{- end }}
+
+{{- define "tandem.tlsNextName" -}}
+{{- printf "%s-tls-next" (include "tandem.fullname" .) -}}
 {{- end }}
 
 {{/* Takes root, name. */}}

@@ -1,6 +1,7 @@
 """Fields of the structs of arguments that Python packs, by function, see `bind`. Tests compare them with `src`."""
 
 from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS, CODED_ROWS_FIELDS
+from tandem.compute.native.exchange import ADD_FIELDS, JOIN_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
@@ -24,4 +25,6 @@ FIELDS = {
     "tandem_coded_rows": CODED_ROWS_FIELDS,
     "tandem_coded_gated_linear": CODED_GATED_FIELDS,
     "tandem_recur": RECUR_FIELDS,
+    "tandem_add_over_ranks": ADD_FIELDS,
+    "tandem_join_over_ranks": JOIN_FIELDS,
 }

@@ -1,8 +1,9 @@
 """Draft lengths: how many of each request's guesses the next step checks, so that tokens per second are most.
 
-`choose_lengths` is pure. `StepTimes` measures what it needs: the seconds of a step by its number of rows, one a token.
+`choose_lengths` is pure. `StepTimes` keeps what it needs: the seconds of a step by its number of rows, one a token.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from statistics import median
 from typing import NamedTuple
 
 MIN_GAIN = 1.03  # expected; less is not worth what the estimates may be wrong by
-_NUM_TIMES = 5
+_LEAST_PROBABILITY = 0.02  # of a draft that any batch has room for
+_NUM_TIMES = 9
 _STALE_STEPS = 256  # after so many steps without a measurement a number of rows is tried again
 _EXACT_ROWS = 16
 _UNKNOWN = float("inf")
@@ -23,7 +25,9 @@ class Guess(NamedTuple):
     acceptance: float
 
 
-def choose_lengths(guesses: Sequence[Guess], num_rows: int, seconds: Callable[[int], float]) -> list[int]:
+def choose_lengths(
+    guesses: Sequence[Guess], num_rows: int, seconds: Callable[[int], float], depth_s: float = 0.0
+) -> list[int]:
     """How many tokens of each guess to check in a step of `num_rows` rows without drafts.
 
     A row that must be computed counts as one token, a draft as its probability of being accepted. Drafts are added in
@@ -32,21 +36,24 @@ def choose_lengths(guesses: Sequence[Guess], num_rows: int, seconds: Callable[[i
 
     Args:
         seconds: of a step by its number of rows.
+        depth_s: seconds to make one more token of every guess; 0 where the guesses have been made.
     """
     ranked = sorted(
-        (guess.acceptance ** (place + 1), -index)
+        (probability, -index, place)
         for index, guess in enumerate(guesses)
         for place in range(guess.num_tokens)
+        if (probability := guess.acceptance ** (place + 1)) >= _LEAST_PROBABILITY
     )[::-1]
     lengths = [0] * len(guesses)
     best_rate, num_best = MIN_GAIN * num_rows / seconds(num_rows), 0
-    num_tokens = float(num_rows)
-    for count, (probability, _) in enumerate(ranked, 1):
+    num_tokens, depth = float(num_rows), 0
+    for count, (probability, _, place) in enumerate(ranked, 1):
         num_tokens += probability
-        rate = num_tokens / seconds(num_rows + count)
+        depth = max(depth, place + 1)
+        rate = num_tokens / (seconds(num_rows + count) + depth * depth_s)
         if rate > best_rate:
             best_rate, num_best = rate, count
-    for _, index in ranked[:num_best]:
+    for _, index, _ in ranked[:num_best]:
         lengths[-index] += 1
     return lengths
 
@@ -71,25 +78,55 @@ class StepTimes:
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Record a step."""
-        self._step += 1
+        self.pass_step()
         times = self._times.setdefault(_rounded(num_rows), _Times())
         times.last_step = self._step
         times.seconds.append(seconds)
-        self._times = {rows: kept for rows, kept in self._times.items() if self._step - kept.last_step < _STALE_STEPS}
         self._medians = sorted((rows, median(kept.seconds)) for rows, kept in self._times.items())
+
+    def pass_step(self) -> None:
+        """Forget what was measured long ago; another step has passed, of which nothing is recorded."""
+        self._step += 1
+        stale = [rows for rows, kept in self._times.items() if self._step - kept.last_step >= _STALE_STEPS]
+        for rows in stale:
+            del self._times[rows]
+        if stale:
+            self._medians = [known for known in self._medians if known[0] not in stale]
+
+    def covers(self, num_rows: int) -> bool:
+        """Whether `seconds` would answer from measurements of no fewer rows and no more."""
+        return bool(self._medians) and self._medians[0][0] <= _rounded(num_rows) <= self._medians[-1][0]
 
     def seconds(self, num_rows: int) -> float:
         """Of a step of `num_rows` rows; infinite if unknown."""
-        rows = _rounded(num_rows)
-        above = next((index for index, (known, _) in enumerate(self._medians) if known >= rows), None)
-        if above is None:
-            last = self._medians[-1] if self._medians else (0, _UNKNOWN)
-            return last[1] if rows <= 2 * last[0] + _EXACT_ROWS // 2 else _UNKNOWN
-        upper_rows, upper_s = self._medians[above]
-        if above == 0:
-            return upper_s
-        lower_rows, lower_s = self._medians[above - 1]
-        return lower_s + (upper_s - lower_s) * (rows - lower_rows) / (upper_rows - lower_rows)
+        return self.curve()(num_rows)
+
+    def curve(self, least: tuple[int, float] | None = None) -> Callable[[int], float]:
+        """`seconds`, of what has been measured so far.
+
+        Args:
+            least: a smaller number of rows and its seconds, in place of what was measured up to there. No more rows
+                take less.
+        """
+        medians, least_s = self._medians, 0.0
+        if least is not None:
+            least_rows, least_s = _rounded(least[0]), least[1]
+            medians = [(least_rows, least_s), *(known for known in medians if known[0] > least_rows)]
+        known_rows = [rows for rows, _ in medians]
+
+        def seconds(num_rows: int) -> float:
+            rows = _rounded(num_rows)
+            above = bisect_left(known_rows, rows)
+            if above == len(medians):
+                last_rows, last_s = medians[-1] if medians else (0, _UNKNOWN)
+                return max(least_s, last_s) if rows <= 2 * last_rows + _EXACT_ROWS // 2 else _UNKNOWN
+            upper_rows, upper_s = medians[above]
+            if above == 0 or upper_rows == rows:
+                return max(least_s, upper_s)
+            lower_rows, lower_s = medians[above - 1]
+            return max(least_s, lower_s + (upper_s - lower_s) * (rows - lower_rows) / (upper_rows - lower_rows))
+
+        return seconds
 
 
 def _rounded(num_rows: int) -> int:

@@ -1,13 +1,17 @@
-"""Speculation: which guesses of a drafter the next step checks, from how well it guessed and what checking costs.
+"""Speculation: which requests are guessed at and which guesses the next step checks, from how well the drafter guessed,
+what guessing and checking cost, and what they may have lost so far (`Allowance`).
 
 Part of an executor. A guess that was not checked is compared with the tokens that came nevertheless, so that a drafter
-that has become better is noticed at no cost.
+that has become better is noticed without checking.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from tandem.core.speculate import OFF
+from tandem.engine.drafts.allowance import Allowance
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
 from tandem.scheduler.output import SampledToken, SchedulerOutput
@@ -17,6 +21,8 @@ _FIRST_ACCEPTANCE = 0.6
 _WEIGHT = 0.1  # of one more guess in the mean of all requests
 _KEPT = 0.9  # of the count of one request's earlier guesses, with each step
 _PRIOR_GUESSES = 2.0  # of the mean of all requests, in the mean of one
+_CHEAP_SHARE = 0.005  # of a step: guessing that costs no more is done in every step
+_FIRST_PAUSE, _LONGEST_PAUSE = 8, 64  # steps between two trials of a drafter that did not pay
 
 
 @dataclass(slots=True)
@@ -35,13 +41,26 @@ class Speculation:
         drafter: guesses.
         max_drafts: the most tokens guessed for a request and step.
         adapts: whether the number of drafts follows what was measured; else all guesses are checked.
+        now_s: clock by which the drafter is timed.
     """
 
-    def __init__(self, drafter: Drafter, max_drafts: int = DEFAULT_MAX_DRAFTS, *, adapts: bool = True) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        max_drafts: int = DEFAULT_MAX_DRAFTS,
+        *,
+        adapts: bool = True,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._drafter = drafter
         self._max_drafts = max_drafts
         self._adapts = adapts
-        self._times = StepTimes()
+        self._now_s = now_s
+        self._plain_times = StepTimes()  # of steps without drafts, by number of requests
+        self._checking_times = StepTimes()  # of steps with drafts, by number of rows
+        self._depth_times = StepTimes()  # of the drafter, for one token of each guess, by number of guesses
+        self._allowance = Allowance()
+        self._pause, self._num_paused = _FIRST_PAUSE, 0
         self._acceptance = _FIRST_ACCEPTANCE
         self._followed: dict[str, _Followed] = {}
 
@@ -59,31 +78,88 @@ class Speculation:
         self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float
     ) -> Mapping[str, Sequence[int]]:
         """Guesses to check in the next step, after one that took `seconds` and chose `sampled`."""
-        if all(item.num_tokens == 1 + item.num_drafts for item in step.scheduled):
-            self._times.note(step.num_tokens, seconds)
-        limits: dict[str, int] = {}
+        self._note_step(step, sampled, seconds)
+        candidates = self._take(sampled)
+        if not candidates:
+            return {}
+        if not self._adapts:
+            return self._guess(dict.fromkeys(candidates, self._max_drafts), len(sampled))
+        if not self._allowance.is_left or not self._plain_times.covers(len(sampled)):
+            return {}
+        guesses = self._guess(self._limits(candidates, len(sampled)), len(sampled))
+        num_other_rows = sum(item.num_tokens for item in step.scheduled if not item.samples)
+        lengths = self._lengths({name: len(guess) for name, guess in guesses.items()}, len(sampled) + num_other_rows)
+        return {request_id: guesses[request_id][:length] for request_id, length in lengths.items()}
+
+    def _note_step(self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float) -> None:
+        """Record a step's time, and what its drafts gained."""
+        num_drafts = sum(item.num_drafts for item in step.scheduled)
+        num_requests = len(step.scheduled)
+        is_decode = step.num_tokens == num_requests + num_drafts
+        self._allowance.note_step()
+        self._depth_times.pass_step()
+        if not is_decode or num_drafts:
+            self._plain_times.pass_step()
+        if not is_decode or not num_drafts:
+            self._checking_times.pass_step()
+        if is_decode and num_drafts:
+            self._checking_times.note(step.num_tokens, seconds)
+            num_tokens = sum(map(len, sampled.values()))
+            self._allowance.note_gain(num_tokens / num_requests - seconds / self._plain_times.seconds(num_requests))
+        elif is_decode:
+            self._plain_times.note(num_requests, seconds)
+
+    def _take(self, sampled: Mapping[str, Sequence[SampledToken]]) -> list[str]:
+        """Tell the drafter the new tokens; returns the requests that it may guess at."""
+        candidates = []
         for request_id, tokens in sampled.items():
             followed = self._followed.get(request_id)
             if followed is not None and tokens[-1].is_token:
                 token_ids = [token.token_id for token in tokens]
                 self._judge(followed, token_ids)
+                followed.guess = ()
                 self._drafter.extend(request_id, token_ids)
-                limits[request_id] = self._max_drafts
+                candidates.append(request_id)
+        return candidates
+
+    def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
+        """How many tokens to guess for each request: all that are allowed if guessing costs next to nothing, else as
+        many as will be worth checking. A drafter that does not pay is tried again after longer and longer pauses.
+        """
+        wanted = dict.fromkeys(candidates, self._max_drafts)
+        known_s = self._depth_times.seconds(len(candidates))
+        depth_s = known_s if isfinite(known_s) else 0.0
+        if depth_s * self._max_drafts <= _CHEAP_SHARE * self._plain_times.seconds(num_requests):
+            return wanted
+        worthwhile = self._lengths(wanted, num_requests, depth_s)
+        if worthwhile:
+            self._pause, self._num_paused = _FIRST_PAUSE, 0
+            return worthwhile
+        self._num_paused += 1
+        if self._num_paused < self._pause:
+            return {}
+        self._pause, self._num_paused = min(2 * self._pause, _LONGEST_PAUSE), 0
+        return dict.fromkeys(candidates, 1)
+
+    def _guess(self, limits: Mapping[str, int], num_requests: int) -> Mapping[str, Sequence[int]]:
+        if not limits:
+            return {}
+        began_s = self._now_s()
         guesses = self._drafter.draft(limits)
-        for request_id in limits:
-            self._followed[request_id].guess = guesses.get(request_id, ())
-        if not self._adapts or not guesses:
-            return guesses
-        num_other_rows = sum(item.num_tokens for item in step.scheduled if not item.samples)
-        ids = list(guesses)
-        lengths = choose_lengths(
-            [Guess(len(guesses[request_id]), self._acceptance_of(request_id)) for request_id in ids],
-            len(sampled) + num_other_rows,
-            self._times.seconds,
-        )
-        return {
-            request_id: guesses[request_id][:length] for request_id, length in zip(ids, lengths, strict=True) if length
-        }
+        seconds = self._now_s() - began_s
+        if guesses:
+            self._depth_times.note(len(limits), seconds / max(map(len, guesses.values())))
+        self._allowance.note_gain(-seconds / self._plain_times.seconds(num_requests))
+        for request_id, guess in guesses.items():
+            self._followed[request_id].guess = guess
+        return guesses
+
+    def _lengths(self, sizes: Mapping[str, int], num_rows: int, depth_s: float = 0.0) -> Mapping[str, int]:
+        """Number of drafts to check of guesses of these sizes; requests that should have none are left out."""
+        plain_s = self._plain_times.seconds(num_rows)
+        guesses = [Guess(size, self._acceptance_of(request_id)) for request_id, size in sizes.items()]
+        lengths = choose_lengths(guesses, num_rows, self._checking_times.curve((num_rows, plain_s)), depth_s)
+        return {request_id: length for request_id, length in zip(sizes, lengths, strict=True) if length}
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:
         for guessed, chosen in zip(followed.guess, token_ids, strict=False):

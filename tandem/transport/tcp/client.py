@@ -129,6 +129,7 @@ class Stream:
     Args:
         connection: an authenticated connection; None = connect with the first read.
         connect: opens a new connection, given `tick` and `timeout_s` as in `open_connection`.
+        tls: this process's certificate; a connection that was made with former files is replaced before the next read.
     """
 
     def __init__(
@@ -138,7 +139,10 @@ class Stream:
         clock: Clock,
         connection: socket.socket | None,
         connect: Connect,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = tls
+        self._material = self._current_material()
         self._queue, self._pool, self._clock, self._connect = queue, pool, clock, connect
         self._connection = connection
         self._request_ids = itertools.count(1)
@@ -203,8 +207,15 @@ class Stream:
             self._expect_answer(connection, request_id, sum(map(len, views)), tick)
             wire.receive_into(connection, views, tick)
 
+    def _current_material(self) -> Material | None:
+        return None if self._tls is None else self._tls.current()
+
     def _connected(self, tick: wire.Tick, deadline_s: float) -> socket.socket:
+        material = self._current_material()
+        if material is not self._material:
+            self._drop()
         if self._connection is None:
+            self._material = material
             connection = self._connect(tick, min(HANDSHAKE_S, max(_TICK_S, deadline_s - self._clock.now_s())))
             with self._lock:
                 self._connection = connection

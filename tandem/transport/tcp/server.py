@@ -14,6 +14,7 @@ import time
 
 from tandem.core.errors import IncompatiblePeerError, TransportError
 from tandem.tls.files import Material, TlsFiles
+from tandem.tls.peers import PeerCertificate, chain_of
 from tandem.transport.base import NULL_BLOCK, MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.memory import PoolBytes
@@ -80,12 +81,14 @@ class BlockServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            peer = None
             if self._tls is not None:
-                connection = self._encrypted(connection, self._tls.current())
+                encrypted = connection = self._encrypted(connection, self._tls.current())
+                peer = PeerCertificate(self._tls, chain_of(encrypted))
             self._shake_hands(connection)
             wire.set_timeouts(connection, send_s=STALLED_CLIENT_S)
             while True:
-                self._answer(connection)
+                self._answer(connection, peer)
         except (IncompatiblePeerError, ssl.SSLCertVerificationError) as error:
             logger.warning("a connection for KV blocks was refused: %s", error)
         except (OSError, TransportError) as error:
@@ -94,10 +97,10 @@ class BlockServer:
             with self._lock:
                 self._connections.pop(threading.current_thread()).close()
 
-    def _encrypted(self, connection: socket.socket, material: Material) -> socket.socket:
+    def _encrypted(self, connection: socket.socket, material: Material) -> ssl.SSLSocket:
         """Returns the connection wrapped in TLS. NOTE: `close` must find either the old socket or the new one."""
         with self._lock:
-            encrypted = self._connections[threading.current_thread()] = wrap_server(connection, material)
+            self._connections[threading.current_thread()] = encrypted = wrap_server(connection, material)
         shake_hands(encrypted, material, HANDSHAKE_S)
         return encrypted
 
@@ -119,8 +122,8 @@ class BlockServer:
         proof = wire.server_mac(key, nonce, client_nonce, incarnation, repr(sizes).encode())
         connection.sendall(wire.WELCOME.pack(wire.Status.OK, *sizes, proof))
 
-    def _answer(self, connection: socket.socket) -> None:
-        """Serve one request; raises if the connection has ended."""
+    def _answer(self, connection: socket.socket, peer: PeerCertificate | None) -> None:
+        """Serve one request; raises if the connection has ended, or the client's certificate."""
         (length,) = wire.REQUEST_LENGTH.unpack(wire.receive(connection, wire.REQUEST_LENGTH.size, _no_tick))
         try:
             wire.check_request_length(length)
@@ -128,6 +131,10 @@ class BlockServer:
             self._refuse(connection, 0, str(error))
             raise
         request_id, runs = wire.unpack_request(wire.receive(connection, length, _no_tick))
+        if peer is not None and not peer.is_accepted():
+            reason = "the certificate of this connection is not accepted any more"
+            self._refuse(connection, request_id, reason)
+            raise IncompatiblePeerError(reason)
         reason = self._why_not(runs)
         if reason is not None:
             self._refuse(connection, request_id, reason)

@@ -102,7 +102,7 @@ class TcpTransport:
             return open_connection(address, accepted, self._identity, tick, timeout_s, tls)
 
         streams = tuple(
-            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect)
+            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls)
             for index in range(self._config.num_streams)
         )
         link = _Link(queue, pace, streams)

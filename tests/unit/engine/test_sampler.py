@@ -68,7 +68,7 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-@pytest.mark.parametrize("vocab_size", [37, 700])
+@pytest.mark.parametrize("vocab_size", [37, pytest.param(700, marks=pytest.mark.slow)])
 def test_draws_follow_the_filtered_distribution(sampler: Sampler, options: dict[str, Any], vocab_size: int) -> None:
     """Chi-square over fixed seeds; tokens expected fewer than five times are pooled."""
     params = SamplingParams(**options)

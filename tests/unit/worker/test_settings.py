@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.core.errors import ConfigurationError
-from tandem.worker.settings import DecodeSettings, first_address
+from tandem.worker.settings import DecodeSettings, PrefillSettings, first_address
 
 
 def settings_of(**settings: str) -> DecodeSettings:
@@ -65,3 +65,9 @@ def test_a_core_board_that_is_not_there_is_named() -> None:
     assert settings_of().open_core_board() is None
     with pytest.raises(ConfigurationError, match="/nowhere/board"):
         settings_of(core_board="/nowhere/board:3").open_core_board()
+
+
+def test_prefill_workers_load_no_draft_model() -> None:
+    settings = {"model": "m", "speculate": "draft=small"}
+    assert PrefillSettings.model_validate(settings).engine_config().speculate == "off"
+    assert DecodeSettings.model_validate(settings).engine_config().speculate == "draft=small"

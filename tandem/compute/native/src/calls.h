@@ -242,6 +242,31 @@ struct RecurArguments {
   int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, threads;
 };
 
+// One rank's view of its group (`exchange.h`); Python keeps it.
+struct RankGroup {
+  char* memory;
+  int64_t rank, num_ranks, buffer_bytes, deadline_ns;
+  int64_t count;  // of exchanges so far
+  int64_t failure, peer;  // a `RankFailure`, and the rank that was waited for
+};
+
+struct AddOverRanksArguments {
+  int64_t out_dtype;
+  RankGroup* group;
+  const float* node;  // [m, n]
+  const void* bias;
+  void* out;
+  int64_t out_stride, m, n, threads;
+};
+
+struct JoinOverRanksArguments {
+  RankGroup* group;
+  const float* part;  // [m, bounds[rank + 1] - bounds[rank]]
+  const int64_t* bounds;
+  float* out;  // [m, bounds[num_ranks]]; of rank 0
+  int64_t m;
+};
+
 }  // namespace tandem
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
@@ -264,3 +289,5 @@ TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
 TANDEM_EXPORT void tandem_recur(const tandem::RecurArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
+TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
+TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);

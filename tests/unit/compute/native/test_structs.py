@@ -8,6 +8,7 @@ import pytest
 
 from tandem.compute.native import bindings
 from tandem.compute.native.coded_matrix import CODED_FIELDS
+from tandem.compute.native.exchange import GROUP_FIELDS
 from tandem.compute.native.stack import LAYER_FIELDS
 from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights
@@ -76,6 +77,10 @@ def test_a_mixture_is_router_choice_and_experts() -> None:
 
 def test_a_matrix_of_codes_has_the_fields_of_its_struct() -> None:
     assert "".join(kind for _, kind in fields_of(read_sources(), "CodedWeights")) == unfold(CODED_FIELDS)
+
+
+def test_a_group_of_ranks_has_the_fields_of_its_struct_in_their_order() -> None:
+    assert tuple(name for name, _ in fields_of(read_sources(), "RankGroup")) == GROUP_FIELDS
 
 
 def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:

@@ -1,68 +1,147 @@
-"""Speculation over steps of given durations: how many guesses it has checked."""
+"""Speculation in simulated time: how many guesses it has checked, and what that gains or loses."""
+
+import itertools
+import random
+from collections.abc import Callable
 
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.allowance import MOST, SHARE
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
+from tests.helpers.draft_simulation import Simulated, TimedDrafter, answer_of, simulate
 
-ANSWER = [index % 90 for index in range(1000)]
-
-
-def lengths_of(acceptance: float, row_s: float, num_steps: int = 60) -> list[int]:
-    """Drafts checked in each step of one request; a step takes a second and `row_s` for each row."""
-    speculation = Speculation(KnowingDrafter({(1, 2): ANSWER}, 100, acceptance))
-    new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
-    drafts: list[int] = []
-    lengths, position = [], 0
-    for _ in range(num_steps):
-        lengths.append(len(drafts))
-        tokens = [1, *drafts]
-        step = SchedulerOutput(new, (ScheduledRequest("r", 0, tokens, True, num_drafts=len(drafts)),), ())
-        speculation.begin(step)
-        new = ()
-        num_right = next((i for i, token_id in enumerate(drafts) if ANSWER[position + i] != token_id), len(drafts))
-        chosen = ANSWER[position : position + num_right + 1]
-        position += len(chosen)
-        sampled = {"r": [SampledToken(token_id) for token_id in chosen]}
-        drafts = list(speculation.drafts(step, sampled, 1.0 + row_s * len(tokens)).get("r", ()))
-    return lengths
+NUM_STEPS = 250
+LEAST_SPEED = 0.97  # of that without drafts
+Cost = Callable[[int], float]
 
 
-@pytest.mark.parametrize(("acceptance", "row_s"), [(0.0, 0.05), (0.5, 10.0)], ids=["never right", "dear"])
-def test_what_does_not_pay_is_soon_left(acceptance: float, row_s: float) -> None:
-    lengths = lengths_of(acceptance, row_s)
-    assert sum(lengths) <= 20
-    assert not any(lengths[20:])
+def answers_of(num_requests: int) -> dict[tuple[int, ...], list[int]]:
+    return {(index,): answer_of(index, 9 * NUM_STEPS) for index in range(num_requests)}
+
+
+def row_cost(row_s: float) -> Cost:
+    """A step takes a second, and `row_s` for each row."""
+    return lambda num_rows: 1.0 + row_s * num_rows
+
+
+def run(
+    acceptance: float, seconds: Cost, *, num_requests: int = 1, depth_s: float = 0.0, max_drafts: int | None = None
+) -> Simulated:
+    """`max_drafts`: so many are always checked; None = as many as are chosen."""
+    answers = answers_of(num_requests)
+    drafter = TimedDrafter(answers, acceptance, depth_s)
+    return simulate(drafter, answers, seconds, NUM_STEPS, max_drafts=max_drafts or 7, adapts=max_drafts is None)
+
+
+def speed(found: Simulated, num_requests: int, seconds: Cost) -> float:
+    """Over that without drafts."""
+    return found.num_tokens / num_requests * seconds(num_requests) / found.seconds
+
+
+LOSING = [(1, 0.0, 1.0, 0.3), (1, 0.1, 0.05, 0.0), (5, 0.3, 1.0, 0.3), (5, 0.6, 0.3, 0.3), (1, 0.6, 1.0, 1.0)]
+ALL = itertools.product((1, 4, 16), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0), (0.0, 0.02, 0.1, 0.3, 1.0), (0.0, 0.05, 0.3))
+PAYING = [(1, 1.0, 0.05, 0.0), (1, 0.9, 0.05, 0.05), (5, 0.9, 0.05, 0.3), (5, 0.9, 0.3, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "acceptance", "row_s", "depth_s"),
+    [*LOSING, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL)],
+)
+def test_nothing_is_slower_than_without_drafts(
+    num_requests: int, acceptance: float, row_s: float, depth_s: float
+) -> None:
+    """From the first step of a worker on, in which neither costs nor acceptance are known."""
+    seconds = row_cost(row_s)
+    found = run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s)
+    assert speed(found, num_requests, seconds) >= LEAST_SPEED
+
+
+@pytest.mark.parametrize(("num_requests", "acceptance", "row_s", "depth_s"), PAYING)
+def test_what_pays_gains_most_of_what_the_best_length_would(
+    num_requests: int, acceptance: float, row_s: float, depth_s: float
+) -> None:
+    seconds = row_cost(row_s)
+    fixed = [
+        speed(
+            run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s, max_drafts=length),
+            num_requests,
+            seconds,
+        )
+        for length in (1, 3, 7)
+    ]
+    found = speed(run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s), num_requests, seconds)
+    assert found >= 0.9 * max(fixed) > 1.1
+
+
+def test_disturbed_measurements_cost_little() -> None:
+    """Steps that take up to a quarter less or more, at random."""
+    generator = random.Random(0)
+
+    def disturbed(num_rows: int) -> float:
+        return (1.0 + 0.3 * num_rows) * generator.uniform(0.75, 1.25)
+
+    answers = answers_of(1)
+    found = simulate(TimedDrafter(answers, 0.2, 0.0), answers, disturbed, NUM_STEPS)
+    undisturbed_s = 1.3 * NUM_STEPS + 0.3 * sum(map(sum, found.lengths))
+    assert 1.3 * found.num_tokens / undisturbed_s >= LEAST_SPEED
 
 
 def test_what_pays_is_checked_as_long_as_allowed() -> None:
-    assert set(lengths_of(1.0, 0.05)[10:]) == {7}
+    lengths = run(1.0, row_cost(0.05)).lengths
+    assert sum(length == [7] for length in lengths[10:]) >= len(lengths) - 12  # but for steps that measure none
 
 
 def test_less_sure_guesses_are_shorter() -> None:
-    lengths = lengths_of(0.6, 0.1)[20:]
+    lengths = [length for (length,) in run(0.6, row_cost(0.1)).lengths[20:]]
     assert 1 <= sum(lengths) / len(lengths) <= 5
 
 
-def test_a_drafter_that_has_become_right_is_noticed_unchecked() -> None:
-    """Its guesses are compared with what was chosen, though none was computed."""
-    speculation = Speculation(drafter := KnowingDrafter({(1, 2): ANSWER}, 100, 0.0))
-    new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
-    step = SchedulerOutput(new, (ScheduledRequest("r", 0, [1], True),), ())
-    speculation.begin(step)
-    found = []
-    for position in range(60):
-        drafter.acceptance = float(position >= 30)
-        drafts = speculation.drafts(step, {"r": [SampledToken(ANSWER[position])]}, 1.0)
-        found.append(len(drafts.get("r", ())))
-    assert found[29] == 0
-    assert found[59] > 0
+def test_a_drafter_that_costs_and_fails_is_asked_less_and_less() -> None:
+    answers = answers_of(1)
+    drafter = TimedDrafter(answers, 0.0, 0.3)
+    asked_s: list[float] = []
+    simulate(drafter, answers, row_cost(0.05), NUM_STEPS, before_step=lambda _: asked_s.append(drafter.now_s))
+    asked = [number for number in range(1, NUM_STEPS) if asked_s[number] > asked_s[number - 1]]
+    assert asked[-1] > NUM_STEPS - 65
+    assert len([number for number in asked if number > 20]) <= 8
+
+
+def test_a_change_of_the_texts_costs_a_bounded_time() -> None:
+    """After a long time of gains, nothing is right any more."""
+    answers = answers_of(1)
+    drafter = TimedDrafter(answers, 1.0, 0.2)
+    seconds = row_cost(0.5)
+    at_change: list[float] = []
+
+    def change(number: int) -> None:
+        if number == NUM_STEPS // 2:
+            drafter.acceptance = 0.0
+            at_change.append(drafter.now_s)
+
+    found = simulate(drafter, answers, seconds, NUM_STEPS, before_step=change)
+    after = found.lengths[NUM_STEPS // 2 :]
+    lost_s = sum(0.5 * length for (length,) in after[1:]) + drafter.now_s - at_change[0]
+    assert lost_s <= seconds(1) * (MOST + 3 + SHARE * len(after))
+
+
+@pytest.mark.parametrize("depth_s", [0.0, 0.2], ids=["cheap", "costly"])
+def test_a_drafter_that_has_become_right_is_noticed(depth_s: float) -> None:
+    answers = answers_of(1)
+    drafter = TimedDrafter(answers, 0.0, depth_s)
+
+    def change(number: int) -> None:
+        drafter.acceptance = float(number >= 60)
+
+    lengths = simulate(drafter, answers, row_cost(0.05), NUM_STEPS, before_step=change).lengths
+    assert sum(length for (length,) in lengths[40:60]) <= 1
+    assert all(length for (length,) in lengths[-5:])
 
 
 def test_released_requests_are_forgotten() -> None:
-    speculation = Speculation(KnowingDrafter({(1, 2): ANSWER}, 100))
+    speculation = Speculation(KnowingDrafter({(1, 2): answer_of(0, 9)}, 100))
     new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
     step = SchedulerOutput(new, (ScheduledRequest("r", 0, [1, 2], True),), ())
     speculation.begin(step)

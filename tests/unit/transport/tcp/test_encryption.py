@@ -15,6 +15,7 @@ from tandem.tls.authority import Authority
 from tandem.tls.contexts import server_context
 from tandem.tls.files import CA, CERTIFICATE, KEY, Material, TlsFiles
 from tandem.tls.identity import CertifiedRole
+from tandem.transport.base import Peer
 from tandem.transport.card import Identity
 from tandem.transport.tcp import client as tcp_client
 from tandem.transport.tcp import server as tcp_server
@@ -199,3 +200,46 @@ def test_bytes_of_a_connection_that_is_shut_down_are_not_taken_for_blocks(
         (connection,) = connections
         connection.shutdown(socket.SHUT_RDWR)
         assert connection.version() == "TLSv1.3"  # type: ignore[attr-defined]
+
+
+def test_a_withdrawn_reader_reads_nothing_more(tmp_path: Path) -> None:
+    """Over the connection that it has; one whose authority is still trusted goes on over its own."""
+    others = Authority("chat.default")
+    source_dir = tmp_path / "source"
+    OURS.write(source_dir, CertifiedRole.WORKER, ca=OURS.certificate + others.certificate)
+    trusting = OURS.certificate + others.certificate
+    withdrawn_dir = tmp_path / "withdrawn"
+    others.write(withdrawn_dir, CertifiedRole.WORKER, ca=trusting)
+    worker = CertifiedRole.WORKER
+    with (
+        transport(TlsFiles(source_dir, worker)) as source,
+        transport(certificates(tmp_path), 2) as reader,
+        transport(TlsFiles(withdrawn_dir, worker), 3) as withdrawn,
+    ):
+        peers = [(each, each.connect(source.card())) for each in (reader, withdrawn)]
+        assert [read_over(*each) for each in peers] == ["", ""]
+        OURS.write(source_dir, worker)
+        said = [read_over(*each) for each in peers]
+        assert said[0] == ""
+        assert "is not accepted any more" in said[1]
+        assert "verify failed" in read_over(*peers[1]) or "alert" in read_over(*peers[1])
+
+
+def test_nothing_is_read_from_a_withdrawn_source(tmp_path: Path) -> None:
+    others = Authority("chat.default")
+    reader_dir = tmp_path / "reader"
+    OURS.write(reader_dir, CertifiedRole.WORKER, ca=OURS.certificate + others.certificate)
+    others.write(tmp_path / "source", CertifiedRole.WORKER, ca=OURS.certificate + others.certificate)
+    files = [TlsFiles(each, CertifiedRole.WORKER) for each in (tmp_path / "source", reader_dir)]
+    with transport(files[0]) as source, transport(files[1], 2) as reader:
+        peer = reader.connect(source.card())
+        assert read_over(reader, peer) == ""
+        OURS.write(reader_dir, CertifiedRole.WORKER)
+        assert "verify failed" in read_over(reader, peer)
+
+
+def read_over(reader: TcpTransport, peer: Peer) -> str:
+    """Why a read over the link that exists failed; "" = it did not."""
+    transfer = reader.read(peer, BLOCKS, BLOCKS)
+    assert transfer.wait(10.0)
+    return "" if transfer.error is None else str(transfer.error)

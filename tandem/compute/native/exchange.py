@@ -1,0 +1,128 @@
+"""Exchanges between the ranks of one host, through anonymous memory that all of them map (`src/exchange.h`).
+
+Nothing but a descriptor leads to the memory, so only processes that inherit it take part. A rank that waits for another
+gives up at its deadline, or as soon as the group has been ended: no call waits for ever.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from tandem.compute.native.arguments import bind
+from tandem.compute.native.build import load_library
+from tandem.compute.native.codes import DTYPE_CODES
+from tandem.core.errors import EngineStoppedError
+
+ADD_FIELDS, JOIN_FIELDS = "9q", "5q"
+GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer")
+BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
+_HEADER_BYTES = 4096
+_COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
+_LATE = 1  # RankFailure
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
+    """Of the memory: a page of counters, then two buffers of each rank."""
+    return _HEADER_BYTES + 2 * num_ranks * buffer_bytes
+
+
+def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
+    """A descriptor of new memory for a group, of no name and of a size that nobody can change; the caller closes it."""
+    descriptor = os.memfd_create("tandem-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, num_bytes(num_ranks, buffer_bytes))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+class SharedExchange:
+    """Implements `Collectives` over the memory of `descriptor`, which may be closed after this.
+
+    One thread exchanges at a time; `end` may be called by any. `deadline_s`: the longest that one exchange waits.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        rank: int,
+        num_ranks: int,
+        *,
+        deadline_s: float,
+        buffer_bytes: int = BUFFER_BYTES,
+        library: ctypes.CDLL | None = None,
+    ) -> None:
+        library = load_library() if library is None else library
+        self._rank, self._num_ranks, self._buffer_bytes = rank, num_ranks, buffer_bytes
+        self._deadline_s = deadline_s
+        self._map = mmap.mmap(descriptor, num_bytes(num_ranks, buffer_bytes))
+        memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        numbers = (memory, rank, num_ranks, buffer_bytes, int(deadline_s * 1e9), 0, 0, 0)
+        self._group = (ctypes.c_int64 * len(GROUP_FIELDS))(*numbers)
+        self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
+        self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
+        self._step, self._count_before = 0, 0
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self._num_ranks
+
+    @property
+    def group(self) -> int:
+        """Address of the struct by which compiled calls take part; `check` must follow them."""
+        return ctypes.addressof(self._group)
+
+    @property
+    def num_exchanges(self) -> int:
+        return self._group[_COUNT]
+
+    def begin_step(self, number: int) -> None:
+        """What follows belongs to that step, for messages."""
+        self._step, self._count_before = number, self.num_exchanges
+
+    def end(self) -> None:
+        """Ends the group: every rank that waits, or will, gives up within 50 ms."""
+        self._map[0:4] = b"\1\0\0\0"
+
+    def check(self) -> None:
+        """Raises `EngineStoppedError` if an exchange has failed; it names the step, the exchange and the rank."""
+        failure = self._group[_FAILURE]
+        if failure:
+            late = f"did not take part within {self._deadline_s:g} s" if failure == _LATE else "is lost"
+            raise EngineStoppedError(
+                f"rank {self._group[_PEER]} of {self._num_ranks} {late}: step {self._step}, exchange "
+                f"{self.num_exchanges - self._count_before} of the step, as rank {self._rank} saw it"
+            )
+
+    def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        m, n = node.shape
+        out = torch.empty(m, n, dtype=dtype)
+        assert node.dtype == torch.float32
+        assert node.is_contiguous()
+        assert n * node.itemsize <= self._buffer_bytes
+        assert bias is None or (bias.dtype == dtype and bias.shape == (n,) and bias.is_contiguous())
+        pointers = node.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
+        self._add(DTYPE_CODES[dtype], self.group, *pointers, n, m, n, torch.get_num_threads())
+        self.check()
+        return out
+
+    def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
+        widths = [end - start for start, end in pairwise(bounds)]
+        assert len(widths) == self._num_ranks
+        assert part.shape[1] == widths[self._rank]
+        assert part.dtype == torch.float32
+        assert part.is_contiguous()
+        assert max(widths) * part.itemsize <= self._buffer_bytes
+        out = torch.empty(len(part), bounds[-1]) if self._rank == 0 else part
+        columns = torch.tensor(bounds, dtype=torch.int64)
+        self._join(self.group, part.data_ptr(), columns.data_ptr(), out.data_ptr(), len(part))
+        self.check()
+        return out

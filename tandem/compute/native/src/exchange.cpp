@@ -1,0 +1,19 @@
+// Exchanges of ranks as functions for Python; the stack has them inside (`exchange.h`).
+#include "calls.h"
+#include "exchange.h"
+
+using namespace tandem;
+
+TANDEM_EXPORT void tandem_add_over_ranks(const AddOverRanksArguments* a) {
+  Exchange exchange(a->group);
+  const auto into = [&](auto* out) {
+    using T = std::remove_pointer_t<decltype(out)>;
+    exchange.add(static_cast<const float*>(a->node), static_cast<const T*>(a->bias), out, a->out_stride, a->m, a->n,
+                 int(a->threads));
+  };
+  with_dtype(a->out_dtype, [&](auto tag) { into(static_cast<decltype(tag)*>(a->out)); });
+}
+
+TANDEM_EXPORT void tandem_join_over_ranks(const JoinOverRanksArguments* a) {
+  Exchange(a->group).join(static_cast<const float*>(a->part), a->bounds, static_cast<float*>(a->out), a->m);
+}

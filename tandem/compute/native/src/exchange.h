@@ -1,0 +1,162 @@
+// Exchanges between the ranks of one host, through memory that all of them map.
+//
+// Each rank has a counter of its exchanges and two buffers that it alone writes. In exchange k it fills buffer k % 2, sets
+// its counter to k and waits until the others' are k: then their buffers can be read. Whoever is at k has read all that
+// k - 1 had, so a buffer is filled again only when nobody reads it.
+//
+// A rank that waits spins, then yields its core, then sleeps; it gives up when its deadline has passed or the group has
+// ended. From then on nothing is exchanged, and what calls return means nothing: the caller asks `failure`.
+#pragma once
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "calls.h"
+#include "pool.h"
+#include "strips.h"
+
+namespace tandem {
+
+enum RankFailure : int64_t { kNoFailure = 0, kLate = 1, kEnded = 2 };
+
+constexpr int64_t kMaxRanks = 8;
+
+class Exchange {
+ public:
+  explicit Exchange(RankGroup* group) : g(*group) {}
+
+  // Sums rows of `n` floats over the ranks in a tree over neighbours, adds `bias` and rounds once.
+  template <class T>
+  void add(const float* node, const T* bias, T* out, int64_t out_stride, int64_t m, int64_t n, int threads) {
+    const int64_t at_once = g.buffer_bytes / int64_t(n * sizeof(float));
+    for (int64_t first = 0; first < m; first += at_once) {
+      const int64_t rows = min64(at_once, m - first);
+      if (!swap(node + first * n, rows * n)) return;
+      const float* nodes[kMaxRanks];
+      for (int64_t r = 0; r < g.num_ranks; ++r) nodes[r] = buffer(r);
+      const double cost = double(rows * n * g.num_ranks) * sizeof(float) / kBytesPerNs;
+      Pool::run(rows, split(rows, cost, threads), [=](int64_t row, int64_t last) {
+        for (; row < last; ++row) add_row(nodes, row * n, bias, out + (first + row) * out_stride, n);
+      });
+    }
+  }
+
+  // Rows of all ranks side by side, at rank 0: columns bounds[r] to bounds[r + 1] are those of rank r.
+  void join(const float* part, const int64_t* bounds, float* out, int64_t m) {
+    int64_t widest = 0;
+    for (int64_t r = 0; r < g.num_ranks; ++r) widest = max64(widest, bounds[r + 1] - bounds[r]);
+    const int64_t at_once = g.buffer_bytes / int64_t(widest * sizeof(float));
+    const int64_t own = bounds[g.rank + 1] - bounds[g.rank], all = bounds[g.num_ranks];
+    for (int64_t first = 0; first < m; first += at_once) {
+      const int64_t rows = min64(at_once, m - first);
+      if (!swap(part + first * own, rows * own)) return;
+      for (int64_t r = 0; r < g.num_ranks && g.rank == 0; ++r) {
+        const int64_t width = bounds[r + 1] - bounds[r];
+        for (int64_t i = 0; i < rows; ++i)
+          std::memcpy(out + (first + i) * all + bounds[r], buffer(r) + i * width, width * sizeof(float));
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kHeaderBytes = 4096, kLineBytes = 64;
+  static constexpr int64_t kSpinNs = 3'000, kYieldNs = 100'000, kSleepNs = 50'000'000;
+
+  struct Counter {
+    std::atomic<uint32_t> count, sleepers;
+  };
+
+  // Publishes `size` floats and waits for those of the others. False: they will not come.
+  bool swap(const float* own, int64_t size) {
+    if (g.failure) return false;
+    const uint32_t before = uint32_t(g.count++), now = before + 1;
+    if (!wait_for_all(before)) return false;
+    std::memcpy(buffer(g.rank), own, size * sizeof(float));
+    publish(now);
+    return wait_for_all(now);
+  }
+
+  template <class T>
+  void add_row(const float* const* nodes, int64_t offset, const T* bias, T* out, int64_t n) const {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const int size = int(min64(kLanes, n - i));
+      f32x16 sums[kMaxRanks];
+      for (int64_t r = 0; r < g.num_ranks; ++r) sums[r] = load16(nodes[r] + offset + i, size);
+      for (int64_t step = 1; step < g.num_ranks; step *= 2)
+        for (int64_t r = 0; r < g.num_ranks; r += 2 * step) sums[r] = sums[r] + sums[r + step];
+      const f32x16 shift = bias ? load16(bias + i, size) : f32x16{};
+      store16(out + i, sums[0] + shift, size);
+    }
+  }
+
+  bool wait_for_all(uint32_t wanted) {
+    for (int64_t r = 0; r < g.num_ranks; ++r)
+      if (r != g.rank && !wait_for(r, wanted)) return false;
+    return true;
+  }
+
+  bool wait_for(int64_t peer, uint32_t wanted) {
+    Counter& counter = counter_of(peer);
+    const auto is_there = [&] { return int32_t(counter.count.load() - wanted) >= 0; };
+    if (is_there()) return true;
+    for (const int64_t start = now_ns();;) {
+      for (int i = 0; i < 16; ++i) {
+        if (is_there()) return true;
+        relax();
+      }
+      const int64_t waited = now_ns() - start;
+      if (waited < kSpinNs) continue;
+      if (reinterpret_cast<std::atomic<uint32_t>*>(g.memory)->load()) return fail(kEnded, peer);
+      if (waited >= g.deadline_ns) return fail(kLate, peer);
+      if (waited < kYieldNs) sched_yield();
+      else sleep(counter, wanted, min64(kSleepNs, g.deadline_ns - waited));
+    }
+  }
+
+  bool fail(RankFailure failure, int64_t peer) {
+    g.failure = failure, g.peer = peer;
+    return false;
+  }
+
+  // NOTE: the futexes are not private, since other processes wait.
+  static void sleep(Counter& counter, uint32_t wanted, int64_t ns) {
+    const timespec limit{ns / 1'000'000'000, ns % 1'000'000'000};
+    counter.sleepers.fetch_add(1);
+    const uint32_t seen = counter.count.load();
+    if (int32_t(seen - wanted) < 0) syscall(SYS_futex, &counter.count, FUTEX_WAIT, seen, &limit, nullptr, 0);
+    counter.sleepers.fetch_sub(1);
+  }
+
+  void publish(uint32_t count) {
+    Counter& own = counter_of(g.rank);
+    own.count.store(count);
+    if (own.sleepers.load()) syscall(SYS_futex, &own.count, FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
+  }
+
+  Counter& counter_of(int64_t rank) const {
+    return *reinterpret_cast<Counter*>(g.memory + (1 + rank) * kLineBytes);
+  }
+  // That of the newest exchange.
+  float* buffer(int64_t rank) const {
+    return reinterpret_cast<float*>(g.memory + kHeaderBytes + (2 * rank + (g.count & 1)) * g.buffer_bytes);
+  }
+
+  static int64_t now_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  RankGroup& g;
+};
+
+}  // namespace tandem

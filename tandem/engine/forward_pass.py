@@ -1,0 +1,138 @@
+"""Forward pass of one model over one arena: steps in, hidden states and logits out.
+
+Keeps a copy of the block tables of the requests that its steps name (`InputBuilder`). Never decides what runs, chooses
+no token, and never writes a block that the step did not schedule.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from tandem.architecture.model import ModelSpec
+from tandem.compute.arena import Arena
+from tandem.compute.attention import Backends
+from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.engine.graphs import DecodeGraphs, padded_sizes
+from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.kvcache.spec import KVLayout
+from tandem.models.decoder import Decoder
+from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+
+PROMPT_LOGPROBS_ROWS = 64
+
+
+class ForwardPass:
+    """Computes consecutive steps of one model.
+
+    Args:
+        decoder: the model.
+        spec: its description.
+        arena: KV memory, for the life of the process.
+        backends: one for each kind of state in the arena.
+        max_num_requests: requests that have block tables at once.
+        max_model_len: longest request in tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        spec: ModelSpec,
+        arena: Arena,
+        backends: Backends,
+        *,
+        max_num_requests: int,
+        max_model_len: int,
+    ) -> None:
+        self._decoder = decoder
+        self._arena = arena
+        self._backends = backends
+        self._wanted_states = spec.wanted_states
+        self._group_of_state = _groups_by_state(arena.layout)
+        self._inputs = InputBuilder(
+            arena.layout,
+            max_num_requests=max_num_requests,
+            max_model_len=max_model_len,
+            device=arena.pages.device,
+            wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
+        )
+        self.vocab_size = spec.vocab_size
+        self.graphs = self._capture_graphs(max_num_requests, max_model_len)
+
+    @property
+    def device(self) -> torch.device:
+        return self._arena.pages.device
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._arena.layout
+
+    def run(self, step: SchedulerOutput) -> tuple[ModelInputs, torch.Tensor]:
+        """Compute a step that schedules at least one token.
+
+        Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size].
+        """
+        inputs = self._inputs.build(step)
+        hidden = self.graphs.run(inputs) if self.graphs is not None else None
+        if hidden is None:
+            hidden = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+        return inputs, hidden
+
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits, float32 [num_rows, vocab_size], of hidden states; `rows`: of these only."""
+        return self._decoder.logits(hidden, rows)
+
+    def scored_logits(
+        self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest, num_prompt_tokens: int
+    ) -> Iterator[torch.Tensor]:
+        """Logits of the scheduled request `index` at the positions that predict tokens of its prompt, a few rows at a
+        time: [at most `PROMPT_LOGPROBS_ROWS`, vocab_size].
+        """
+        row = inputs.first_rows[index]
+        end = row + min(item.end, num_prompt_tokens - 1) - item.start
+        for start in range(row, end, PROMPT_LOGPROBS_ROWS):
+            yield self.logits(hidden[start : min(end, start + PROMPT_LOGPROBS_ROWS)])
+
+    def compute(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
+    ) -> torch.Tensor:
+        """Compute without graphs. `batches` has one entry a KV group; the decoder wants one a layer that keeps state.
+        `wanted` likewise, of those that are read.
+        """
+        groups = self._group_of_state
+        if wanted is not None:
+            wanted = replace(wanted, batches={state: wanted.batches[groups[state]] for state in self._wanted_states})
+        by_state = [batches[group] for group in groups]
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
+
+    def await_kernels(self) -> None:
+        """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.
+        Choosing tokens waits for that too.
+        """
+        if self._arena.pages.is_cuda:
+            torch.cuda.current_stream(self._arena.pages.device).synchronize()
+
+    def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
+        """CUDA graphs for decode steps, where device and backend allow them."""
+        device, layout = self._arena.pages.device, self._arena.layout
+        are_safe = [self._decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
+        if device.type != "cuda" or not all(are_safe):
+            return None
+        graphs = DecodeGraphs(
+            self.compute,
+            padded_sizes(max_num_requests),
+            num_groups=len(layout.groups),
+            block_size=layout.block_size,
+            max_model_len=max_model_len,
+            device=device,
+        )
+        graphs.prepare()
+        return graphs
+
+
+def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
+    return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

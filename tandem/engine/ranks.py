@@ -1,0 +1,155 @@
+"""Several ranks as one engine: the seam by which an engine leads a group, and what each of the other ranks computes.
+
+Only rank 0 decides, samples and knows requests. The others get every step and leave their part of the KV of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.compute.arena import Arena
+from tandem.compute.attention import Backends
+from tandem.compute.backends import choose_backends
+from tandem.compute.choose import choose_kernels
+from tandem.compute.collectives import Collectives
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.native.build import default_cache_dir
+from tandem.compute.ops import Kernels
+from tandem.core.config import EngineConfig
+from tandem.core.errors import ConfigurationError
+from tandem.engine.executor import Executor
+from tandem.engine.forward_pass import ForwardPass
+from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.models.loader import LoadedModel, load_model
+from tandem.scheduler.output import SchedulerOutput
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSizes:
+    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block."""
+
+    num_blocks: int
+    max_model_len: int
+    max_num_requests: int
+
+
+class Ranks(Protocol):
+    """The other ranks, as the engine of rank 0 sees them."""
+
+    @property
+    def collectives(self) -> Collectives: ...
+
+    def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
+        """Waits until all others have loaded the same model and taken their memory.
+
+        Raises:
+            ConfigurationError: one of them cannot; the message says why.
+        """
+        ...
+
+    def lead(self, own: Executor) -> Executor:
+        """The executor of all ranks, of which `own` is this one's."""
+        ...
+
+    def close(self) -> None:
+        """Ends the others. Harmless when they have ended."""
+        ...
+
+
+def check_exact(num_ranks: int, device: torch.device, kernels: Kernels) -> None:
+    """Raises `ConfigurationError` where several ranks would not compute what one does."""
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"tp={num_ranks} serves on the CPU alone yet, not on {device}; give device=cpu or tp=1"
+        )
+    if not isinstance(kernels, NativeKernels):
+        raise ConfigurationError(
+            f"tp={num_ranks} needs the compiled kernels, whose sums do not depend on the number of ranks; leave "
+            "native_kernels out, and install a C++ compiler where there is none"
+        )
+
+
+def check_backends(num_ranks: int, backends: Backends) -> None:
+    """Raises `ConfigurationError` for attention whose bits may depend on the number of heads."""
+    for backend in backends.values():
+        if backend.name != "native":
+            raise ConfigurationError(
+                f"tp={num_ranks} needs the native attention backend, and {backend.name!r} was chosen; leave "
+                "attention_backend at auto, or give tp=1"
+            )
+
+
+class ShardRunner:
+    """Computes one rank's part of steps, and forgets their results: what it leaves is KV."""
+
+    def __init__(self, forward: ForwardPass) -> None:
+        self._forward = forward
+        self._prompt_lengths: dict[str, int] = {}
+
+    @torch.inference_mode()
+    def run(self, step: SchedulerOutput) -> None:
+        """Takes part in all exchanges of the step: those of `ModelRunner`, in its order."""
+        for request_id in step.released:
+            self._prompt_lengths.pop(request_id, None)
+        self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
+        inputs, hidden = self._forward.run(step)
+        if any(item.samples for item in step.scheduled):
+            self._forward.logits(hidden, inputs.sample_rows)
+        for index, item in enumerate(step.scheduled):
+            if item.scores_prompt:
+                length = self._prompt_lengths[item.request_id]
+                for _ in self._forward.scored_logits(inputs, hidden, index, item, length):
+                    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShard:
+    """A rank's part of a model. `fingerprint`: of the whole."""
+
+    fingerprint: str
+    runner: Callable[[ShardSizes], ShardRunner]
+
+
+def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
+    """Loads the part of the model that this rank computes.
+
+    Raises:
+        ConfigurationError: a setting cannot be honoured.
+        CheckpointError: the checkpoint cannot be served exactly.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    kernels = choose_kernels(_CPU, config.native_kernels)
+    check_exact(collectives.num_ranks, _CPU, kernels)
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=_CPU,
+        kernels=kernels,
+        max_model_len=config.max_model_len,
+        packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
+        allow_pickle=config.allow_pickle,
+        collectives=collectives,
+    )
+    layout = build_layout(model.spec.kv_specs, config.block_size)
+    backends = choose_backends(
+        config.attention_backend, _CPU, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
+    )
+    check_backends(collectives.num_ranks, backends)
+    return LoadedShard(model.spec.fingerprint, lambda sizes: _runner(model, layout, backends, sizes))
+
+
+def _runner(model: LoadedModel, layout: KVLayout, backends: Backends, sizes: ShardSizes) -> ShardRunner:
+    forward = ForwardPass(
+        model.decoder,
+        model.spec,
+        Arena(layout, sizes.num_blocks, _CPU),
+        backends,
+        max_num_requests=sizes.max_num_requests,
+        max_model_len=sizes.max_model_len,
+    )
+    return ShardRunner(forward)

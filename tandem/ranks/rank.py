@@ -1,0 +1,68 @@
+"""A rank that is led: `python -m tandem.ranks.rank SOCKET MEMORY`, two descriptors that it inherits from its leader.
+
+It loads its part of the model, computes every step that it is sent, and ends when its leader has: it neither listens
+nor connects, and outlives nobody.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+from tandem.compute.native.exchange import SharedExchange
+from tandem.core.errors import TandemError
+from tandem.engine.ranks import load_shard
+from tandem.ranks.hangup import watch_for_hangup
+from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step
+
+EXIT_REFUSED, EXIT_LOST = 1, 70  # EX_SOFTWARE of sysexits.h
+
+_log = logging.getLogger("tandem.ranks")
+
+
+def run(leader: Connection, memory: int) -> int:
+    """Serves until the leader ends; returns the exit code where it does not exit at once."""
+    begin = leader.recv()
+    assert isinstance(begin, Begin)
+    logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
+    watch_for_hangup([leader.fileno()], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
+    try:
+        exchange = SharedExchange(memory, begin.rank, begin.num_ranks, deadline_s=begin.deadline_s)
+        os.close(memory)
+        shard = load_shard(begin.config, exchange)
+    except TandemError as error:
+        leader.send(Refused(begin.epoch, str(error)))
+        return EXIT_REFUSED
+    leader.send(Loaded(begin.epoch, shard.fingerprint))
+    prepare = leader.recv()
+    assert isinstance(prepare, Prepare)
+    runner = shard.runner(prepare.sizes)
+    gc.collect()
+    gc.freeze()
+    leader.send(Prepared(begin.epoch))
+    while True:
+        step = leader.recv()
+        assert isinstance(step, Step)
+        exchange.begin_step(step.number)
+        try:
+            runner.run(step.work)
+        except TandemError as error:
+            _log.critical("ends: %s", error)
+            return EXIT_LOST
+
+
+def main() -> int:
+    """NOTE: signals of a terminal go to all its processes; this one ends when its leader has drained."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    socket, memory = map(int, sys.argv[1:])
+    try:
+        return run(Connection(socket), memory)
+    except (EOFError, ConnectionError):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Certificates of one run, made here and renewed before they end.
+
+Invariant: every directory trusts the authority that signs next before it signs anything. A process that has read the
+new files and one that has the old accept each other, so a renewal needs no order among them.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from tandem.tls.authority import VALID_FOR, Authority
+from tandem.tls.identity import CertifiedRole
+
+LOOK_S = 3600.0
+_logger = logging.getLogger(__name__)
+
+
+class RenewedCertificates:
+    """A directory of certificates for each role, below `directory` and named after it.
+
+    What signs them is replaced each time by what was drawn a third of its life before, so a certificate in use has at
+    least a third of its life left.
+
+    Args:
+        deployment: of the names in the certificates.
+        valid_for: the life of a certificate and of its authority.
+        now_s: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        deployment: str,
+        valid_for: timedelta = VALID_FOR,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = directory
+        self._deployment, self._valid_for, self._now_s = deployment, valid_for, now_s
+        self._signing, self._next = self._drawn(), self._drawn()
+        self._drawn_s = now_s()
+        self._write([self._signing, self._next])
+
+    async def keep(self) -> None:
+        """Renews them for as long as it runs."""
+        third_s = self._valid_for.total_seconds() / 3
+        while True:
+            await asyncio.sleep(min(LOOK_S, third_s))
+            if self._now_s() < self._drawn_s + third_s:
+                continue
+            try:
+                await asyncio.to_thread(self.renew)
+            except OSError as error:
+                _logger.error("the certificates in %s are renewed later: %s", self.directory, error)
+
+    def renew(self) -> None:
+        """Replaces all certificates, and the authority that signs them by the next one. The former one is trusted until
+        the renewal after this.
+
+        Raises:
+            OSError: a file cannot be written; then it may be called again.
+        """
+        signing, following = self._next, self._drawn()
+        self._write([signing, following, self._signing])
+        self._signing, self._next, self._drawn_s = signing, following, self._now_s()
+        _logger.info("the certificates in %s were renewed", self.directory)
+
+    def _drawn(self) -> Authority:
+        return Authority(self._deployment, self._valid_for)
+
+    def _write(self, trusted: Sequence[Authority]) -> None:
+        """By the first of those that are trusted."""
+        ca = b"".join(each.certificate for each in trusted)
+        for role in CertifiedRole:
+            trusted[0].write(self.directory / role, role, ca=ca)

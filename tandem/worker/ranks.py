@@ -1,0 +1,32 @@
+"""The ranks of a worker: started before its engine, which ends when one of them does."""
+
+from tandem.core.config import EngineConfig
+from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.engine import Engine
+from tandem.ranks.group import RankGroup, share_of
+from tandem.worker.moves import refuse_moves_of_ranks
+from tandem.worker.settings import WorkerSettings
+
+
+def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None]:
+    """The engine's configuration, and the group that it leads; None = it computes everything itself.
+
+    Raises:
+        ConfigurationError: a setting cannot be honoured with several ranks.
+    """
+    refuse_moves_of_ranks(settings)
+    config = settings.engine_config()
+    if settings.tp == 1:
+        return config, None
+    config = share_of(config, settings.tp)
+    return config, RankGroup(config, settings.tp)
+
+
+def end_with(group: RankGroup, engine: AsyncEngine) -> None:
+    """The engine fails as soon as the group has ended, also while it has no work: a worker without an engine ends."""
+
+    def check(_: Engine) -> None:
+        group.check()
+
+    group.on_lost = lambda: engine.post(check)
+    engine.post(check)  # NOTE: it may have ended before

@@ -1,0 +1,55 @@
+"""Engines of one rank and of several, and requests whose answers must have the same bits on all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tandem.core.config import EngineConfig
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.engine import Engine
+from tandem.engine.resolve import assemble
+from tandem.ranks.group import RankGroup, share_of
+from tests.helpers.engines import TINY, drain
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=3),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=120, ignore_eos=True, logprobs=3),
+    "scored": SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=2, logprobs=2),
+    "drafted": SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias={7: 100.0}),
+    "choices": SamplingParams(seed=8, n=2, max_tokens=8, ignore_eos=True, logprobs=1),
+}
+PROMPTS = {name: [7 + (5 * i + j) % 90 for j in range(30 + 31 * i)] for i, name in enumerate(PARAMS)}
+
+
+def ranked_config(path: Path, **overrides: Any) -> EngineConfig:
+    """Compiled kernels, steps of 32 tokens, one thread a rank."""
+    own: dict[str, Any] = {"dtype": "auto", "native_kernels": True, "attention_backend": "auto", "num_threads": 1}
+    return replace(TINY, model=str(path), **own | {"max_num_batched_tokens": 32} | overrides)
+
+
+@contextmanager
+def led_engine(config: EngineConfig, num_ranks: int, *, deadline_s: float = 60.0) -> Iterator[tuple[Engine, RankGroup]]:
+    """An engine that leads so many ranks, and their group."""
+    config = share_of(config, num_ranks)
+    group = RankGroup(config, num_ranks, deadline_s=deadline_s)
+    try:
+        engine = assemble(config, ranks=group).engine
+        yield engine, group
+        engine.close()
+    finally:
+        group.close()
+
+
+def answers(engine: Engine) -> dict[tuple[str, int], list[tuple[object, ...]]]:
+    """Tokens and logprobs, to the bit, of all requests at once, and of one again when its prompt is cached."""
+    for name, params in PARAMS.items():
+        engine.add_request(PROMPTS[name], params, request_id=name)
+    found = drain(engine)
+    engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="cached")
+    found |= drain(engine)
+    return {
+        key: [(each.token_ids, each.logprobs, each.prompt_logprobs, each.finish_reason) for each in outputs]
+        for key, outputs in found.items()
+    }

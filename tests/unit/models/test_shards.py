@@ -1,0 +1,84 @@
+"""Shards of checkpoints: each rank loads its own rectangles, and together they are the checkpoint again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.architecture.model import HEAD
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.shards import JoinedWeight, SummedWeight
+from tandem.core.errors import ConfigurationError
+from tandem.models.loader import LoadedModel, load_model
+from tests.helpers import checkpoints
+from tests.helpers.published_formats import FORMATS, save_published
+
+
+@dataclass(frozen=True)
+class _Silent:
+    """`Collectives` of a rank that only loads."""
+
+    rank: int
+    num_ranks: int
+
+    def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        raise AssertionError
+
+    def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
+        raise AssertionError
+
+
+def load(path: Path, rank: int = 0, num_ranks: int = 1) -> LoadedModel:
+    collectives = None if num_ranks == 1 else _Silent(rank, num_ranks)
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels(), collectives=collectives)
+
+
+def matrix(model: LoadedModel, name: str) -> torch.Tensor:
+    weight = model.decoder.parameters.weights[name]
+    found = (weight.own if isinstance(weight, SummedWeight | JoinedWeight) else weight).matrix
+    assert found is not None
+    return found.tensor  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    "save", [checkpoints.save_tiny_qwen2, checkpoints.save_tiny_phi3, checkpoints.save_tiny_gemma3]
+)
+def test_loaded_shards_are_the_checkpoint_again(tmp_path: Path, save: checkpoints.Builder, num_ranks: int) -> None:
+    """Biases, fused projections and a tied head included; K and V of two heads are in two of four ranks."""
+    path = save(tmp_path, num_key_value_heads=2)
+    whole = load(path)
+    shards = [load(path, rank, num_ranks) for rank in range(num_ranks)]
+    assert {shard.spec.fingerprint for shard in shards} == {whole.spec.fingerprint}
+    kept = [shard.decoder.parameters.tensors for shard in shards]
+    for name, tensor in whole.decoder.parameters.tensors.items():
+        if name.endswith(".bias") and "o_proj" not in name:
+            parts = [tensors[name] for tensors in kept]
+            tensor_again = torch.cat(parts[:: num_ranks // 2] if "k_proj" in name or "v_proj" in name else parts)
+            assert torch.equal(tensor_again, tensor), name
+        else:
+            assert all(torch.equal(tensors[name], tensor) for tensors in kept), name
+    for weight in whole.spec.weights():
+        parts = [matrix(shard, weight.name) for shard in shards]
+        parts = parts[:: num_ranks // 2] if "k_proj" in weight.name or "v_proj" in weight.name else parts
+        axis = 1 if weight.sum_blocks > 1 else 0
+        assert torch.equal(torch.cat(parts, dim=axis), matrix(whole, weight.name)), weight.name
+    assert {type(shard.decoder.parameters.weights[HEAD]) for shard in shards} == {JoinedWeight}
+
+
+def test_quantised_weights_are_refused_with_what_can_be_had(tmp_path: Path) -> None:
+    dense, coded, decoded = (tmp_path / name for name in ("dense", "coded", "decoded"))
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
+    save_published(checkpoints.save_tiny_llama(dense, **sizes), FORMATS["fp8 blocks"], coded, decoded)
+    with pytest.raises(ConfigurationError, match=r"tp=2 serves no quantised weights yet, .* tp=1, or the checkpoint"):
+        load(coded, 0, 2)
+
+
+def test_experts_are_refused_before_a_file_is_opened(tmp_path: Path) -> None:
+    path = checkpoints.save_tiny_mixtral(tmp_path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=r"tp=2 cannot serve this .*layer 0 has experts, which are not split"):
+        load(path, 0, 2)

@@ -1,0 +1,153 @@
+"""A group of ranks as real processes: the bits of one rank, and an end of the group with each of its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tandem.core.errors import ConfigurationError, EngineStoppedError
+from tandem.engine.ranks import ShardSizes
+from tandem.engine.resolve import build_engine
+from tandem.ranks.group import RankGroup, share_of
+from tests.helpers import checkpoints
+from tests.helpers.engines import drain, least_kv_cache_bytes
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    load_or_skip()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With biases, in bfloat16, where another order of a sum shows at once."""
+    path = tmp_path_factory.mktemp("qwen2")
+    return write_byte_tokenizer(checkpoints.save_tiny_qwen2(path, dtype="bfloat16", **SAVED))
+
+
+def ends(process_id: int, within_s: float = 10.0) -> bool:
+    """Whether a process ends by itself.
+
+    NOTE: one whose parent has ended may be a zombie for as long as a container lives.
+    """
+    try:
+        process = psutil.Process(process_id)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            process.wait(within_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
+    """With drafts, and a pool so small that requests are preempted and described again."""
+    room = least_kv_cache_bytes(checkpoint, 256, 32, "bfloat16")
+    config = ranked_config(checkpoint, speculate="ngram", kv_cache_bytes=room)
+    alone = build_engine(config)
+    expected = answers(alone)
+    with led_engine(config, 2) as (engine, group):
+        assert answers(engine) == expected
+        assert engine.counters.num_preemptions == alone.counters.num_preemptions > 0
+        assert engine.counters.drafted_at == alone.counters.drafted_at != []
+        assert group.collectives.num_exchanges > 0
+        processes = list(group.process_ids.values())
+    assert all(ends(process) for process in processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("family", "dtype", "options"),
+    [
+        ("llama", "float32", {"num_key_value_heads": 4}),
+        ("qwen3", "bfloat16", {}),
+        ("gemma3", "float16", {}),
+        ("gemma4", "bfloat16", {}),
+        ("mistral", "bfloat16", {"num_attention_heads": 8, "num_key_value_heads": 1, "intermediate_size": 80}),
+    ],
+)
+def test_every_width_has_the_bits_of_one(
+    tmp_path: Path, family: str, dtype: str, options: dict[str, int], num_ranks: int
+) -> None:
+    path = write_byte_tokenizer(checkpoints.BUILDERS[family](tmp_path, dtype=dtype, **SAVED | options))
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), num_ranks) as (engine, _):
+        assert answers(engine) == expected
+
+
+def test_a_rank_that_is_killed_ends_the_engine_and_the_other_ranks(checkpoint: Path) -> None:
+    """At once where there is no work; a step that is begun afterwards says who is lost."""
+    with led_engine(ranked_config(checkpoint), 2) as (engine, group):
+        lost = threading.Event()
+        group.on_lost = lost.set
+        first, *others = group.process_ids.values()
+        os.kill(first, signal.SIGKILL)
+        assert lost.wait(10)
+        engine.add_request(PROMPTS["greedy"], PARAMS["greedy"])
+        with pytest.raises(EngineStoppedError, match="rank 1 of 2 has ended, by signal 9"):
+            drain(engine)
+        group.close()
+        assert all(ends(process) for process in others)
+
+
+def test_a_rank_that_hangs_ends_the_step_by_its_deadline(checkpoint: Path) -> None:
+    with led_engine(ranked_config(checkpoint), 2, deadline_s=1.0) as (engine, group):
+        engine.add_request(PROMPTS["greedy"], PARAMS["greedy"])
+        engine.step()
+        (stopped,) = group.process_ids.values()
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(EngineStoppedError, match=r"rank 1 of 2 did not .* within 1 s: step \d+, exchange 1 of the"):
+            drain(engine)
+    assert ends(stopped), "it is killed where it does not end"
+
+
+def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
+    """Killed, it tells nobody; one of them is in an exchange then that would last much longer."""
+    lines = (
+        "import sys, threading",
+        "from pathlib import Path",
+        "from tandem.scheduler.output import ScheduledRequest, SchedulerOutput, NewBlocks",
+        "from tandem.ranks.messages import Step",
+        "from tests.helpers.ranked import led_engine, ranked_config",
+        "with led_engine(ranked_config(Path(sys.argv[1])), 2) as (engine, group):",
+        "    work = ScheduledRequest('a', 0, [5, 6], samples=True, blocks=NewBlocks(((1,),), (0,)))",
+        "    group.begin_step(Step(1, SchedulerOutput((), (work,), ())))",
+        "    print(*group.process_ids.values(), flush=True)",
+        "    threading.Event().wait()",
+    )
+    command = [sys.executable, "-c", "\n".join(lines), str(checkpoint)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None
+        rank = int(leader.stdout.readline())
+        leader.kill()
+    assert ends(rank)
+
+
+@pytest.mark.slow
+def test_what_a_rank_refuses_is_said_by_the_leader(checkpoint: Path) -> None:
+    group = RankGroup(share_of(ranked_config(checkpoint, dtype="float8"), 2), 2)
+    try:
+        with pytest.raises(ConfigurationError, match=r"rank 1: dtype='float8' is not served"):
+            group.prepare("", ShardSizes(2, 64, 1))
+    finally:
+        group.close()
+
+
+def test_threads_and_memory_of_a_worker_are_shared_by_its_ranks(checkpoint: Path) -> None:
+    config = ranked_config(checkpoint, num_threads=6, kv_cache_bytes=1 << 20)
+    share = share_of(config, 4)
+    assert (share.num_threads, share.kv_cache_bytes) == (1, 1 << 18)
+    assert share_of(ranked_config(checkpoint, num_threads=None), 1).num_threads == torch.get_num_threads()
