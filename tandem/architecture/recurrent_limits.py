@@ -4,7 +4,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.quantisation import find_quantisation
 from tandem.architecture.recurrent_mixers import RecurrentMixer
-from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
+from tandem.core.errors import UnsupportedCheckpointError
 
 
 def first_recurrent(model: ModelSpec) -> int | None:
@@ -23,18 +23,4 @@ def refuse_codes(fields: Fields, model: ModelSpec) -> None:
         raise UnsupportedCheckpointError(
             f"{fields.where}: quant_method={quantisation.text('quant_method')!r}, and layer {layer} keeps a recurrent "
             "state, beside which quantised weights are not served; serve the checkpoint that they were made of"
-        )
-
-
-def refuse_host_tier(model: ModelSpec, setting: str) -> None:
-    """Refuses `setting`, the size of the host tier.
-
-    Raises:
-        ConfigurationError: a layer keeps a recurrent state.
-    """
-    layer = first_recurrent(model)
-    if layer is not None:
-        raise ConfigurationError(
-            f"{setting}: layer {layer} of the model keeps a recurrent state, which is not kept in the host tier; leave "
-            "host_kv_gib at 0"
         )

@@ -52,7 +52,10 @@ BACKENDS: BackendTable = {
         "cuda": (_LATENT_REFERENCE,),
     },
     RecurrentSpec: {
-        "cpu": (_RECURRENT_REFERENCE,),
+        "cpu": (
+            BackendEntry("native", "tandem.compute.native.recurrent", "NativeRecurrentBackend"),
+            _RECURRENT_REFERENCE,
+        ),
         "cuda": (_RECURRENT_REFERENCE,),
     },
 }

@@ -1,23 +1,11 @@
 """Refuses settings by which state would leave a worker whose state cannot be moved."""
 
-from tandem.architecture.model import ModelSpec
-from tandem.architecture.recurrent_limits import refuse_host_tier
 from tandem.core.errors import ConfigurationError
 from tandem.routing.snapshot import Role
 from tandem.worker.settings import WorkerSettings
 
 _DECODE_ALONE = "serve it by decode workers alone, which compute prompts themselves (`tandem up --prefill 0`)"
 _NO_HOST_TIER = "leave host_kv_gib at 0"
-
-
-def refuse_moves_of(settings: WorkerSettings, model: ModelSpec) -> None:
-    """Refuses what would move states of the model to where they are not kept.
-
-    Raises:
-        ConfigurationError: the message names the setting and the remedy.
-    """
-    if settings.host_kv_bytes:
-        refuse_host_tier(model, f"host_kv_gib={settings.host_kv_gib:g}")
 
 
 def refuse_moves_of_ranks(settings: WorkerSettings) -> None:

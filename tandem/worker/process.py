@@ -50,7 +50,6 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
-from tandem.worker.moves import refuse_moves_of
 from tandem.worker.ranks import end_with, open_ranks
 from tandem.worker.reports import Reports
 from tandem.worker.service import WorkerService
@@ -150,7 +149,6 @@ async def serving_worker(
         if ranks is not None:
             opened.push_async_callback(asyncio.to_thread, ranks.close)
         assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
-        refuse_moves_of(settings, assembly.model)
         engine = AsyncEngine(assembly.engine)
         if ranks is not None:
             end_with(ranks, engine)

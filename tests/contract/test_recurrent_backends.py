@@ -1,14 +1,16 @@
-"""The chunked form of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
+"""Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
 
 import pytest
 import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import Arena, LayerRecurrent
+from tandem.compute.native.recurrent import NativeRecurrentBackend
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.kvcache.spec import build_layout
+from tests.helpers.native_kernels import load_or_skip
 
 HEADS, GROUPS, ROWS, COLUMNS, TOKENS, BLOCK_SIZE = 4, 2, 6, 5, 90, 8
 LAST_BLOCK = (TOKENS - 1) // BLOCK_SIZE
@@ -56,21 +58,74 @@ def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torc
     return torch.stack(out), matrices
 
 
-@pytest.mark.parametrize(("is_delta", "by_column"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("cuts", [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))], ids=len)
-def test_any_cut_equals_the_recurrence(is_delta: bool, by_column: bool, cuts: tuple[int, ...]) -> None:
-    layout = build_layout([RecurrentSpec(4, 3, "float32", (HEADS, ROWS, COLUMNS))], BLOCK_SIZE)
-    state = Arena(layout, LAST_BLOCK + 2, torch.device("cpu")).layers[0]
-    assert isinstance(state, LayerRecurrent)
-    assert state.matrices is not None
-    state.matrices.fill_(torch.nan)  # NOTE: a request that begins must not read what a page held before
+FORMS = [(False, False), (True, False), (True, True)]
+BACKENDS = {"reference": ReferenceRecurrentBackend, "native": NativeRecurrentBackend}
+
+
+def params_of(by_column: bool) -> RecurrenceParams:
     generator = torch.Generator().manual_seed(8)
     a_log, a_bias = torch.randn(HEADS, generator=generator), torch.randn(HEADS, COLUMNS, generator=generator)
-    params = RecurrenceParams(a_log, a_bias if by_column else a_bias[:, 0])
-    backend, found = ReferenceRecurrentBackend(), []
+    return RecurrenceParams(a_log, a_bias if by_column else a_bias[:, 0])
+
+
+def state_of() -> LayerRecurrent:
+    """NOTE: a request that begins must not read what a page held before."""
+    layout = build_layout([RecurrentSpec(4, 3, "float32", (HEADS, ROWS, COLUMNS))], BLOCK_SIZE)
+    state = Arena(layout, 2 * LAST_BLOCK + 3, torch.device("cpu")).layers[0]
+    assert isinstance(state, LayerRecurrent)
+    assert state.matrices is not None
+    state.matrices.fill_(torch.nan)
+    return state
+
+
+@pytest.mark.parametrize("backend_name", BACKENDS)
+@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
+@pytest.mark.parametrize("cuts", [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))], ids=len)
+def test_any_cut_equals_the_recurrence(
+    backend_name: str, is_delta: bool, by_column: bool, cuts: tuple[int, ...]
+) -> None:
+    if backend_name == "native":
+        load_or_skip()
+    state, params, backend = state_of(), params_of(by_column), BACKENDS[backend_name](torch.device("cpu"))
+    found = []
     for start, stop in zip((0, *cuts), cuts, strict=False):
         batch = backend.prepare(batch_of(start, stop), state, ())
         found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
     expected, last = recurrence(inputs_of(is_delta, by_column, 0, TOKENS), params)
+    assert state.matrices is not None
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state.matrices[LAST_BLOCK + 1].double(), last, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
+def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(is_delta: bool, by_column: bool) -> None:
+    """Two requests of the same tokens: one whole in one step; the other cut, its last part beside all of the first."""
+    load_or_skip()
+    params, backend = params_of(by_column), NativeRecurrentBackend(torch.device("cpu"))
+    cuts, state, found = (1, 2, 30, 37), state_of(), []
+    for start, stop in zip((0, *cuts), cuts, strict=False):
+        batch = backend.prepare(batch_of(start, stop), state, ())
+        found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
+    whole, part = inputs_of(is_delta, by_column, 0, TOKENS), inputs_of(is_delta, by_column, cuts[-1], TOKENS)
+    both = RecurrenceInputs(
+        torch.cat((part.q, whole.q)),
+        torch.cat((part.k, whole.k)),
+        torch.cat((part.v, whole.v)),
+        torch.cat((part.a, whole.a)),
+        None if part.b is None or whole.b is None else torch.cat((part.b, whole.b)),
+    )
+    num_cut = TOKENS - cuts[-1]
+    tables = torch.arange(1, 2 * LAST_BLOCK + 3, dtype=torch.int32).view(2, -1)
+    step = AttentionBatch(
+        query_start=torch.tensor([0, num_cut, num_cut + TOKENS], dtype=torch.int32),
+        seq_lens=torch.tensor([TOKENS, TOKENS], dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.arange(num_cut + TOKENS),
+        max_query_len=TOKENS,
+        max_seq_len=TOKENS,
+    )
+    out = backend.recur(both, params, state, backend.prepare(step, state, ()))
+    assert torch.equal(torch.cat((*found, out[:num_cut])), out[num_cut:])
+    assert state.matrices is not None
+    first, second = (state.matrices[row.long()] for row in tables)
+    assert torch.equal(first[-1], second[-1])

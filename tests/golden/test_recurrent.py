@@ -14,6 +14,7 @@ from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, refere
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS, save_tiny_granite_hybrid
+from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -82,6 +83,16 @@ def test_requests_that_share_small_steps_get_the_tokens_they_get_alone(checkpoin
     prompts, params = random_requests(3, 6, 60)
     expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, max_num_batched_tokens=256, **PYTHON)
     engine = tiny_engine(checkpoint, max_num_batched_tokens=11, max_num_running=6, block_size=8, **PYTHON)
+    assert serve(engine, prompts, params) == expected
+
+
+def test_on_the_compiled_kernels_no_bit_depends_on_cuts_or_on_what_shares_a_step(checkpoint: Path) -> None:
+    """In bfloat16, where near ties are common."""
+    load_or_skip()
+    prompts, params = random_requests(5, 6, 90)
+    native = {"dtype": "bfloat16", "native_kernels": True, "attention_backend": "native"}
+    expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, max_num_batched_tokens=256, **native)
+    engine = tiny_engine(checkpoint, max_num_batched_tokens=11, max_num_running=6, block_size=8, **native)
     assert serve(engine, prompts, params) == expected
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.handoffs import PROMPT, alone
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid
 from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.tokenizers import write_byte_tokenizer
 from tests.helpers.workers import GREEDY
@@ -35,6 +36,12 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Layers that read the state of others."""
     return write_byte_tokenizer(BUILDERS["gemma4"](tmp_path_factory.mktemp("worker-gemma4")))
+
+
+@pytest.fixture(scope="session")
+def granite_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recurrent layers around one of attention."""
+    return write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path_factory.mktemp("worker-granite")))
 
 
 @pytest.fixture(scope="session")

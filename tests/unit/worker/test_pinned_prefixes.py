@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tandem.architecture.quantisation import read_config
+from tandem.architecture.registry import find_family
 from tandem.core.clock import ManualClock
 from tandem.core.errors import WorkerLostError
 from tandem.core.hashing import extend_hashes, root_hash
@@ -18,6 +20,7 @@ from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
+from tandem.kvcache.spec import build_layout
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillUpdate
 from tandem.transport.inproc import InprocRegistry
@@ -68,8 +71,9 @@ async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[Worker
 
 def gib(path: Path, num_blocks: int = 64) -> float:
     """Memory of so many blocks of eight tokens."""
-    page_bytes = 2048 if "gemma3" in path.name else 6144
-    return num_blocks * page_bytes / 2**30
+    fields = read_config(path)
+    spec = replace(find_family(fields).read_model(fields), dtype="float32")
+    return num_blocks * build_layout(spec.kv_specs, 8).page_bytes / 2**30
 
 
 async def press(client: WorkerClient) -> None:
@@ -249,10 +253,14 @@ def test_routers_hear_of_kept_blocks_as_room_of_an_idle_worker(llama: Path) -> N
 # --- the host tier ----------------------------------------------------------------------------------------------------
 
 
-def test_a_prefix_that_left_for_the_host_tier_comes_back_bit_by_bit(model: Path) -> None:
+@pytest.mark.parametrize(("name", "share"), [("llama", 0.2), ("gemma3", 0.5), ("granite_hybrid", 0.3)])
+def test_a_prefix_that_left_for_the_host_tier_comes_back_bit_by_bit(
+    name: str, share: float, request: pytest.FixtureRequest
+) -> None:
+    model: Path = request.getfixturevalue(name)
+
     async def main() -> None:
         prompts = [prompt_of(90, seed=seed) for seed in range(4)]
-        share = 0.5 if model.name.startswith("worker-gemma3") else 0.2
         async with one_worker(model, pin_share=share, host_kv_gib=gib(model, 200)) as (worker, client, clock):
             first = []
             for prompt in prompts:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpdate
@@ -16,7 +15,7 @@ from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
-from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
+from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import (
     GREEDY,
@@ -32,9 +31,9 @@ from tests.helpers.workers import (
 )
 
 
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path_factory.mktemp("worker-granite")))
+@pytest.fixture
+def hybrid(granite_hybrid: Path) -> Path:
+    return granite_hybrid
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,8 @@ def convolving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(hybrid: Path) -> list[int]:
-    return alone(hybrid, PROMPT, GREEDY)
+def expected(granite_hybrid: Path) -> list[int]:
+    return alone(granite_hybrid, PROMPT, GREEDY)
 
 
 async def num_fetched(pair: Pair) -> int:
@@ -207,12 +206,3 @@ def test_clients_that_leave_at_random_moments_leave_nothing(hybrid: Path, expect
             assert await generated(pair.to_decode, call_of(pair)) == expected
 
     asyncio.run(main())
-
-
-def test_the_host_tier_is_refused_before_it_is_ready(hybrid: Path) -> None:
-    async def main() -> None:
-        async with serving_worker(settings_of(DecodeSettings, hybrid, "w0", host_kv_gib=0.01)):
-            pytest.fail("it is ready")
-
-    with pytest.raises(ConfigurationError, match=r"host_kv_gib=0\.01: layer 0 .*recurrent state.*leave host_kv_gib"):
-        asyncio.run(main())

@@ -227,6 +227,21 @@ struct PagedAttentionArguments {
   int64_t threads;
 };
 
+// Numbers of each token one after another: q, k [groups, columns]; v [heads, rows]; a of each head or of each of its
+// columns; b of each head, or null = no delta, and a token's step is its beta. Pages begin `page_stride` numbers apart.
+// Request i reads a state unless it is the first, and writes those of `first_write[i]` to `first_write[i + 1] - 1`.
+struct RecurArguments {
+  const float *q, *k, *v, *a, *b, *a_log, *a_bias;
+  float* matrices;
+  int64_t page_stride;
+  const int64_t* read_pages;
+  const uint8_t* is_first;
+  const int32_t* query_start;
+  const int64_t *first_write, *write_pages, *write_ends;
+  float* out;
+  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, threads;
+};
+
 // One rank's view of its group (`exchange.h`); Python keeps it.
 struct RankGroup {
   char* memory;
@@ -272,6 +287,7 @@ TANDEM_EXPORT void tandem_experts(const tandem::ExpertsArguments*);
 TANDEM_EXPORT void tandem_choose_experts(const tandem::ChooseExpertsArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
+TANDEM_EXPORT void tandem_recur(const tandem::RecurArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);

@@ -1,0 +1,84 @@
+"""Compiled recurrence on the CPU, token by token: no bit depends on how a prompt is cut or on what shares a step."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from tandem.architecture.state import RecurrentSpec
+from tandem.compute.arena import LayerRecurrent
+from tandem.compute.native.arguments import bind
+from tandem.compute.native.build import load_library
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
+from tandem.compute.step import AttentionBatch
+from tandem.core.errors import ConfigurationError
+
+RECUR_FIELDS = "23q"
+
+
+class NativeRecurrentBackend:
+    """Implements `RecurrentBackend` for every spec on the CPU, where the kernels can be compiled."""
+
+    name = "native"
+    graph_safe = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._reason: str | None = None
+        if device.type != "cpu":
+            self._reason = f"it computes on the CPU, not on {device.type}"
+            return
+        try:
+            self._recur = bind(load_library(), "tandem_recur", RECUR_FIELDS)
+        except ConfigurationError as error:
+            self._reason = str(error)
+
+    def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """None unless the kernels are missing; bounds and sinks are not of this kind of state."""
+        return self._reason
+
+    def prepare(self, batch: AttentionBatch, kv: LayerRecurrent, layers: Collection[Any]) -> RecurrentBatch:
+        return prepare_recurrent(batch, kv)
+
+    def recur(
+        self, inputs: RecurrenceInputs, params: RecurrenceParams, state: LayerRecurrent, batch: RecurrentBatch
+    ) -> torch.Tensor:
+        """See `RecurrentBackend.recur`."""
+        matrices = state.matrices
+        assert matrices is not None
+        _, num_heads, rows, columns = matrices.shape
+        assert matrices.stride()[1:] == (rows * columns, columns, 1)
+        q, k, v, a = (_numbers(x) for x in (inputs.q, inputs.k, inputs.v, inputs.a))
+        b = None if inputs.b is None else _numbers(inputs.b)
+        a_log, a_bias = _numbers(params.a_log), _numbers(params.a_bias)
+        num_groups = q.shape[1]
+        assert q.shape == k.shape == (len(v), num_groups, columns)
+        assert v.shape[1:] == (num_heads, rows)
+        has_columns = a.dim() == 3
+        assert a.shape[1:] == a_bias.shape == ((num_heads, columns) if has_columns else (num_heads,))
+        assert b is not None or not has_columns, "a step of each column is no number of a head"
+        assert all(x.is_contiguous() for x in (batch.read_pages, batch.is_first, batch.query_start))
+        out = torch.empty_like(v)
+        self._recur(
+            *(x.data_ptr() for x in (q, k, v, a)),
+            0 if b is None else b.data_ptr(),
+            a_log.data_ptr(),
+            a_bias.data_ptr(),
+            matrices.data_ptr(),
+            matrices.stride(0),
+            *(x.data_ptr() for x in (batch.read_pages, batch.is_first, batch.query_start)),
+            *(x.data_ptr() for x in (batch.first_write, batch.write_pages, batch.write_ends)),
+            out.data_ptr(),
+            len(batch.read_pages),
+            num_heads,
+            num_groups,
+            rows,
+            columns,
+            has_columns,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    """The same in float32, one after another; exact."""
+    return x.float().contiguous()

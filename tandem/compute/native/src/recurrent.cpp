@@ -1,0 +1,146 @@
+// Linear recurrences with a state for each head, token by token: decay, what the key stood for taken out, an added product
+// of two vectors, a product with the query.
+//
+// One head of one request is computed by one thread, token after token in one order, so no bit of a token or of a state
+// depends on how a prompt is cut, on the other requests or on the number of threads.
+#include <cmath>
+
+#include "calls.h"
+#include "pool.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kStateNs = 0.15;  // one thread's time for one number of a state and one token
+constexpr float kMostDecay = 1e4f;  // an infinite one would make 0 * inf of what it multiplies
+
+// log(1 + exp(x)). Of one number at a time: every token takes the same way, wherever it stands.
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// `size` numbers into a row that is padded with zeros to whole vectors.
+inline void fill_row(const float* from, int64_t size, int64_t padded, float* row) {
+  std::memcpy(row, from, size_t(size) * sizeof(float));
+  std::memset(row + size, 0, size_t(padded - size) * sizeof(float));
+}
+
+// The state of one head of one request, its rows padded to whole vectors.
+class Head {
+ public:
+  Head(const RecurArguments& arguments, int64_t head, float* scratch)
+      : a_(arguments),
+        head_(head),
+        group_(head / (arguments.num_heads / arguments.num_groups)),
+        padded_(ceil_div(arguments.columns, kLanes) * kLanes),
+        q_(scratch),
+        k_(q_ + padded_),
+        decay_(k_ + padded_),
+        state_(decay_ + padded_),
+        rate_(std::exp(arguments.a_log[head])) {}
+
+  static size_t scratch_size(const RecurArguments& a) {
+    return size_t((a.rows + 3) * ceil_div(a.columns, kLanes) * kLanes);
+  }
+
+  void clear() { std::memset(state_, 0, size_t(a_.rows * padded_) * sizeof(float)); }
+  void read(int64_t page) {
+    for (int64_t row = 0; row < a_.rows; ++row) fill_row(at(page) + row * a_.columns, a_.columns, padded_, state_ + row * padded_);
+  }
+  void write(int64_t page) const {
+    for (int64_t row = 0; row < a_.rows; ++row)
+      std::memcpy(at(page) + row * a_.columns, state_ + row * padded_, size_t(a_.columns) * sizeof(float));
+  }
+
+  void take(int64_t token) {
+    const int64_t keys = (token * a_.num_groups + group_) * a_.columns, at_head = token * a_.num_heads + head_;
+    fill_row(a_.q + keys, a_.columns, padded_, q_);
+    fill_row(a_.k + keys, a_.columns, padded_, k_);
+    float step = 0.0f;
+    if (a_.has_columns) {
+      for (int64_t i = 0; i < a_.columns; ++i)
+        decay_[i] = decay_of(softplus(a_.a[at_head * a_.columns + i] + a_.a_bias[head_ * a_.columns + i]));
+      for (int64_t i = a_.columns; i < padded_; ++i) decay_[i] = 0.0f;
+    } else {
+      step = softplus(a_.a[at_head] + a_.a_bias[head_]);
+      const f32x16 decay = splat(decay_of(step));
+      for (int64_t i = 0; i < padded_; i += kLanes) store16(decay_ + i, decay);
+    }
+    const float* v = a_.v + at_head * a_.rows;
+    float* out = a_.out + at_head * a_.rows;
+    if (a_.b) {
+      const float beta = sigmoid(a_.b[at_head]);
+      for (int64_t row = 0; row < a_.rows; ++row) out[row] = with_delta(state_ + row * padded_, v[row], beta);
+    } else {
+      for (int64_t row = 0; row < a_.rows; ++row) out[row] = without_delta(state_ + row * padded_, v[row] * step);
+    }
+  }
+
+ private:
+  float* at(int64_t page) const { return a_.matrices + page * a_.page_stride + head_ * a_.rows * a_.columns; }
+  float decay_of(float step) const {
+    const float log_decay = -rate_ * step;
+    return std::exp(log_decay < -kMostDecay ? -kMostDecay : log_decay);
+  }
+
+  float without_delta(float* row, float added) const {
+    const f32x16 value = splat(added);
+    f32x16 sum{};
+    for (int64_t i = 0; i < padded_; i += kLanes) {
+      const f32x16 after = fma(value, load16(k_ + i), load16(row + i) * load16(decay_ + i));
+      store16(row + i, after);
+      sum = fma(after, load16(q_ + i), sum);
+    }
+    return reduce_add(sum);
+  }
+
+  float with_delta(float* row, float v, float beta) const {
+    f32x16 stood{};
+    for (int64_t i = 0; i < padded_; i += kLanes) {
+      const f32x16 decayed = load16(row + i) * load16(decay_ + i);
+      store16(row + i, decayed);
+      stood = fma(decayed, load16(k_ + i), stood);
+    }
+    const f32x16 value = splat(beta * (v - reduce_add(stood)));
+    f32x16 sum{};
+    for (int64_t i = 0; i < padded_; i += kLanes) {
+      const f32x16 after = fma(value, load16(k_ + i), load16(row + i));
+      store16(row + i, after);
+      sum = fma(after, load16(q_ + i), sum);
+    }
+    return reduce_add(sum);
+  }
+
+  const RecurArguments& a_;
+  const int64_t head_, group_, padded_;
+  float *const q_, *const k_, *const decay_, *const state_;
+  const float rate_;
+};
+
+void recur(const RecurArguments& a, int64_t request, int64_t index, float* scratch) {
+  Head head(a, index, scratch);
+  if (a.is_first[request]) {
+    head.clear();
+  } else {
+    head.read(a.read_pages[request]);
+  }
+  int64_t token = a.query_start[request];
+  for (int64_t write = a.first_write[request]; write < a.first_write[request + 1]; ++write) {
+    for (; token < a.write_ends[write]; ++token) head.take(token);
+    head.write(a.write_pages[write]);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+TANDEM_EXPORT void tandem_recur(const RecurArguments* a) {
+  const int64_t items = a->num_requests * a->num_heads;
+  const double numbers = double(a->query_start[a->num_requests]) * double(a->num_heads * a->rows * a->columns);
+  Pool::run(items, split(items, numbers * kStateNs, a->threads), [a](int64_t first, int64_t last) {
+    static thread_local Workspace workspace;
+    float* scratch = workspace.reserve(Head::scratch_size(*a));
+    for (int64_t item = first; item < last; ++item) recur(*a, item / a->num_heads, item % a->num_heads, scratch);
+  });
+}
