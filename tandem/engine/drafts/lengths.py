@@ -72,8 +72,8 @@ class _Times:
 class StepTimes:
     """Seconds of recent steps by their number of rows, each the median of a few.
 
-    Between two numbers that were measured time is taken to grow in proportion. One beyond all measured, but at most
-    twice that, is taken to cost no more than the largest measured: so it is tried, and measured.
+    Between two numbers that were measured time is taken to grow in proportion. A few rows more than
+    all measured are taken to cost no more than the largest measured: so they are tried, and measured.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class StepTimes:
             above = bisect_left(known_rows, rows)
             if above == len(medians):
                 last_rows, last_s = medians[-1] if medians else (0, _UNKNOWN)
-                return max(least_s, last_s) if rows <= 2 * last_rows + _EXACT_ROWS // 2 else _UNKNOWN
+                return max(least_s, last_s) if rows <= _tried_rows(last_rows) else _UNKNOWN
             upper_rows, upper_s = medians[above]
             if above == 0 or upper_rows == rows:
                 return max(least_s, upper_s)
@@ -132,6 +132,11 @@ class StepTimes:
             return max(least_s, lower_s + (upper_s - lower_s) * (rows - lower_rows) / (upper_rows - lower_rows))
 
         return seconds
+
+
+def _tried_rows(num_rows: int) -> int:
+    """Largest number that may be tried, after `num_rows`: little more, since a trial costs more than is known."""
+    return num_rows + num_rows // 4 + _EXACT_ROWS // 2
 
 
 def _rounded(num_rows: int) -> int:
