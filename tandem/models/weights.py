@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from tandem.architecture.expert_stacks import with_stored_stacks
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages
@@ -33,7 +34,8 @@ def match_parameters(
     formats: Sequence[WeightFormat],
     stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
-    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`.
+    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`, and with
+    experts made of stacks where they are stored so.
 
     `stored`: see `stored_names`.
 
@@ -45,6 +47,7 @@ def match_parameters(
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
+    spec = with_stored_stacks(spec, stored)
     plan = LoadingPlan.of(spec, formats)
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}

@@ -55,9 +55,8 @@ class Attention:
         there are gates; its K and V, where the layer has its own, are in `kv` then.
         """
         spec, norm = self._spec, self._head_q_norm
-        queries, gates = _normed(self._q(x), self._whole_q_norm).view(len(x), spec.num_heads, -1), None
-        if spec.is_gated:
-            queries, gates = queries[..., : spec.head_dim].contiguous(), queries[..., spec.head_dim :]
+        found = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.q.outputs // spec.num_heads)
+        queries, gates = found[..., : spec.head_dim].contiguous(), found[..., spec.head_dim :]
         weight = None if norm is None else norm.weight
         eps, unit_offset = (1e-6, False) if norm is None else (norm.spec.eps, norm.spec.unit_offset)
         cos, sin = self._rotary.cos, self._rotary.sin
@@ -82,7 +81,7 @@ class Attention:
             )
         if self._query_factors is not None:
             queries.mul_(self._query_factors[positions].to(queries.dtype))
-        return queries if gates is None else torch.cat((queries, gates), dim=2)
+        return torch.cat((queries, gates), dim=2) if spec.is_gated else queries
 
     def _values(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_kv_heads, head_dim], in memory of their own: `keys` are rotated in place."""

@@ -1,0 +1,150 @@
+"""Hybrids with the gated delta rule, of Qwen. Their totals are the rounded ones of the names."""
+
+from typing import Any
+
+from tests.unit.architecture.published.checkpoint import BOOKKEEPING, Checkpoint
+
+_PATTERN = [*["linear_attention"] * 3, "full_attention"]
+_DELTA: dict[str, Any] = BOOKKEEPING | {
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-06,
+    "use_cache": True,
+}
+_TEXT: dict[str, Any] = _DELTA | {
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "vocab_size": 248320,
+}
+_IMAGES = {
+    "image_token_id": 248056,
+    "video_token_id": 248057,
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}
+_VISION = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}
+_9B = _TEXT | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "layer_types": _PATTERN * 8,
+    "linear_num_value_heads": 32,
+    "model_type": "qwen3_5_text",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+_27B = _TEXT | {
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "layer_types": _PATTERN * 16,
+    "linear_num_value_heads": 48,
+    "model_type": "qwen3_5_text",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+}
+_397B = _TEXT | {
+    "hidden_size": 4096,
+    "layer_types": _PATTERN * 15,
+    "linear_num_value_heads": 64,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 32,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 2,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 1024,
+}
+
+
+def _wrapped(architecture: str, model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The file of a multimodal checkpoint."""
+    vision = _VISION | {"model_type": model_type, "out_hidden_size": text["hidden_size"]}
+    outer = {"architectures": [architecture], "model_type": model_type, "tie_word_embeddings": False}
+    return _IMAGES | outer | {"text_config": text, "vision_config": vision}
+
+
+DELTA = (
+    Checkpoint(
+        name="Qwen/Qwen3-Next-80B-A3B-Instruct",
+        config=_DELTA
+        | {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "bos_token_id": 151643,
+            "decoder_sparse_step": 1,
+            "eos_token_id": 151645,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "linear_num_value_heads": 32,
+            "mlp_only_layers": [],
+            "model_type": "qwen3_next",
+            "moe_intermediate_size": 512,
+            "norm_topk_prob": True,
+            "num_attention_heads": 16,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "output_router_logits": False,
+            "partial_rotary_factor": 0.25,
+            "rope_scaling": None,
+            "rope_theta": 10000000,
+            "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": 512,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.57.0.dev0",
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        total=80e9,
+        is_count=False,
+        kv_bytes=24_576,
+    ),
+    Checkpoint(
+        name="Qwen/Qwen3.5-9B",
+        config=_wrapped("Qwen3_5ForConditionalGeneration", "qwen3_5", _9B),
+        total=9e9,
+        is_count=False,
+        kv_bytes=32_768,
+    ),
+    Checkpoint(
+        name="Qwen/Qwen3.5-27B, its text model saved by transformers 5.23",
+        config=_27B | {"architectures": ["Qwen3_5ForCausalLM"], "transformers_version": "5.23.0"},
+        total=27e9,
+        is_count=False,
+    ),
+    Checkpoint(
+        name="Qwen/Qwen3.5-397B-A17B",
+        config=_wrapped("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", _397B),
+        total=397e9,
+        is_count=False,
+        active=17.0,
+    ),
+    Checkpoint(
+        name="Qwen/Qwen3.5-397B-A17B, its text model saved by transformers 5.23",
+        config=_397B | {"architectures": ["Qwen3_5MoeForCausalLM"], "transformers_version": "5.23.0"},
+        total=397e9,
+        is_count=False,
+        active=17.0,
+    ),
+)
