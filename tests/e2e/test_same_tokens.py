@@ -90,11 +90,14 @@ SETUPS = {
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
+SLOW = ("2p2d-tcp-16-latents", "1p1d-nixl-16-delta")
+"""Clusters of which `make test` tests nothing."""
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
 
 
@@ -164,7 +167,7 @@ def running(anything: Running) -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "anything",
-    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SETUPS],
     indirect=True,
 )
 def test_a_random_mix(running: Running, models: Models) -> None:
@@ -301,7 +304,7 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def _num_groups(family: str) -> int:
     """Kinds of layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3}.get(family, 1)
+    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3, "qwen3_next": 3}.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:
