@@ -115,9 +115,7 @@ class Sizes:
         """A norm over the hidden state, or over `size` elements."""
         return NormSpec(name, self.hidden if size is None else size, self.eps, self.unit_offset)
 
-    def rope(
-        self, fields: Fields, rotary_share: float | None = None, harmless: tuple[str, ...] = ()
-    ) -> RopeSpec:
+    def rope(self, fields: Fields, rotary_share: float | None = None, harmless: tuple[str, ...] = ()) -> RopeSpec:
         """The rotary embedding that all layers share. `rotary_share`: where the family's own key says it; `harmless`:
         options of it that change nothing for text.
         """

@@ -1,4 +1,4 @@
-"""Hybrids of gated DeltaNet layers and gated attention (Qwen3-Next, Qwen3.5): three of the former, then one of these."""
+"""Hybrids of gated DeltaNet layers and gated attention (Qwen3-Next, Qwen3.5), most often three to one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -54,7 +54,9 @@ def read_mixers(
 
     def mixer(index: int, kind: str) -> MixerSpec:
         if kind == base.FULL:
-            return _gated_attention(base.attention(sizes, index, rope, qkv_bias=bias, output_bias=bias, head_norms=True))
+            return _gated_attention(
+                base.attention(sizes, index, rope, qkv_bias=bias, output_bias=bias, head_norms=True)
+            )
         prefix = f"{base.layer_prefix(index)}.linear_attn"
         return _delta_net(delta, prefix, maps_of(delta, prefix))
 

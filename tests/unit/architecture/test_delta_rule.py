@@ -70,14 +70,16 @@ def test_contradictions_are_refused(name: str, changes: dict[str, Any], message:
 
 def test_text_model_of_another_kind_is_refused() -> None:
     text = CONFIGS[WRAPPED]["text_config"] | {"model_type": "qwen3_5_moe_text"}
-    with pytest.raises(UnsupportedCheckpointError, match='model_type="qwen3_5_moe_text".*supported: qwen3_5_text'):
+    with pytest.raises(UnsupportedCheckpointError, match=r'model_type="qwen3_5_moe_text".*supported: qwen3_5_text'):
         read(WRAPPED, text_config=text)
 
 
 def test_kinds_of_layers_by_interval_and_by_name() -> None:
     types = [*["linear_attention"] * 3, "full_attention"] * 12
     assert read(NEXT) == read(NEXT, layer_types=types)
-    recurrent = [isinstance(layer.mixer, LinearRecurrenceSpec) for layer in read(NEXT, full_attention_interval=2).layers]
+    recurrent = [
+        isinstance(layer.mixer, LinearRecurrenceSpec) for layer in read(NEXT, full_attention_interval=2).layers
+    ]
     assert recurrent == [True, False] * 24
 
 

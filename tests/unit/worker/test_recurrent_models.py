@@ -77,7 +77,12 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
 
 @pytest.mark.parametrize(
     ("model", "transport", "params"),
-    [("hybrid", "tcp", GREEDY), ("hybrid", "nixl", SAMPLED), ("convolving", "cma", SAMPLED), ("replacing", "nixl", GREEDY)],
+    [
+        ("hybrid", "tcp", GREEDY),
+        ("hybrid", "nixl", SAMPLED),
+        ("convolving", "cma", SAMPLED),
+        ("replacing", "nixl", GREEDY),
+    ],
 )
 def test_tokens_handed_over_are_those_of_one_engine(
     model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest
