@@ -96,7 +96,7 @@ class Attention:
         """[num_tokens, hidden], of what the queries find in `kv`."""
         if not self._spec.is_gated:
             return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
-        queries, gates = queries.split(self._spec.head_dim, dim=2)
+        queries, gates = torch.split(queries, self._spec.head_dim, dim=2)
         found = backend.attend(queries.contiguous(), kv, batch, self.params)
         return self._o((found * rowwise_sigmoid(gates)).flatten(1))
 
