@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
     "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),
+    "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
     "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Entry("lfm2_moe", "lfm2_moe"),
     "MiniMaxM2ForCausalLM": Entry("minimax_m2", "minimax_m2"),

@@ -24,6 +24,23 @@ _EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 48,
 }
+_KIMI: dict[str, Any] = SIZES | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "tie_word_embeddings": False,
+}
 _SLOWER = 4.0  # NOTE: random decays are of a token or two, beside which an error in what is kept would not show
 
 
@@ -58,6 +75,11 @@ def save_tiny_qwen3_5_conditional(path: Path, *, seed: int = 0, dtype: str = "fl
     return _slowed(save(path, transformers.Qwen3_5Config(text_config=text, vision_config=vision), seed, dtype))
 
 
+def save_tiny_kimi_linear(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A KimiLinearForCausalLM: a dense layer, then experts in groups and a shared one; latents in the middle layer."""
+    return _slowed(save(path, transformers.KimiLinearConfig(**_KIMI | options), seed, dtype))
+
+
 def _slowed(path: Path) -> Path:
     """The same with decays of tens of tokens."""
     tensors = read_tensors(path)
@@ -71,5 +93,6 @@ DELTA_BUILDERS: dict[str, Builder] = {
     "qwen3_next": save_tiny_qwen3_next,
     "qwen3_5": save_tiny_qwen3_5,
     "qwen3_5_moe": save_tiny_qwen3_5_moe,
+    "kimi_linear": save_tiny_kimi_linear,
 }
 """Families with the gated delta rule."""

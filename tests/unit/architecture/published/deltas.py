@@ -1,4 +1,4 @@
-"""Hybrids with the gated delta rule, of Qwen. Their totals are the rounded ones of the names."""
+"""Hybrids with the gated delta rule, of Qwen and Moonshot AI. Their totals are the rounded ones of the names."""
 
 from typing import Any
 
@@ -33,6 +33,7 @@ _TEXT: dict[str, Any] = _DELTA | {
     },
     "vocab_size": 248320,
 }
+_KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
 _IMAGES = {
     "image_token_id": 248056,
     "video_token_id": 248057,
@@ -154,5 +155,60 @@ DELTA = (
         config=_122B | {"architectures": ["Qwen3_5MoeForCausalLM"], "transformers_version": "5.23.0"},
         total=122e9,  # NOTE: its publisher rounds 9.8 active ones to 10
         is_count=False,
+    ),
+    Checkpoint(
+        name="moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        config={
+            "architectures": ["KimiLinearForCausalLM"],
+            "bos_token_id": 163584,
+            "dtype": "bfloat16",
+            "eos_token_id": 163586,
+            "first_k_dense_replace": 1,
+            "head_dim": 72,
+            "hidden_act": "silu",
+            "hidden_size": 2304,
+            "initializer_range": 0.02,
+            "intermediate_size": 9216,
+            "kv_lora_rank": 512,
+            "linear_attn_config": {
+                "full_attn_layers": _KIMI_FULL,
+                "head_dim": 128,
+                "kda_layers": [number for number in range(1, 28) if number not in _KIMI_FULL],
+                "num_heads": 32,
+                "short_conv_kernel_size": 4,
+            },
+            "mla_use_nope": True,
+            "model_max_length": 1048576,
+            "model_type": "kimi_linear",
+            "moe_intermediate_size": 1024,
+            "moe_layer_freq": 1,
+            "moe_renormalize": True,
+            "moe_router_activation_func": "sigmoid",
+            "num_attention_heads": 32,
+            "num_expert_group": 1,
+            "num_experts": 256,
+            "num_experts_per_token": 8,
+            "num_hidden_layers": 27,
+            "num_key_value_heads": 32,
+            "num_nextn_predict_layers": 0,
+            "num_shared_experts": 1,
+            "pad_token_id": 163839,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "routed_scaling_factor": 2.446,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "use_cache": True,
+            "use_grouped_topk": True,
+            "v_head_dim": 128,
+            "vocab_size": 163840,
+        },
+        total=48e9,
+        is_count=False,
+        kv_bytes=8_064,
     ),
 )
