@@ -1,4 +1,4 @@
-"""KimiLinearForCausalLM: Kimi delta attention, latent attention without positions in a few layers; experts as DeepSeek."""
+"""KimiLinearForCausalLM: Kimi delta attention, and latent attention without positions; experts as DeepSeek-V3."""
 
 import re
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import LatentAttentionSpec
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec
 from tandem.architecture.registry import find_family
@@ -20,6 +21,7 @@ from tests.unit.architecture.published.deltas import DELTA
 
 CONFIGS = {checkpoint.config["architectures"][0]: checkpoint.config for checkpoint in DELTA}
 NEXT, DENSE, MIXTURE = "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
+KIMI = "KimiLinearForCausalLM"
 WRAPPED = "Qwen3_5ForConditionalGeneration"
 
 
@@ -46,6 +48,11 @@ def load(path: Path) -> LoadedModel:
         (MIXTURE, {"norm_topk_prob": False}),
         (MIXTURE, {"mlp_only_layers": [3]}),
         (MIXTURE, {"decoder_sparse_step": 2}),
+        (KIMI, {"mla_use_nope": False}),
+        (KIMI, {"moe_router_activation_func": "softmax"}),
+        (KIMI, {"use_grouped_topk": False}),
+        (KIMI, {"mla_use_output_gate": True}),
+        (KIMI, {"hidden_act": "situ"}),
     ],
 )
 def test_what_would_change_the_results_is_refused(name: str, changes: dict[str, Any]) -> None:
@@ -60,6 +67,14 @@ def test_what_would_change_the_results_is_refused(name: str, changes: dict[str, 
         (NEXT, {"linear_num_key_heads": 12}, "linear_num_key_heads must be a divisor of linear_num_value_heads=32"),
         (NEXT, {"linear_conv_kernel_dim": 1}, r"linear_conv_kernel_dim must be an integer in \[2, 64\]"),
         (NEXT, {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers=48"),
+        (KIMI, {"num_experts_per_token": 300}, r"num_experts_per_token must be an integer in \[1, 256\]"),
+        (
+            KIMI,
+            {"num_experts_per_tok": 4},
+            "num_experts_per_token must be num_experts_per_tok, which the file also has",
+        ),
+        (KIMI, {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "each of the layers 1 to 27 once"),
+        (KIMI, {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of num_hidden_layers=27"),
         (WRAPPED, {"text_config": None}, "text_config must be an object"),
     ],
 )
@@ -78,6 +93,21 @@ def test_kinds_of_layers_by_interval_and_by_name() -> None:
     assert read(DENSE) == read(DENSE, layer_types=None)
     half = read(DENSE, layer_types=None, full_attention_interval=2).layers
     assert [isinstance(layer.mixer, LinearRecurrenceSpec) for layer in half] == [True, False] * 32
+
+
+def test_layers_of_kimi_are_counted_from_one() -> None:
+    layers = read(KIMI).layers
+    attending = [index for index, layer in enumerate(layers) if isinstance(layer.mixer, LatentAttentionSpec)]
+    assert attending == [3, 7, 11, 15, 19, 23, 26]
+    assert layers[0].feed_forward.routed is None
+    assert layers == read(KIMI, mlp_layer_types=["dense", *["sparse"] * 26]).layers
+
+
+def test_a_bound_of_the_decay_is_refused() -> None:
+    """Kimi K3 has one, and its text model has the name of this one."""
+    inner = CONFIGS[KIMI]["linear_attn_config"] | {"gate_lower_bound": -5.0}
+    with pytest.raises(UnsupportedCheckpointError, match=r"linear_attn_config: gate_lower_bound=-5\.0: unknown here"):
+        read(KIMI, linear_attn_config=inner)
 
 
 def test_maps_that_are_stored_group_by_group(tmp_path: Path) -> None:

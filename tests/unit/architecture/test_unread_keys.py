@@ -68,8 +68,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA | EXPERTS | SHARED,
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | EXPERTS | SHARED,
-    "kimi_linear": DELTA
-    | {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16},
+    "kimi_linear": DELTA | EXPERTS | {"num_key_value_heads": 4, "pad_token_id": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
 }
 """The kinds of text model that are served, each with what it needs beside the sizes to be a small one."""
