@@ -71,7 +71,7 @@ def test_what_would_change_the_results_is_refused(name: str, changes: dict[str, 
         (
             KIMI,
             {"num_experts_per_tok": 4},
-            "num_experts_per_token must be num_experts_per_tok, which the file also has",
+            "num_experts_per_token must be num_experts_per_tok, which the file",
         ),
         (KIMI, {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [1]}}, "each of the layers 1 to 27 once"),
         (KIMI, {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of num_hidden_layers=27"),
