@@ -62,7 +62,7 @@ def race(options: argparse.Namespace) -> int:
     """The whole of it; 1 when nothing was measured."""
     directory = Path(options.directory)
     if options.at_once < 0:
-        raise ConfigurationError(f"--at-once={options.at_once} is less than one request; give 1 or more, or 0 for what fits")
+        raise ConfigurationError(f"--at-once={options.at_once} is less than 1; give 0 for what fits")
     cpus = _cpus(options.cpus)
     asked = argparse.Namespace(**vars(options))
     systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
