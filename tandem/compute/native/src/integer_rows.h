@@ -1,6 +1,8 @@
 // Rows of x that are rounded to 8 bits: of each segment of inputs (a group, or 128 of a longer one) by a scale of its own,
 // its largest magnitude / 127, to the nearest and halves to even. A segment with nothing of 2^-100 or more is zeros.
 #pragma once
+#include <cmath>
+
 #include "coded_tiles.h"
 #include "integer_codes.h"
 #include "pool.h"
@@ -35,6 +37,21 @@ template <class T> float largest_of(const T* x, int64_t count) {
   int32_t most = 0;
   for (int i = 0; i < kLanes; ++i) most = largest[i] > most ? largest[i] : most;
   return as_float(uint32_t(most));
+}
+
+// To the nearest integers, halves to even. NOTE: no sum that a compiler would fuse with the product before it.
+TANDEM_INLINE i32x16 nearest(const f32x16& v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<i32x16>(_mm512_cvtps_epi32(v));
+#elif defined(__AVX2__)
+  return by_part<IntVec>([](const Vec& x) { return reinterpret_cast<IntVec>(_mm256_cvtps_epi32(__m256(x))); }, v);
+#else
+  alignas(64) int32_t rounded[kLanes];
+  for (int i = 0; i < kLanes; ++i) rounded[i] = int32_t(std::lrintf(v[i]));
+  i32x16 out;
+  std::memcpy(&out, rounded, sizeof out);
+  return out;
+#endif
 }
 
 // Makes rows ready for products by weights like `first`.
@@ -81,12 +98,12 @@ template <class T> class RowRounding {
     const int64_t first = index * shape_.segment, count = min64(shape_.segment, shape_.k - first);
     const float largest = largest_of(row + first, count);
     const bool is_zero = largest < kLeastRounded;
-    const f32x16 inverse = splat(is_zero ? 0.0f : float(kLargestRounded) / largest), magic = splat(12582912.0f);
+    const f32x16 inverse = splat(is_zero ? 0.0f : float(kLargestRounded) / largest);
     *scale = is_zero ? 0.0f : largest / float(kLargestRounded);
     alignas(64) int32_t rounded[kSumBlock + kLanes] = {};
     for (int64_t i = 0; i < count; i += kLanes) {
       const f32x16 x = load16(row + first + i, int(min64(kLanes, count - i)));
-      const i32x16 integers = bits_of(x * inverse + magic) - bits_of(magic);
+      const i32x16 integers = nearest(x * inverse);
       std::memcpy(rounded + i, &integers, sizeof integers);
     }
     int32_t sum = 0;
