@@ -22,6 +22,8 @@ def round_rows(x: torch.Tensor, segment_size: int) -> torch.Tensor:
     segments = functional.pad(x.float(), (0, padding)).view(num_tokens, -1, segment_size)
     largest = segments.abs().amax(-1, keepdim=True)
     is_zero = largest < _LEAST
-    inverse = torch.where(is_zero, 0.0, torch.full_like(largest, _LARGEST) / largest)  # NOTE: a scalar / is a reciprocal
+    inverse = torch.where(
+        is_zero, 0.0, torch.full_like(largest, _LARGEST) / largest
+    )  # NOTE: a scalar / is a reciprocal
     rounded = (segments * inverse).round() * torch.where(is_zero, 0.0, largest / _LARGEST)
     return rounded.view(num_tokens, -1)[:, :inputs]

@@ -85,9 +85,7 @@ def coded(tmp_path: Path) -> Path:
 
 def loaded(path: Path, formats_of: FormatReader = read_formats, **options: Any) -> LoadedModel:
     cpu = torch.device("cpu")
-    return load_model(
-        str(path), dtype="float32", device=cpu, kernels=load_or_skip(), formats_of=formats_of, **options
-    )
+    return load_model(str(path), dtype="float32", device=cpu, kernels=load_or_skip(), formats_of=formats_of, **options)
 
 
 def test_the_fingerprint_tells_them_apart(coded: Path) -> None:

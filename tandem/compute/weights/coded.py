@@ -145,7 +145,9 @@ Product = type[CodedWeight]
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too. `rounds_rows`: see `CodedMatrix`."""
+    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too. `rounds_rows`: as in a
+    `CodedMatrix`.
+    """
 
     coding: Coding
     choice: Choice
