@@ -44,8 +44,7 @@ def save(path: Path, family: str, name: str) -> Path:
 
 
 def compiled(path: Path, **options: Any) -> EngineConfig:
-    options = {"dtype": "bfloat16", "native_kernels": True, "attention_backend": "native"} | options
-    return replace(TINY, model=str(path), **options)
+    return replace(TINY, model=str(path), dtype="bfloat16", native_kernels=True, attention_backend="native", **options)
 
 
 def served(config: EngineConfig, prompts: Any) -> list[list[RequestOutput]]:
