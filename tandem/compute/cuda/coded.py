@@ -102,7 +102,7 @@ class CodedProducts:
         is_split = num_splits_of(num_tokens, inputs) > 1
         partials = torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=x.device)
         partials = partials if is_split else partials[:0]
-        sums = x if packed.offsets is None else self._sums(x, min(span, packed.group_size))
+        sums = x if packed.offsets is None else self.sums(x, min(span, packed.group_size))
         tokens = FEW_TOKENS if num_tokens <= FEW_TOKENS else MANY_TOKENS
         grid = -(-num_outputs // TILE_OUTPUTS), -(-num_tokens // tokens), num_splits if is_split else 1
         self._kernels.coded_kernel[grid](
@@ -126,7 +126,7 @@ class CodedProducts:
         )
         return partials if is_split else None
 
-    def _sums(self, x: torch.Tensor, span: int) -> torch.Tensor:
+    def sums(self, x: torch.Tensor, span: int) -> torch.Tensor:
         """[num_tokens, spans] float32: sums of the inputs that share an offset."""
         num_spans = -(-x.shape[1] // span)
         out = torch.empty(x.shape[0], num_spans, dtype=torch.float32, device=x.device)

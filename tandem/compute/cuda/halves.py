@@ -17,7 +17,8 @@ SPAN: Final = 128  # inputs; less where a scale belongs to fewer
 SPLIT: Final = 1024  # inputs whose sum begins at zero; the splits' sums are added in order
 _LEAST_GROUP = 16  # of one matrix product
 _FORMS = {CodeKind.INT8: 0, CodeKind.E4M3: 1}  # as in `triton_numbers`
-_UINT4, _E2M1, _TABLE4 = 2, 3, 4
+_UINT4, _E2M1, _TABLE4 = 3, 4, 5
+FLOATS: Final = 2
 _VALUE_FORMS = {torch.float8_e8m0fnu: 1, torch.float8_e4m3fn: 2, torch.int8: 3}  # of scales and offsets; else 0
 _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

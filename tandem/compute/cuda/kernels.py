@@ -6,13 +6,16 @@ product by codes; PyTorch's other products promise no such thing. Not yet run on
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 
 import torch
 
-from tandem.architecture.feed_forward import Activation
+from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.cuda.coded import CodedProducts
+from tandem.compute.cuda.experts import TritonExperts, experts_refusal
 from tandem.compute.cuda.halves import refusal, rows_of
+from tandem.compute.ops import Experts, ExpertWeights
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 
@@ -27,7 +30,7 @@ class TritonKernels(TorchKernels):
 
     def __init__(self) -> None:
         self._products = CodedProducts()
-        self._refused: set[str] = set()
+        self._logged: set[str] = set()
 
     @staticmethod
     def missing(device: torch.device) -> str | None:
@@ -75,9 +78,19 @@ class TritonKernels(TorchKernels):
             return super().coded_gated_linear(x, gate, up, activation, gate_bias, up_bias)
         return self._products.gated_linear(x, gate, up, activation, gate_bias, up_bias)
 
+    def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
+        if (reason := experts_refusal(experts)) is None:
+            return TritonExperts(self._products, activation, clamp, experts)
+        self._log_once(f"experts are multiplied one by one, answers take longer: {reason}")
+        return None
+
     def _serves(self, matrix: CodedMatrix) -> bool:
-        reason = refusal(matrix)
-        if reason is not None and reason not in self._refused:
-            self._refused.add(reason)
-            _log.warning("codes are decoded before each product, answers take longer: %s", reason)
-        return reason is None
+        if (reason := refusal(matrix)) is None:
+            return True
+        self._log_once(f"codes are decoded before each product, answers take longer: {reason}")
+        return False
+
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning("%s", message)

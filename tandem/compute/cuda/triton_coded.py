@@ -14,7 +14,7 @@ Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet run 
 import triton
 import triton.language as tl
 
-from tandem.compute.cuda.triton_numbers import numbers_of, values_of
+from tandem.compute.cuda.triton_numbers import FLOATS, UINT4, numbers_of, values_of
 
 # NOTE: arguments that vary with the batch are not specialised on, so that every batch runs the same binary.
 BATCH_ARGUMENTS = ["num_tokens", "num_splits"]
@@ -61,7 +61,7 @@ def sum_of_split(
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
     """[TILE_N, TILE_T] float32: the part of the products that one split of the inputs has."""
-    IS_HALVED: tl.constexpr = FORM >= 2
+    IS_HALVED: tl.constexpr = FORM >= UINT4
     STEP: tl.constexpr = SPAN // 2 if IS_HALVED else SPAN  # bytes of a span, and inputs of a matrix product
     NUM_PARTS: tl.constexpr = 2 if IS_HALVED and GROUP == STEP else 1  # scales of a span
     acc = tl.zeros([TILE_N, TILE_T], dtype=tl.float32)
@@ -85,25 +85,30 @@ def sum_of_split(
             part = tl.dot(numbers, low, input_precision=PRECISION)
             if NUM_PARTS == 1:
                 part = tl.dot(upper, high, part, input_precision=PRECISION)
+        elif FORM == FLOATS:
+            part = tl.dot(stored, low, input_precision=PRECISION)
         else:
             part = tl.dot(numbers_of(stored, table, ADDED, FORM).to(low.dtype), low, input_precision=PRECISION)
-        for half in tl.static_range(NUM_PARTS):
-            group = 0
-            super_group = 0
-            if GROUP > 0:
-                group = (first + half * STEP) // GROUP
-            if SUPER > 0:
-                super_group = (first + half * STEP) // SUPER
-            if half == 1:
-                part = tl.dot(upper, high, input_precision=PRECISION)
-            in_groups = in_outputs & (group < num_groups)
-            at_scale, at_super = outputs * num_groups + group, outputs * num_supers + super_group
-            scale = values_of(scales, super_scales, at_scale, at_super, in_groups, SCALE_FORM) * factor
-            acc += part * scale[:, None]
-            if HAS_OFFSETS:
-                offset = values_of(offsets, super_offsets, at_scale, at_super, in_groups, OFFSET_FORM)
-                at_sum = first // (SPAN // NUM_PARTS) + half
-                acc += offset[:, None] * tl.load(sums + sum_rows + at_sum, mask=in_tokens, other=0.0)[None, :]
+        if FORM == FLOATS:
+            acc += part
+        else:
+            for half in tl.static_range(NUM_PARTS):
+                group = 0
+                super_group = 0
+                if GROUP > 0:
+                    group = (first + half * STEP) // GROUP
+                if SUPER > 0:
+                    super_group = (first + half * STEP) // SUPER
+                if half == 1:
+                    part = tl.dot(upper, high, input_precision=PRECISION)
+                in_groups = in_outputs & (group < num_groups)
+                at_scale, at_super = outputs * num_groups + group, outputs * num_supers + super_group
+                scale = values_of(scales, super_scales, at_scale, at_super, in_groups, SCALE_FORM) * factor
+                acc += part * scale[:, None]
+                if HAS_OFFSETS:
+                    offset = values_of(offsets, super_offsets, at_scale, at_super, in_groups, OFFSET_FORM)
+                    at_sum = first // (SPAN // NUM_PARTS) + half
+                    acc += offset[:, None] * tl.load(sums + sum_rows + at_sum, mask=in_tokens, other=0.0)[None, :]
     return acc
 
 

@@ -12,9 +12,10 @@ import triton.language as tl
 
 INT8 = tl.constexpr(0)
 E4M3 = tl.constexpr(1)
-UINT4 = tl.constexpr(2)  # and what is added to it
-E2M1 = tl.constexpr(3)
-TABLE4 = tl.constexpr(4)
+FLOATS = tl.constexpr(2)  # of the rows' dtype, without scales
+UINT4 = tl.constexpr(3)  # and what is added to it; this and what follows has two codes to a byte
+E2M1 = tl.constexpr(4)
+TABLE4 = tl.constexpr(5)
 
 FLOAT = tl.constexpr(0)
 POWER = tl.constexpr(1)  # float8_e8m0fnu
