@@ -1,0 +1,35 @@
+"""Triton's interpreter, made fit to check kernels by: bfloat16, and sums in the order of their terms."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@contextmanager
+def ordered_products() -> Iterator[None]:
+    """Each matrix product is added up in the order of its terms, as a GPU does whatever the tile.
+
+    NOTE: the interpreter leaves products to NumPy's BLAS, which on some CPUs adds in another order for fewer rows; and
+    it multiplies the bit patterns of bfloat16 as integers.
+    """
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="this triton has no interpreter")
+
+    def dot(_: object, a: Any, b: Any, d: Any, *options: object) -> object:
+        left, right = (_floats(each, d.data.dtype) for each in (a, b))
+        total = d.data.copy()
+        for term in range(left.shape[1]):
+            total += left[:, term, None] * right[None, term]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+        yield
+
+
+def _floats(handle: Any, dtype: Any) -> Any:
+    if handle.dtype.scalar.name == "bf16":
+        return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(dtype)
+    return handle.data.astype(dtype)
