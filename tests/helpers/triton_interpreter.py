@@ -9,16 +9,19 @@ import pytest
 
 
 @contextmanager
-def ordered_products() -> Iterator[None]:
-    """Each matrix product is added up in the order of its terms, as a GPU does whatever the tile.
+def products(*, ordered: bool = False) -> Iterator[None]:
+    """Matrix products of bfloat16, too, whose bit patterns the interpreter would multiply as integers.
 
-    NOTE: the interpreter leaves products to NumPy's BLAS, which on some CPUs adds in another order for fewer rows; and
-    it multiplies the bit patterns of bfloat16 as integers.
+    Args:
+        ordered: add each up in the order of its terms, as a GPU does whatever the tile. NOTE: the interpreter leaves
+            products to NumPy's BLAS, which on some CPUs adds in another order for fewer rows.
     """
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="this triton has no interpreter")
 
     def dot(_: object, a: Any, b: Any, d: Any, *options: object) -> object:
         left, right = (_floats(each, d.data.dtype) for each in (a, b))
+        if not ordered:
+            return interpreter.TensorHandle(left @ right + d.data, d.dtype.scalar)
         total = d.data.copy()
         for term in range(left.shape[1]):
             total += left[:, term, None] * right[None, term]
