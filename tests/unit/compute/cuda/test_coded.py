@@ -33,6 +33,7 @@ FORMATS: dict[str, tuple[CodeKind, int, dict[str, Any]]] = {  # kind, group size
     "nf4": (CodeKind.TABLE4, 64, {"table": NF4}),
     "int8 by channel": (CodeKind.INT8, 1 << 20, {"scales": BFLOAT16}),
     "int8, groups with zero points": (CodeKind.INT8, 128, {"offsets": BFLOAT16}),
+    "int4 of super-blocks": (CodeKind.TABLE4, 32, {"super_size": 256}),
     "int8 of super-blocks": (CodeKind.INT8, 16, {"super_size": 256}),
     "fp8, blocks": (CodeKind.E4M3, 128, {}),
     "fp8, one scale": (CodeKind.E4M3, 1 << 20, {"factor": 0.01}),
