@@ -1,4 +1,4 @@
-"""Triton's interpreter, made fit to check kernels by: bfloat16, and sums in the order of their terms."""
+"""Triton's interpreter, made fit to check kernels by: bfloat16 as GPUs have it, and sums in the order of their terms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def products(*, ordered: bool = False) -> Iterator[None]:
-    """Matrix products of bfloat16, too, whose bit patterns the interpreter would multiply as integers.
+    """bfloat16 as numbers: the interpreter would multiply its bit patterns as integers, and cut what it should round.
 
     Args:
         ordered: add each up in the order of its terms, as a GPU does whatever the tile. NOTE: the interpreter leaves
@@ -27,7 +27,16 @@ def products(*, ordered: bool = False) -> Iterator[None]:
             total += left[:, term, None] * right[None, term]
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
+    convert = interpreter._convert_float
+
+    def rounded(x: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source.name, target.name) != ("fp32", "bf16"):
+            return convert(x, source, target, mode)
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_convert_float", rounded)
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
         yield
 

@@ -74,8 +74,8 @@ def recur_kernel(
     for write in range(tl.load(first_write + request), tl.load(first_write + request + 1)):
         stop = tl.load(write_ends + write)
         for token in range(start, stop):
-            at_head = token.to(tl.int64) * NUM_HEADS + head
-            at_group = (token.to(tl.int64) * NUM_GROUPS + group) * COLUMNS + columns
+            at_head = tl.cast(token, tl.int64) * NUM_HEADS + head
+            at_group = (tl.cast(token, tl.int64) * NUM_GROUPS + group) * COLUMNS + columns
             key = tl.load(k + at_group, mask=in_columns, other=0.0).to(tl.float32)
             query = tl.load(q + at_group, mask=in_columns, other=0.0).to(tl.float32)
             added = tl.load(v + at_head * ROWS + rows, mask=in_rows, other=0.0).to(tl.float32)
