@@ -102,7 +102,11 @@ def check_products(setting: Setting, name: str, dtype: torch.dtype) -> Check:
     error = ((call(slice(0, num_rows)).double() - x.double() @ numbers.T).abs() / magnitude).max().item()
     is_rounded = name == "nf4" and dtype != torch.float32
     return verdict(
-        "product by codes", f"{name} {dtype}", error, 2**-8 if is_rounded else 1e-5, invariant=is_invariant(call, num_rows)
+        "product by codes",
+        f"{name} {dtype}",
+        error,
+        2**-8 if is_rounded else 1e-5,
+        invariant=is_invariant(call, num_rows),
     )
 
 
@@ -194,7 +198,13 @@ def check_latents(setting: Setting, dtype: str) -> Check:
         invariant &= torch.equal(backend.attend(queries[part], state, alone, params), found[part])
         start += request[1]
     error = (found.float() - expected).abs().max().item()
-    return verdict("latent attention", f"{rank}+{rotary} {dtype}", error, 3e-2 if dtype == "bfloat16" else 1e-4, invariant=invariant)
+    return verdict(
+        "latent attention",
+        f"{rank}+{rotary} {dtype}",
+        error,
+        3e-2 if dtype == "bfloat16" else 1e-4,
+        invariant=invariant,
+    )
 
 
 def check_recurrence(setting: Setting, *, is_delta: bool) -> Check:

@@ -119,7 +119,10 @@ def recurrence(setting: Setting, results: SectionResults) -> None:
     floors = measure_floors(setting)
     heads, rows, columns = (HEADS, HEAD_ROWS, COLUMNS) if not setting.is_dry else (4, 6, 5)
     spec = RecurrentSpec(heads * rows + 2 * columns, 3, "float32", (heads, rows, columns))
-    params, backend = RecurrenceParams(*torch.zeros(2, heads, device=setting.device)), TritonRecurrentBackend(setting.device)
+    params, backend = (
+        RecurrenceParams(*torch.zeros(2, heads, device=setting.device)),
+        TritonRecurrentBackend(setting.device),
+    )
     for mix in (((40, 1),), ((40, 1),) * setting.pick(64, 2), ((setting.pick(2048, 20),) * 2,)):
         state = Arena(build_layout([spec], 16), 3 * len(mix) + mix[0][0] // 16 + 2, setting.device).layers[0]
         assert isinstance(state, LayerRecurrent)

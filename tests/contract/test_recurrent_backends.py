@@ -93,9 +93,19 @@ def state_of() -> LayerRecurrent:
     return state
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
+CUTS = [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))]
+
+
+@pytest.mark.parametrize(
+    ("backend_name", "cuts"),
+    [
+        *((name, cuts) for name in ("reference", "native") for cuts in CUTS),
+        ("triton", CUTS[2]),
+        *(pytest.param("triton", cuts, marks=pytest.mark.slow) for cuts in CUTS if cuts != CUTS[2]),
+    ],
+    ids=lambda each: each if isinstance(each, str) else len(each),
+)
 @pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-@pytest.mark.parametrize("cuts", [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))], ids=len)
 def test_any_cut_equals_the_recurrence(
     backend_name: str, is_delta: bool, by_column: bool, cuts: tuple[int, ...]
 ) -> None:
@@ -110,7 +120,7 @@ def test_any_cut_equals_the_recurrence(
     torch.testing.assert_close(state.matrices[LAST_BLOCK + 1].double(), last, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend_name", ["native", "triton"])
+@pytest.mark.parametrize("backend_name", ["native", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
 def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is_delta: bool, by_column: bool) -> None:
     """Two requests of the same tokens: one whole in one step; the other cut, its last part beside all of the first."""

@@ -4,6 +4,7 @@ SUITE...`, a suite a name of `SUITES` and perhaps `@` a compute capability, 80 f
 Prints one JSON list, an object a launch. Runs in a process of its own, because it takes Triton's driver over.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -120,7 +121,7 @@ def batch_of(starts: list[int], lengths: list[int]) -> AttentionBatch:
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         block_tables=torch.ones(len(lengths), max(lengths) // 16 + 1, dtype=torch.int32),
         slot_mapping=torch.empty(0, dtype=torch.int64),
-        max_query_len=max(b - a for a, b in zip(starts, starts[1:], strict=False)),
+        max_query_len=max(b - a for a, b in itertools.pairwise(starts)),
         max_seq_len=max(lengths),
     )
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made fit to check kernels by: bfloat16 as GPUs have it, and sums in the order of their terms."""
+"""Triton's interpreter with bfloat16 as GPUs have it and, on demand, sums in the order of their terms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

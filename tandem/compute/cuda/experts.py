@@ -92,7 +92,14 @@ class TritonExperts:
         return importlib.import_module(KERNELS)
 
     def _multiply(
-        self, out: torch.Tensor, x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor, top_k: int, *, is_gated: bool
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        order: torch.Tensor,
+        starts: torch.Tensor,
+        top_k: int,
+        *,
+        is_gated: bool,
     ) -> None:
         """`out` [num_pairs, outputs] by gate and up of rows of tokens, or by down of rows of pairs."""
         num_experts, num_pairs = len(self._experts), len(order)

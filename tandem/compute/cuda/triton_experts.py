@@ -1,5 +1,5 @@
-"""The Triton kernels of routed experts: pairs of token and expert stand sorted by expert, and a program multiplies a tile
-of one expert's pairs.
+"""The Triton kernels of routed experts: pairs of token and expert are sorted by expert, and a program multiplies a
+tile of one expert's pairs.
 
 The tensors of each expert lie where they were loaded; a table has their addresses. What is not hit is not read.
 Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet run on a GPU.

@@ -6,7 +6,7 @@ A query's arithmetic depends on its own request only: splits start at fixed posi
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl
@@ -57,9 +57,7 @@ def latent_kernel(
     in_rank, in_rotary = ranks < RANK, turned < ROTARY
     q_rows = queries + token * q_stride_token + heads * q_stride_head
     q = tl.load(q_rows[:, None] + ranks[None, :], mask=in_heads[:, None] & in_rank[None, :], other=0.0)
-    q_turned = tl.load(
-        q_rows[:, None] + RANK + turned[None, :], mask=in_heads[:, None] & in_rotary[None, :], other=0.0
-    )
+    q_turned = tl.load(q_rows[:, None] + RANK + turned[None, :], mask=in_heads[:, None] & in_rotary[None, :], other=0.0)
     table = block_tables + tl.load(requests + token).to(tl.int64) * table_stride
     acc = tl.zeros([TILE_M, TILE_RANK], dtype=tl.float32)
     row_max = tl.full([TILE_M], float("-inf"), dtype=tl.float32)

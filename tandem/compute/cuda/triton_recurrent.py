@@ -1,14 +1,14 @@
 """The Triton kernels of recurrent layers: the short convolution, and the recurrence token by token.
 
 A program carries some rows of a head's matrix through all tokens of its request, in registers. So no bit depends on how
-a prompt is cut or on what shares a step. Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet run
-on a GPU.
+a prompt is cut or on what shares a step. Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet
+run on a GPU.
 
 Maths: Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), and the gated delta rule (Yang et al. 2024, arXiv:2412.06464).
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

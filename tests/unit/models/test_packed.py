@@ -63,9 +63,7 @@ def files(directory: Path) -> list[Path]:
 
 def test_another_device_has_weights_of_its_own(kernels: NativeKernels, checkpoint: Path, tmp_path: Path) -> None:
     """Regression: weights that a file holds were taken for those of a GPU; what is mapped is the CPU's memory."""
-    model = load_model(
-        str(checkpoint), device=torch.device("meta"), kernels=kernels, packed_dir=tmp_path / "packed"
-    )
+    model = load_model(str(checkpoint), device=torch.device("meta"), kernels=kernels, packed_dir=tmp_path / "packed")
     assert not files(tmp_path / "packed")
     matrices = [weight.matrix for weight in model.decoder.parameters.weights.values()]
     assert {matrix.tensor.device.type for matrix in matrices if isinstance(matrix, Matrix)} == {"meta"}

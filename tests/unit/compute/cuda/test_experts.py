@@ -90,7 +90,9 @@ def test_an_expert_that_is_not_hit_is_not_read(kernels: TritonKernels) -> None:
         gate = experts[number].gate
         assert isinstance(gate, Matrix)
         gate.tensor.fill_(math.nan)
-    out = compiled(kernels, experts)(normal(0, 5, 32, dtype=torch.float32), torch.ones(5, 2), torch.tensor([[1, 3]] * 5))
+    out = compiled(kernels, experts)(
+        normal(0, 5, 32, dtype=torch.float32), torch.ones(5, 2), torch.tensor([[1, 3]] * 5)
+    )
     assert out.isfinite().all()
     assert compiled(kernels, experts)(torch.empty(0, 32), torch.empty(0, 2), torch.empty(0, 2).long()).shape == (0, 32)
 

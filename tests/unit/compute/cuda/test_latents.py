@@ -1,16 +1,17 @@
 """Triton's attention over latents in interpreter mode on CPU, by the contract of its kind of state."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tandem.architecture.state import LatentSpec
+from tandem.compute.arena import Arena, LayerLatents
 from tandem.compute.attention import AttentionParams
 from tandem.compute.cuda.latents import TritonLatentBackend
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
-from tandem.compute.arena import Arena, LayerLatents
 from tests.contract.test_attention_backends import normal
 from tests.contract.test_latent_backends import DECODES, MIXED
 from tests.contract.test_latent_backends import test_attention_over_rows_matches_keys_and_values as check
@@ -65,7 +66,7 @@ def test_a_query_has_the_same_bits_alone_and_in_a_longer_launch() -> None:
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             block_tables=tables,
             slot_mapping=torch.empty(0, dtype=torch.int64),
-            max_query_len=max(b - a for a, b in zip(starts, starts[1:], strict=False)),
+            max_query_len=max(b - a for a, b in itertools.pairwise(starts)),
             max_seq_len=longest,
         )
 

@@ -16,9 +16,7 @@ CPU = torch.device("cpu")
 CHANNELS, BLOCK_SIZE = 300, 8
 
 
-@pytest.mark.parametrize("taps", [2, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("taps", "dtype", "has_bias"), [(2, "float32", True), (4, "bfloat16", False)])
 def test_convolution_is_that_of_the_batch(taps: int, dtype: str, has_bias: bool) -> None:
     """A request that begins, one whose prompt goes on over two blocks, and a decode that reads the page it writes."""
     layout = build_layout([RecurrentSpec(CHANNELS, taps - 1, dtype)], BLOCK_SIZE)
