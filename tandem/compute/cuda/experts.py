@@ -193,12 +193,14 @@ def _kind(matrix: Numbers) -> tuple[object, ...]:
     tensors = tuple((name, each.dtype, *each.shape) for name, each in _named(matrix))
     if isinstance(matrix, Matrix):
         return tensors
-    table = None if matrix.table is None else tuple(matrix.table.tolist())
+    table: object = matrix.table
+    if matrix.table is not None:  # NOTE: packed matrices share theirs, which need not be copied from the device
+        table = id(matrix.table) if matrix.order is Order.STRIPS else tuple(matrix.table.tolist())
     return (matrix.kind, matrix.group_size, matrix.super_size, matrix.order, table, *tensors)
 
 
 def _packed(products: CodedProducts, expert: ExpertWeights) -> ExpertWeights:
-    changed = {}
+    changed: dict[str, Any] = {}
     for name in _MATRICES:
         matrix = getattr(expert, name)
         if isinstance(matrix, CodedMatrix) and matrix.order is Order.ROWS:

@@ -211,7 +211,8 @@ def coded_kernel(
     at = wide[None, :] * num_outputs + outputs[:, None]
     in_tile = in_outputs[:, None] & in_tokens[None, :]
     if IS_SPLIT:
-        tl.store(partials + begin.to(tl.int64) * num_tokens * num_outputs + at, total, mask=in_tile)
+        first_row = tl.program_id(2).to(tl.int64) * num_tokens
+        tl.store(partials + first_row * num_outputs + at, total, mask=in_tile)
     else:
         if HAS_BIAS:
             total += tl.load(bias + outputs, mask=in_outputs, other=0.0).to(tl.float32)[:, None]
