@@ -55,9 +55,9 @@ def run(setting: Setting, results: SectionResults) -> None:
     for name in ("floats", "int4 g128", "fp8 g128"):
         with results.guarded(f"experts, {name}"):
             results.check(check_experts(setting, name))
-    for dtype in ("float32",) if setting.is_dry else ("bfloat16", "float32"):
-        with results.guarded(f"latents {dtype}"):
-            results.check(check_latents(setting, dtype))
+    for kind in ("float32",) if setting.is_dry else ("bfloat16", "float32"):
+        with results.guarded(f"latents {kind}"):
+            results.check(check_latents(setting, kind))
     for is_delta in (False, True):
         with results.guarded(f"recurrence, {'delta' if is_delta else 'Mamba-2'}"):
             results.check(check_recurrence(setting, is_delta=is_delta))
@@ -177,7 +177,7 @@ def check_latents(setting: Setting, dtype: str) -> Check:
     """Beside the reference in float32, over the same rows."""
     mix = DRY_MIX if setting.is_dry else DECODES_AND_CHUNKS
     rank, rotary, heads = setting.pick(512, 16), setting.pick(64, 8), setting.pick(128, 3)
-    found, states = [], []
+    states = []
     for kind in (dtype, "float32"):
         arena = Arena(build_layout([LatentSpec(rank, rotary, kind)], 16), 200, setting.device)
         states.append(arena.layers[0])

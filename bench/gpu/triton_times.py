@@ -61,7 +61,7 @@ def _products(
     kernels = TritonKernels()
     packed = kernels.pack_coded(random_matrix(setting, name, shape))
     copies = [replace(packed, codes=packed.codes.clone()) for _ in range(_copies(setting, packed.num_bytes))]
-    return packed.num_bytes, [lambda x, matrix=matrix: kernels.coded_linear(x, matrix) for matrix in copies]  # type: ignore[misc]
+    return packed.num_bytes, [lambda x, matrix=matrix: kernels.coded_linear(x, matrix) for matrix in copies]
 
 
 def _linear(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def experts(setting: Setting, results: SectionResults) -> None:
                 (1, hidden, _dtype(setting)), (2, count, torch.float32)
             ))  # fmt: skip
             weights, chosen = (each.contiguous() for each in scores.softmax(1).topk(TOP_K))
-            hit = len(chosen.unique())
+            hit = len(set(chosen.flatten().tolist()))
             workload = f"experts {count} x {ffn}, {num_rows} rows"
             with results.guarded(f"{workload}, {name}"):
                 seconds = _seconds(setting, [partial(call, x, weights, chosen)])

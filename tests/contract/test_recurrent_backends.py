@@ -9,7 +9,7 @@ from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import Arena, LayerRecurrent
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.native.recurrent import NativeRecurrentBackend
-from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.kvcache.spec import build_layout
@@ -62,14 +62,15 @@ def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torc
 
 
 FORMS = [(False, False), (True, False), (True, True)]
-BACKENDS: dict[str, Callable[[torch.device], RecurrentBackend]] = {
+Backend = ReferenceRecurrentBackend | NativeRecurrentBackend | TritonRecurrentBackend
+BACKENDS: dict[str, Callable[[torch.device], Backend]] = {
     "reference": ReferenceRecurrentBackend,
     "native": NativeRecurrentBackend,
     "triton": TritonRecurrentBackend,  # interpreted
 }
 
 
-def backend_of(name: str) -> RecurrentBackend:
+def backend_of(name: str) -> Backend:
     if name == "native":
         load_or_skip()
     if name == "triton":

@@ -11,7 +11,7 @@ from tandem.architecture.feed_forward import Clamp
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.cuda.experts import experts_refusal
 from tandem.compute.cuda.kernels import TritonKernels
-from tandem.compute.ops import Experts, ExpertWeights, Matrix
+from tandem.compute.ops import Experts, ExpertWeights, Matrix, Numbers
 from tests.contract import test_coded_experts as coded
 from tests.contract import test_expert_kernels as floats
 from tests.contract.test_coded_kernels import normal
@@ -54,10 +54,7 @@ def test_experts_of_floats_match_float64(kernels: TritonKernels, dtype: torch.dt
 def test_experts_of_codes_match_float64(kernels: TritonKernels, kind: CodeKind) -> None:
     dtype, num_tokens, hidden, ffn, top_k = torch.bfloat16, 4, 64, 32, 2
     experts = [
-        replace(
-            expert,
-            **{name: without_order(getattr(expert, name)) for name in ("gate", "up", "down")},
-        )
+        replace(expert, gate=without_order(expert.gate), up=without_order(expert.up), down=without_order(expert.down))
         for expert in coded.random_experts(kind, hidden, ffn, 32, dtype=dtype, has_more=True)
     ]
     x, (weights, chosen) = normal(0, num_tokens, hidden, dtype=dtype), coded.random_choice(num_tokens, top_k)
@@ -68,7 +65,8 @@ def test_experts_of_codes_match_float64(kernels: TritonKernels, kind: CodeKind) 
     assert ((result.double() - picked.sum(1)).abs() <= bound).all()
 
 
-def without_order(matrix: CodedMatrix) -> CodedMatrix:
+def without_order(matrix: Numbers) -> CodedMatrix:
+    assert isinstance(matrix, CodedMatrix)
     return replace(matrix, permutation=None)
 
 
