@@ -232,10 +232,10 @@ class PackedCoded:
         return self.rotations.rotated(weight, self.product(coded, self.kernels))
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
-        """In rows, on one device."""
-        coded = self.coding.read(weight, parts)
+        """In rows, on the device of `parts`. NOTE: codings move bits about on the CPU."""
+        device = next(iter(parts.values())).device
+        coded = self.coding.read(weight, {name: part.cpu() for name, part in parts.items()})
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
-        device = coded.codes.device
         return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
