@@ -126,7 +126,7 @@ class ModelCost:
 
     def read_bytes(self, num_tokens: float) -> float:
         """State that a decode step reads of such a context: what several layers share, each of them reads."""
-        read = sum(count * mixer.read_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
+        read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
 
     @cached_property
@@ -146,8 +146,7 @@ class ModelCost:
         num_new = num_tokens - num_cached_tokens
         return float(
             sum(
-                count
-                * (mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
+                count * (mixer.prompt_flops(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
                 for mixer, count in self._prompt_mixers.items()
             )
         )
@@ -155,15 +154,16 @@ class ModelCost:
     def step_attention_flops(self, context_tokens: float) -> float:
         """Operations of attention of one new token behind a context of so many tokens."""
         return float(
-            sum(count * mixer.pair_flops * mixer.num_visible(context_tokens) for mixer, count in self._mixers.items())
+            sum(count * mixer.query_flops(context_tokens) for mixer, count in self._mixers.items())
             + self.token_state_flops
         )
 
     @cached_property
     def full_pair_flops(self) -> float:
-        """Operations for each query and key of a prompt, of all layers in which a query sees everything."""
+        """Operations for each query and key of a prompt, where a query attends to everything or scans it."""
         mixers = self._prompt_mixers
-        return float(sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None))
+        full = sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None)
+        return float(full + sum(count * mixer.scan_flops for mixer, count in mixers.items()))
 
     @cached_property
     def window_flops(self) -> float:
@@ -173,8 +173,9 @@ class ModelCost:
 
     @cached_property
     def full_bytes_per_token(self) -> float:
-        """State of one token that a decode step reads in the layers in which a query sees everything."""
+        """State of one token that a decode step reads where a query attends to everything or scans it."""
         full = sum(count * mixer.read_size for mixer, count in self._mixers.items() if mixer.window is None)
+        full += sum(count * mixer.scanned_size for mixer, count in self._mixers.items())
         return full * self.kv_bits / 8
 
     @cached_property

@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
     "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
     "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
+    "DeepseekV32ForCausalLM": Entry("deepseek_v32", "deepseek_v32"),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
     "Glm4MoeLiteForCausalLM": Entry("glm4_moe_lite", "glm4_moe_lite"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),

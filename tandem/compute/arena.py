@@ -4,15 +4,19 @@ Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transpo
 Block 0 is the null block: padding and freed window entries point at it, nobody's tokens live in it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
+from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
+
+_MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,14 +41,48 @@ class LayerLatents:
 
         NOTE: tokens without a slot go to the null block, whose content nobody reads; so no shape depends on data.
         """
-        slots, block_size = slot_mapping.clamp_min(0), self.rows.shape[1]
-        self.rows[slots // block_size, slots % block_size] = rows
+        _write_rows(self.rows, rows, slot_mapping)
 
     @property
     def as_kv(self) -> LayerKV:
         """Keys of one head; they begin with its values, whose other elements are of no use."""
         rows = self.rows.unsqueeze(1)
         return LayerKV(rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIndexedLatents(LayerLatents):
+    """One layer's view of the arena where it keeps latents, and keys that they are chosen by."""
+
+    index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = another layer has them
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim], as `write` does rows."""
+        assert self.index_keys is not None
+        _write_rows(self.index_keys, keys, slot_mapping)
+
+    @property
+    def as_rows(self) -> LayerKV:
+        """Rows as keys and values of one head in blocks of one token; `row_numbers` says which block is whose."""
+        num_blocks, block_size, size = self.rows.shape
+        last = ((num_blocks - 1) * self.rows.stride(0) + (block_size - 1) * size) // self._unit
+        if last > _MOST_NUMBER:
+            raise ConfigurationError(
+                f"{num_blocks} blocks are more than chosen rows can be found in; give the KV cache at most "
+                f"{num_blocks * _MOST_NUMBER // last} blocks"
+            )
+        blocks = self.rows.as_strided((last + 1, 1, 1, size), (self._unit, size, size, 1))
+        return LayerKV(blocks, blocks)
+
+    def row_numbers(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """In `as_rows`, the block of the token at `offsets` of `blocks`; int32."""
+        numbers = (blocks.long() * self.rows.stride(0) + offsets * self.rows.shape[2]) // self._unit
+        return numbers.to(torch.int32)
+
+    @property
+    def _unit(self) -> int:
+        """The most numbers of which all rows begin at a multiple."""
+        return math.gcd(self.rows.stride(0), self.rows.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +94,18 @@ class LayerRecurrent:
     block_size: int
 
 
+def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    slots, block_size = slot_mapping.clamp_min(0), blocks.shape[1]
+    blocks[slots // block_size, slots % block_size] = rows
+
+
 LayerState = LayerKV | LayerLatents | LayerRecurrent
 _VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
     KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
     LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
+    IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
+        planes["latent"], spec.rank, planes.get("index")
+    ),
     RecurrentSpec: lambda spec, planes, block_size: LayerRecurrent(
         planes.get("matrices"), planes["columns"], block_size
     ),

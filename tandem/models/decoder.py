@@ -18,7 +18,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import build_mixer
+from tandem.models.layers.mixers import build_mixer, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
@@ -101,7 +101,7 @@ class DecoderLayer:
         queries = self._mixer.write(normed, tokens.positions, kv_here, batch, backend)
         if wanted is not None:
             take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
-            queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
+            queries = take_queries(queries, wanted.rows, self._kernels)
             residual, batch = take(residual, wanted.rows), tokens.batches[self.state]
         if not len(residual):
             return residual, None, tokens

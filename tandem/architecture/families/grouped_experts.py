@@ -16,6 +16,7 @@ from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
+_DENSE, _SPARSE = "dense", "sparse"
 _EPSILON = 1e-20
 
 
@@ -95,6 +96,19 @@ def read_blocks(
         None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
         for index, is_dense in enumerate(dense)
     ]
+
+
+def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
+    """Reads which layers are without experts. `num_dense`: the first ones, where `mlp_layer_types` is absent.
+
+    NOTE: `first_k_dense_replace`, if present, is not what transformers goes by then.
+    """
+    types = fields.texts("mlp_layer_types") or (*[_DENSE] * num_dense, *[_SPARSE] * (num_layers - num_dense))
+    if len(types) != num_layers or not {*types} <= {_DENSE, _SPARSE}:
+        raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, {_DENSE} or {_SPARSE}")
+    num_dense = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
+    fields.only("first_k_dense_replace", (num_dense,), f"{num_dense}, as mlp_layer_types has it")
+    return [name == _DENSE for name in types]
 
 
 def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:

@@ -1,0 +1,116 @@
+"""Attention of each query to tokens that it chooses: the seam between the model and what computes it.
+
+A choice is a set of positions, so what a query attends to does not depend on the order in which they were found: tokens
+are chosen by falling score, of equal scores the earlier first, and lie in ascending order.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.architecture.state import IndexedLatentSpec, KVSpec
+from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
+from tandem.compute.step import AttentionBatch
+
+NOT_CHOSEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBatch(AttentionBatch):
+    """A batch with the request and the position of each of its queries."""
+
+    requests: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """What a step's queries score index keys with. `scale` multiplies the products of queries and keys."""
+
+    queries: torch.Tensor  # [num_tokens, num_heads, index_dim]
+    weights: torch.Tensor  # [num_tokens, num_heads] float32
+    scale: float
+
+
+class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
+    """Chooses rows of latents and attends to them. Stateless between steps. `prepare` returns a `QueryBatch`."""
+
+    def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
+        """Positions that each query attends to, [num_tokens, min(top_k, max_seq_len)] int32, ascending: the best of
+        those up to its own. Where these are fewer, `NOT_CHOSEN` follows.
+        """
+        ...
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        params: AttentionParams,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `LatentBackend.attend`, to the positions in `chosen` alone: no other row is read."""
+        ...
+
+
+class ChosenRowsAsKV:
+    """Base of `IndexedLatentBackend`s: attends by `inner`, an `AttentionBackend` that serves blocks of one token.
+
+    Each query is a request of its own for it, whose block table names the chosen rows where they lie.
+    """
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.graph_safe = False
+
+    def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), 1, softcap, sinks=sinks)
+        return None if reason is None else f"{spec}, as K and V of one head: {reason}"
+
+    def prepare(
+        self, batch: AttentionBatch, kv: LayerIndexedLatents, layers: Collection[AttentionParams]
+    ) -> QueryBatch:
+        """Which request and position each query is of."""
+        lengths = batch.query_start.diff().long()
+        requests = torch.repeat_interleave(lengths)
+        from_end = batch.query_start.long()[requests + 1] - torch.arange(len(requests), device=requests.device)
+        return QueryBatch(
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.slot_mapping,
+            batch.max_query_len,
+            batch.max_seq_len,
+            requests=requests,
+            positions=batch.seq_lens.long()[requests] - from_end,
+        )
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        params: AttentionParams,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `IndexedLatentBackend.attend`."""
+        num_queries, most = chosen.shape
+        assert queries.shape[0] == num_queries == len(batch.requests)
+        block_size = latents.rows.shape[1]
+        positions = chosen.clamp_min(0).long()
+        blocks = batch.block_tables[batch.requests[:, None], positions // block_size]
+        rows, device = latents.as_rows, chosen.device
+        alone = AttentionBatch(
+            query_start=torch.arange(num_queries + 1, dtype=torch.int32, device=device),
+            seq_lens=(batch.positions + 1).clamp_max(most).to(torch.int32),
+            block_tables=latents.row_numbers(blocks, positions % block_size),
+            slot_mapping=torch.empty(0, dtype=torch.int64, device=device),
+            max_query_len=1,
+            max_seq_len=most,
+        )
+        prepared = self._inner.prepare(alone, rows, {params})
+        return self._inner.attend(queries, rows, prepared, params)[..., : latents.rank]
