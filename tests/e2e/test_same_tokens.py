@@ -18,7 +18,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
-from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
@@ -88,6 +88,8 @@ SETUPS = {
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
+    "2p2d-tcp-16-sparse": Setup("deepseek_v32", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
@@ -125,7 +127,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            (BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            (BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 
@@ -164,7 +166,7 @@ def running(anything: Running) -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "anything",
-    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    [pytest.param(name, marks=pytest.mark.slow if name.startswith("2p2d-tcp-16-") else ()) for name in SETUPS],
     indirect=True,
 )
 def test_a_random_mix(running: Running, models: Models) -> None:

@@ -4,9 +4,9 @@ from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS,
 from tandem.compute.native.exchange import ADD_FIELDS, JOIN_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
+from tandem.compute.native.index_choice import CHOOSE_TOKENS_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
 from tandem.compute.native.recurrent import RECUR_FIELDS
-from tandem.compute.native.sparse import CHOOSE_TOKENS_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS
 
 FIELDS = {

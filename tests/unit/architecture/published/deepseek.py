@@ -171,6 +171,20 @@ LATENT = (
         kv_bytes=61 * 576 * 2,
     ),
     Checkpoint(
+        name="deepseek-ai/DeepSeek-V3.2",
+        config={key: value for key, value in (_V3 | _SHAPE_671B).items() if key != "auto_map"}
+        | {
+            "architectures": ["DeepseekV32ForCausalLM"],
+            "index_head_dim": 128,
+            "index_n_heads": 64,
+            "index_topk": 2048,
+            "model_type": "deepseek_v32",
+        },
+        total=671_026_419_200 + 61 * (8192 * 1536 + 128 * 7168 + 256 + 64 * 7168),  # of V3, and the indexers
+        active=37.9,
+        kv_bytes=85_888,
+    ),
+    Checkpoint(
         name="zai-org/GLM-4.7-Flash",
         config=BOOKKEEPING
         | {
