@@ -30,6 +30,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "DeepseekV32ForCausalLM": Entry("deepseek_v32", "deepseek_v32"),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
     "Glm4MoeLiteForCausalLM": Entry("glm4_moe_lite", "glm4_moe_lite"),
+    "GlmMoeDsaForCausalLM": Entry("glm_moe_dsa", "glm_moe_dsa"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
     "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),

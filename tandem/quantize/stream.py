@@ -18,6 +18,7 @@ from tandem.compute.weights.base import Weight
 from tandem.compute.weights.dense import MatrixWeight
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import DecoderLayer, StepTokens
+from tandem.models.layers.mixers import Choices
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.parameters import Parameters
 from tandem.quantize.moments import Moments, ObservedWeight
@@ -33,13 +34,14 @@ class ResidualStream:
     """`token_ids` [sequences, length]; `hidden` [sequences, length, hidden] float32, changed in place by a layer.
 
     `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, what each sequence keeps that
-    later layers read.
+    later layers read. `choices`: by sequence.
     """
 
     token_ids: torch.Tensor
     hidden: torch.Tensor
     embeddings: torch.Tensor | None = None
     kept: dict[int, list[LayerState]] = field(default_factory=dict)
+    choices: dict[int, Choices] = field(default_factory=dict)
 
 
 class LayerRunner:
@@ -104,6 +106,7 @@ class LayerRunner:
             torch.arange(len(hidden)),
             {layer.state: batch},
             None if stream.embeddings is None else stream.embeddings[number],
+            stream.choices.setdefault(number, {}),
         )
         caches = [kv] * (layer.state + 1)  # NOTE: the layer reads its own entry only
         residual, x, _ = layer.forward(None, hidden.clone(), tokens, caches, backend)

@@ -89,7 +89,7 @@ SETUPS = {
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
-    "2p2d-tcp-16-sparse": Setup("deepseek_v32", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),

@@ -27,7 +27,8 @@ from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
-FAMILIES = {"deepseek_v32": checkpoints.save_tiny_deepseek_v32}
+FAMILIES = {"deepseek_v32": checkpoints.save_tiny_deepseek_v32, "glm_moe_dsa": checkpoints.save_tiny_glm_moe_dsa}
+NUM_CHOOSING = {"deepseek_v32": 3, "glm_moe_dsa": 2}
 CPU = torch.device("cpu")
 TOP_K = 9
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -120,7 +121,7 @@ def test_choices_are_the_same_in_prefill_decode_and_after_a_failover(
         scored = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
         assert serve_alone(checkpoint, {"r": prompt + answer[:-1]}, {"r": scored}, **steps)["r"] == answer[-1:]
     layers = {layer for layer, _ in before}
-    assert len(layers) == 3
+    assert len(layers) == NUM_CHOOSING[checkpoint.name.rstrip("0")]
     everywhere = {(layer, position) for layer in layers for position in range(len(prompt + answer) - 1)}
     assert choices.by_query.keys() == everywhere
     assert {len(found) for (_, position), found in before.items() if position >= TOP_K} == {TOP_K}

@@ -105,6 +105,12 @@ def save_tiny_deepseek_v32(path: Path, *, seed: int = 0, dtype: str = "float32",
     return save(path, transformers.DeepseekV32Config(**LATENT | INDEXED | groups | options), seed, dtype)
 
 
+def save_tiny_glm_moe_dsa(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GlmMoeDsaForCausalLM whose last layer attends to what the one before chose."""
+    others = {"n_shared_experts": 1, "indexer_types": ["full", "full", "shared"], "rope_parameters": None}
+    return save(path, transformers.GlmMoeDsaConfig(**LATENT | INDEXED | others | options), seed, dtype)
+
+
 def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
     kinds = {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 0}
@@ -294,6 +300,7 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "deepseek_v2": save_tiny_deepseek_v2,
     "deepseek_v32": save_tiny_deepseek_v32,
     "glm4_moe": save_tiny_glm4_moe,
+    "glm_moe_dsa": save_tiny_glm_moe_dsa,
     "glm4_moe_lite": save_tiny_glm4_moe_lite,
     "mistral4": save_tiny_mistral4,
     "minimax_m2": save_tiny_minimax_m2,

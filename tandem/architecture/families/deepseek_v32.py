@@ -36,8 +36,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     fields.only("rope_interleave", (True,), "true")
     attention = read_latent_attention(fields, sizes, LatentDefaults(), is_interleaved=True)
     sparse = read_indexers(fields, sizes, num_heads=64, is_interleaved=False)
-    num_dense = fields.count("first_k_dense_replace", min(_ROUTING.num_dense, sizes.num_layers), low=0)
-    dense = read_dense(fields, sizes.num_layers, min(num_dense, sizes.num_layers))
+    dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", _ROUTING.num_dense, low=0))
     blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
     layers = [
         base.pre_norm_layer(sizes, index, sparse(index, attention(index)), block) for index, block in enumerate(blocks)

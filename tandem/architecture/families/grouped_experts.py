@@ -99,15 +99,19 @@ def read_blocks(
 
 
 def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
-    """Reads which layers are without experts. `num_dense`: the first ones, where `mlp_layer_types` is absent.
+    """Reads which layers are without experts, by `mlp_layer_types`; `num_dense`: the first ones, where that is absent.
 
-    NOTE: `first_k_dense_replace`, if present, is not what transformers goes by then.
+    NOTE: `first_k_dense_replace` beside it is not what transformers goes by, so it must agree.
     """
-    types = fields.texts("mlp_layer_types") or (*[_DENSE] * num_dense, *[_SPARSE] * (num_layers - num_dense))
+    types = fields.texts("mlp_layer_types")
+    if types is None:
+        types = tuple(_DENSE if index < num_dense else _SPARSE for index in range(num_layers))
     if len(types) != num_layers or not {*types} <= {_DENSE, _SPARSE}:
         raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, {_DENSE} or {_SPARSE}")
-    num_dense = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
-    fields.only("first_k_dense_replace", (num_dense,), f"{num_dense}, as mlp_layer_types has it")
+    first = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
+    given = fields.optional_count("first_k_dense_replace", first, low=0)
+    if given is not None and min(given, num_layers) != first:
+        raise fields.unsupported("first_k_dense_replace", f"{first}, as mlp_layer_types has it")
     return [name == _DENSE for name in types]
 
 

@@ -89,7 +89,7 @@ class Attention:
         return values.clone() if values is keys else values
 
     def attend(
-        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend, _choices: object
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
         return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))

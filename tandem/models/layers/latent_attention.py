@@ -52,7 +52,7 @@ class LatentAttention:
         return self.queries(self.query_input(x), positions)
 
     def attend(
-        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend
+        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend, _choices: object
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `latents`."""
         return self.output(backend.attend(self.mapped(queries), latents, batch, self.params))

@@ -18,6 +18,11 @@ from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
 
 
+Choices = dict[str, torch.Tensor]
+"""Tokens that a step's queries have chosen in earlier layers, [num_tokens, ...], by what chose them: a mixer whose choice
+others follow adds its own.
+"""
+
 Queries = torch.Tensor | tuple[torch.Tensor, ...]
 """One tensor [num_tokens, ...], or several."""
 
@@ -36,7 +41,7 @@ class Mixer(Protocol):
         """
         ...
 
-    def attend(self, queries: Any, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
+    def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `state`."""
         ...
 

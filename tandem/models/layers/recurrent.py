@@ -59,7 +59,7 @@ class ShortConv:
         return self._conv(b * x, state, batch).mul_(c)
 
     def attend(
-        self, channels: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+        self, channels: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend, _choices: object
     ) -> torch.Tensor:
         """[num_tokens, hidden]."""
         return self._out(channels)
@@ -121,7 +121,7 @@ class LinearRecurrence:
         return self._gated(out.flatten(1), self._gate(x).float()).to(x.dtype)
 
     def attend(
-        self, values: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+        self, values: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend, _choices: object
     ) -> torch.Tensor:
         """[num_tokens, hidden]."""
         return self._out(values)

@@ -11,9 +11,6 @@ from tandem.models.layers.norm import LayerNorm
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.parameters import Parameters
 
-_Queries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
 class SparseLatentAttention:
     """Computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
 
@@ -25,7 +22,10 @@ class SparseLatentAttention:
         self, spec: SparseLatentAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels
     ) -> None:
         self._attention = LatentAttention(spec, parameters, rotary, kernels)
-        self._indexer = Indexer(spec.indexer, parameters, rotary, kernels, rotary_dim=spec.rotary_dim)
+        self._indexer: Indexer | None = None
+        if spec.indexer is not None:
+            self._indexer = Indexer(spec.indexer, parameters, rotary, kernels, rotary_dim=spec.rotary_dim)
+        self._chosen_by = spec.chosen_by
         self._top_k = spec.top_k
         self.params = self._attention.params
 
@@ -36,24 +36,34 @@ class SparseLatentAttention:
         latents: LayerIndexedLatents,
         batch: QueryBatch,
         backend: IndexedLatentBackend,
-    ) -> _Queries:
-        """Queries as `LatentAttention.write` gives them, index queries [num_tokens, num_heads, head_dim] and their
-        weights [num_tokens, num_heads] of `x` [num_tokens, hidden]; its rows and index keys are in `latents` then.
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries as `LatentAttention.write` gives them, then with an indexer index queries [num_tokens, num_heads,
+        head_dim] and their weights [num_tokens, num_heads] of `x` [num_tokens, hidden]; its rows and index keys are in
+        `latents` then.
         """
         self._attention.write_rows(x, positions, latents, batch)
-        latents.write_index_keys(self._indexer.keys(x, positions), batch.slot_mapping)
         made_of = self._attention.query_input(x)
         queries = self._attention.queries(made_of, positions)
+        if self._indexer is None:
+            return (queries,)
+        latents.write_index_keys(self._indexer.keys(x, positions), batch.slot_mapping)
         return queries, self._indexer.queries(made_of, positions), self._indexer.weights(x)
 
     def attend(
-        self, queries: _Queries, latents: LayerIndexedLatents, batch: QueryBatch, backend: IndexedLatentBackend
+        self,
+        queries: tuple[torch.Tensor, ...],
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        backend: IndexedLatentBackend,
+        choices: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries choose in `latents`."""
-        attending, index_queries, weights = queries
-        index = IndexQueries(index_queries, weights, self._indexer.scale)
-        chosen = backend.choose(index, latents, batch, self._top_k)
-        mapped = self._attention.mapped(attending)
+        """[num_tokens, hidden], of what the queries choose in `latents`, or what an earlier layer's chose."""
+        attending, *asking = queries
+        if self._indexer is not None:
+            index_queries, weights = asking
+            index = IndexQueries(index_queries, weights, self._indexer.scale)
+            choices[self._chosen_by] = backend.choose(index, latents, batch, self._top_k)
+        mapped, chosen = self._attention.mapped(attending), choices[self._chosen_by]
         return self._attention.output(backend.attend(mapped, latents, batch, self.params, chosen))
 
 

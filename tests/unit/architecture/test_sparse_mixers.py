@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.architecture.catalogue import find_cost
+from tandem.architecture.cost import ModelCost
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.model import ModelSpec
@@ -44,6 +45,30 @@ def test_deepseek_v32_keeps_an_index_key_beside_each_row() -> None:
     ]
 
 
+def kinds(**changes: Any) -> str:
+    """F for each layer of GLM-5 that chooses, S for each that follows."""
+    mixers = [layer.mixer for layer in read("GLM-5", **changes).layers]
+    return "".join("S" if isinstance(m, SparseLatentAttentionSpec) and m.indexer is None else "F" for m in mixers)
+
+
+def test_layers_of_glm_5_that_follow_keep_no_index_keys() -> None:
+    assert kinds() == "F" * 78
+    assert kinds(index_topk_freq=4) == ("FF" + "SSSF" * 19)
+    assert kinds(index_topk_freq=4, index_skip_topk_offset=3) == ("FFF" + "SSSF" * 19)[:78]
+    assert kinds(index_topk_pattern="FS" * 39, index_topk_freq=4) == "FS" * 39
+    model = read("GLM-5", indexer_types=["full", "shared", "shared"] * 26)
+    following = model.layers[5].mixer
+    assert isinstance(following, SparseLatentAttentionSpec)
+    assert following.chosen_by == "model.layers.3.self_attn.indexer"
+    assert "indexer" not in "".join(tensor.name for tensor in following.tensors())
+    state = following.state("bfloat16")
+    assert state == IndexedLatentSpec(512, 64, "bfloat16", 0)
+    assert str(state) == "latent 512 + rotated key 64 bfloat16, chosen by another layer's index keys"
+    assert ModelCost("glm-5", model).kv_bytes_per_token == 2 * (78 * 576 + 26 * 128)
+    assert ModelCost("glm-5", model).read_bytes(32_768) == 2 * (78 * 576 * 2048 + 26 * 128 * 32_768)
+    assert model.layers[4].mixer.cost.scan_flops == 0
+
+
 def test_a_long_context_is_read_in_a_small_part() -> None:
     """At 32,768 tokens a sixteenth of the rows, and every index key, which is two ninths of a row."""
     sparse, dense = find_cost("deepseek-v3.2"), find_cost("deepseek-v3")
@@ -76,6 +101,11 @@ def test_operations_count_what_is_scanned_and_what_is_chosen() -> None:
         ("DeepSeek-V3.2", {"layer_types": ["indexed_attention"] * 60}, "a list of num_hidden_layers=61 times"),
         ("DeepSeek-V3.2", {"rope_interleave": False}, "rope_interleave=false is not served"),
         ("DeepSeek-V3.2", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of num_hidden_layers=61"),
+        ("GLM-5", {"index_topk": 0}, "index_topk must be an integer in [1, "),
+        ("GLM-5", {"indexer_types": ["shared"] * 78}, "indexer_types must be full in the first layer"),
+        ("GLM-5", {"indexer_types": ["full"] * 77}, "indexer_types must be a list of num_hidden_layers=78 names"),
+        ("GLM-5", {"index_topk_pattern": "FX" * 39}, "index_topk_pattern must be num_hidden_layers=78 letters"),
+        ("GLM-5", {"indexer_rope_interleave": False}, "indexer_rope_interleave=false is not served"),
     ],
 )
 def test_bad_values_are_refused_by_name(name: str, changes: dict[str, Any], told: str) -> None:
