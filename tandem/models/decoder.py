@@ -15,10 +15,10 @@ from tandem.architecture.rope import RopeSpec
 from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, Choices, WantedTokens
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import Choices, build_mixer, take_queries
+from tandem.models.layers.mixers import build_mixer, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables

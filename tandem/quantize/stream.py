@@ -13,12 +13,11 @@ from tandem.compute.arena import Arena, LayerState
 from tandem.compute.backends import choose_backends
 from tandem.compute.ops import Kernels
 from tandem.compute.order import Order
-from tandem.compute.step import AttentionBatch
+from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.dense import MatrixWeight
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import DecoderLayer, StepTokens
-from tandem.models.layers.mixers import Choices
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.parameters import Parameters
 from tandem.quantize.moments import Moments, ObservedWeight

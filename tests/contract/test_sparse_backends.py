@@ -220,4 +220,5 @@ def test_pages_between_rows_are_no_rows() -> None:
     assert isinstance(latents, LayerIndexedLatents)
     latents.rows.copy_(torch.arange(5 * 8 * 24).view(5, 8, 24))
     blocks, offsets = torch.tensor([0, 1, 3, 4]), torch.tensor([7, 0, 5, 7])
-    assert torch.equal(latents.as_rows.keys[latents.row_numbers(blocks, offsets).long()].squeeze((1, 2)), latents.rows[blocks, offsets])
+    found = latents.as_rows.keys[latents.row_numbers(blocks, offsets).long()]
+    assert torch.equal(found.squeeze((1, 2)), latents.rows[blocks, offsets])

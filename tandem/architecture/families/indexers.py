@@ -44,9 +44,7 @@ def read_indexers(
             q=LinearSpec(f"{name}.wq_b", heads * head_dim, attention.q_a.outputs, axis=ShardAxis.REPLICATED),
             k=LinearSpec(f"{name}.wk", head_dim, sizes.hidden, axis=ShardAxis.REPLICATED),
             k_norm=LayerNormSpec(f"{name}.k_norm", head_dim, _NORM_EPS),
-            weights=LinearSpec(
-                f"{name}.weights_proj", heads, sizes.hidden, axis=ShardAxis.REPLICATED, is_float32=True
-            ),
+            weights=LinearSpec(f"{name}.weights_proj", heads, sizes.hidden, axis=ShardAxis.REPLICATED, is_float32=True),
             num_heads=heads,
             head_dim=head_dim,
             is_interleaved=is_interleaved,

@@ -3,6 +3,8 @@
 What a query chooses, and its result, are the same however its prompt is cut and whatever shares its step.
 """
 
+from contextlib import suppress
+
 import torch
 
 from tandem.architecture.state import IndexedLatentSpec
@@ -21,10 +23,8 @@ class NativeIndexedBackend(ChosenRowsAsKV):
     def __init__(self, device: torch.device) -> None:
         super().__init__(NativeBackend(device))
         self._choice: IndexChoice | None = None
-        try:
+        with suppress(ConfigurationError):  # NOTE: attention cannot be had either then, and `refuses` says why
             self._choice = IndexChoice() if device.type == "cpu" else None
-        except ConfigurationError:
-            pass  # NOTE: attention cannot be had either, and `refuses` says why
 
     def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         if spec.index_dim % MULTIPLE or spec.index_dim > MAX_DIM:

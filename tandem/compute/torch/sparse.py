@@ -37,7 +37,7 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, scale: float) -> torch.Tensor:
-    """[num_queries, num_keys] float32. A product that is no number counts as zero, a score that is none as the lowest."""
+    """[num_queries, num_keys] float32. A product that is no number counts as 0, a score that is none as the lowest."""
     products = torch.einsum("qhd,kd->qhk", queries.to(_WIDE), keys.to(_WIDE)) * scale
     products = products.where(products > 0, 0.0)
     scores = torch.einsum("qhk,qh->qk", products, weights.to(_WIDE)).float()

@@ -10,7 +10,7 @@ from tandem.architecture.mixers import LatentAttentionSpec
 from tandem.compute.arena import LayerLatents
 from tandem.compute.attention import AttentionParams, LatentBackend
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch
+from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
@@ -52,7 +52,12 @@ class LatentAttention:
         return self.queries(self.query_input(x), positions)
 
     def attend(
-        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend, _choices: object
+        self,
+        queries: torch.Tensor,
+        latents: LayerLatents,
+        batch: AttentionBatch,
+        backend: LatentBackend,
+        choices: Choices,
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `latents`."""
         return self.output(backend.attend(self.mapped(queries), latents, batch, self.params))

@@ -10,18 +10,13 @@ from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConv
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.compute.ops import Kernels
+from tandem.compute.step import Choices
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
-
-
-Choices = dict[str, torch.Tensor]
-"""Tokens that a step's queries have chosen in earlier layers, [num_tokens, ...], by what chose them: a mixer whose choice
-others follow adds its own.
-"""
 
 Queries = torch.Tensor | tuple[torch.Tensor, ...]
 """One tensor [num_tokens, ...], or several."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-
 from torch.nn import functional
 
 from tandem.architecture.tensors import LayerNormSpec, NormSpec

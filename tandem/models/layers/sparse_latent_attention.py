@@ -6,10 +6,12 @@ from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttention
 from tandem.compute.arena import LayerIndexedLatents
 from tandem.compute.ops import Kernels
 from tandem.compute.sparse import IndexedLatentBackend, IndexQueries, QueryBatch
+from tandem.compute.step import Choices
 from tandem.models.layers.latent_attention import LatentAttention, rotated_half_split
 from tandem.models.layers.norm import LayerNorm
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.parameters import Parameters
+
 
 class SparseLatentAttention:
     """Computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
@@ -55,7 +57,7 @@ class SparseLatentAttention:
         latents: LayerIndexedLatents,
         batch: QueryBatch,
         backend: IndexedLatentBackend,
-        choices: dict[str, torch.Tensor],
+        choices: Choices,
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries choose in `latents`, or what an earlier layer's chose."""
         attending, *asking = queries
