@@ -17,6 +17,20 @@ from tandem.architecture.tensors import num_matrix_elements
 _STATE_DTYPE = "bfloat16"
 
 
+@dataclass(frozen=True, slots=True)
+class StateBill:
+    """What layers of one kind keep of a request, and what its next token reads, in bytes.
+
+    `state`: what one such layer keeps. `scanned_bytes`: of those read, what is only looked at to choose the others.
+    """
+
+    state: str
+    num_layers: int
+    kept_bytes: float
+    read_bytes: float
+    scanned_bytes: float
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """Counts are of parameters and elements. Norms and biases are left out: a ten-thousandth of the matrices.
@@ -116,8 +130,7 @@ class ModelCost:
     def kv_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps, a begun token counted whole."""
         length = math.ceil(num_tokens)
-        growing = sum(count * (state.bytes(length) - state.bytes_per_request) for state, count in self._states.items())
-        return self._kv_scale * growing + self.kv_bytes_per_request if length else 0.0
+        return float(sum(count * self._kept_bytes(state, length) for state, count in self._states.items()))
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
@@ -128,6 +141,22 @@ class ModelCost:
         """State that a decode step reads of such a context: what several layers share, each of them reads."""
         read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
+
+    def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
+        """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
+        kinds = Counter((layer.mixer.state(_STATE_DTYPE), layer.mixer.cost) for layer in self.model.layers)
+        names = {layer.mixer.state(_STATE_DTYPE): self._state_name(layer) for layer in self.model.layers}
+        bits = self.kv_bits / 8
+        return tuple(
+            StateBill(
+                names[state],
+                count,
+                0.0 if state is None else count * self._kept_bytes(state, num_tokens),
+                count * (mixer.num_read(num_tokens) * bits + mixer.token_bytes),
+                count * mixer.scanned_size * mixer.num_scanned(num_tokens) * bits,
+            )
+            for (state, mixer), count in kinds.items()
+        )
 
     @cached_property
     def token_state_bytes(self) -> float:
@@ -183,6 +212,14 @@ class ModelCost:
         """State of whole windows that a decode step reads in the windowed layers."""
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
+
+    def _kept_bytes(self, state: StateSpec, num_tokens: int) -> float:
+        growing = state.bytes(num_tokens) - state.bytes_per_request
+        return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
+
+    def _state_name(self, layer: LayerSpec) -> str:
+        state = layer.mixer.state(f"{self.kv_bits:g}-bit")
+        return "what another layer keeps" if state is None else str(state)
 
     @cached_property
     def _states(self) -> Mapping[StateSpec, int]:
