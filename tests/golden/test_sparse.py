@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tandem.architecture.state import IndexedLatentSpec
+from tandem.cli.model_cost import named_model
 from tandem.compute.attention import Backends
 from tandem.compute.native.sparse import NativeIndexedBackend
 from tandem.compute.torch.kernels import TorchKernels
@@ -165,3 +166,23 @@ def test_on_the_compiled_kernels_no_bit_depends_on_cuts_or_on_what_shares_a_step
         engine.add_request(prompt, params[name], request_id=name)
     outputs = drain(engine)
     assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
+
+
+def test_the_engine_reads_what_the_plan_says(
+    checkpoint: Path, kernels: tuple[dict[str, Any], type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what was really chosen and scanned: rows of 48 numbers, index keys of 24, in float32."""
+    options, backend = kernels
+    prompt, params = prompt_of(150, 3), replace(GREEDY, max_tokens=50)
+    engine = tiny_engine(checkpoint, **options)
+    with recorded(monkeypatch, backend) as choices:
+        engine.add_request(prompt, params)
+        drain(engine)
+    decoded = {key: found for key, found in choices.by_query.items() if key[1] >= len(prompt)}
+    num_choosing = len({layer for layer, _ in decoded})
+    rows = sum(len(found) for found in decoded.values()) * 3 / num_choosing
+    keys = sum(position + 1 for _, position in decoded)
+    assert engine.counters.num_decode_steps == 49
+    assert engine.counters.read_bytes == 4 * (48 * rows + 24 * keys)
+    planned = 49 * named_model(str(checkpoint), None, 32).read_bytes(175)
+    assert engine.counters.read_bytes == pytest.approx(planned, rel=0.02)
