@@ -34,4 +34,5 @@ class NativeIndexedBackend(ChosenRowsAsKV):
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
         """See `IndexedLatentBackend.choose`."""
         assert self._choice is not None, "refused"
-        return self._choice(index, latents, batch, top_k)
+        assert latents.index_keys is not None
+        return self._choice.tokens(index, latents.index_keys, batch, top_k)

@@ -244,7 +244,9 @@ struct RecurArguments {
 
 // Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
 // [num_tokens, most]. q [heads, dim] and weights of each head, token after token; keys [block_size, dim] in each block.
-struct ChooseTokensArguments {
+// `pooled`: each head chooses `most` blocks of so many keys, the last `local` of them in any case: `chosen` [num_tokens,
+// heads, most], without weights and scale.
+struct ChooseByIndexArguments {
   int64_t dtype;
   const void* q;
   const float* weights;
@@ -254,7 +256,7 @@ struct ChooseTokensArguments {
   int64_t table_stride;
   const int32_t *query_start, *seq_lens;
   int32_t* chosen;
-  int64_t num_requests, num_heads, dim, block_size, most;
+  int64_t num_requests, num_heads, dim, block_size, most, pooled, local;
   double scale;
   int64_t threads;
 };
@@ -305,7 +307,7 @@ TANDEM_EXPORT void tandem_choose_experts(const tandem::ChooseExpertsArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
 TANDEM_EXPORT void tandem_recur(const tandem::RecurArguments*);
-TANDEM_EXPORT void tandem_choose_tokens(const tandem::ChooseTokensArguments*);
+TANDEM_EXPORT void tandem_choose_by_index(const tandem::ChooseByIndexArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);

@@ -1,10 +1,12 @@
-// The choice of the tokens that a query attends to: a score of every token's index key, and the best of them.
+// The choice of what a query attends to: a score of every token's index key, and the best tokens, or the best blocks of
+// tokens for each head.
 //
-// A score is summed over the heads in order, with the arithmetic of attention's scores, and what is chosen of equal scores
-// has the lowest position. So what a query chooses depends neither on how its prompt is cut nor on what shares its step.
+// A score is summed over the heads in order, with the arithmetic of attention's scores, and of equal scores the lowest
+// position is chosen. So what a query chooses depends neither on how its prompt is cut nor on what shares its step.
 // A product that is no number counts as zero, a score that is none as the lowest.
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -15,6 +17,7 @@
 namespace tandem {
 namespace {
 
+constexpr int kVectors = kTile / kLanes;
 constexpr int kQueriesAtOnce = 8, kTilesAtOnce = 8;  // of one request, scored by one thread
 constexpr int kMaxDim = 1024;
 constexpr int64_t kMostScores = int64_t(1) << 24;  // kept at a time
@@ -22,11 +25,14 @@ constexpr double kElementNs = 0.03, kPickNs = 4.0;  // one thread's time for a p
 
 alignas(64) constexpr char kNoKey[kMaxDim * sizeof(float)] = {};
 
-// A query that has more tokens to choose from than it may; its scores begin at `scores` and are whole tiles.
+// A query that has more to choose from than it may. Its scores begin at `scores`, whole tiles; those of one head after
+// another where each head chooses.
 struct Chooser {
   int64_t row, position;
   int request;
   float* scores;
+
+  int64_t padded() const { return ceil_div(position + 1, kTile) * kTile; }
 };
 
 // Queries `[first, last)` of one request meet tiles `[tile, end)`.
@@ -37,7 +43,7 @@ struct Run {
 
 template <class T> class Scorer {
  public:
-  explicit Scorer(const ChooseTokensArguments& arguments)
+  explicit Scorer(const ChooseByIndexArguments& arguments)
       : a_(arguments), words_(int(a_.dim / Words<T>::kPair)), scale_(float(a_.scale)) {}
 
   void score(const std::vector<Chooser>& choosers, const Run& run) const {
@@ -50,7 +56,7 @@ template <class T> class Scorer {
       pack(choosers[run.last - 1], tile, keys);
       for (size_t i = run.first; i < run.last; ++i)
         if (tile * kTile <= choosers[i].position)
-          meet(choosers[i], queries + (i - run.first) * per_query, keys, choosers[i].scores + tile * kTile);
+          meet(choosers[i], queries + (i - run.first) * per_query, keys, tile * kTile);
     }
   }
 
@@ -78,47 +84,59 @@ template <class T> class Scorer {
     for (int i = 0; i < kTile; i += kLanes) pack_keys<T>(rows + i, nullptr, int(a_.dim), packed + i);
   }
 
-  void meet(const Chooser& chooser, const float* queries, const float* keys, float* scores) const {
-    constexpr int kVectors = kTile / kLanes;
+  void meet(const Chooser& chooser, const float* queries, const float* keys, int64_t first_key) const {
     alignas(64) float products[kTileRows][kTile];
-    const float* const weights = a_.weights + chooser.row * a_.num_heads;
     f32x16 sums[kVectors] = {};
     for (int64_t head = 0; head < a_.num_heads; head += kTileRows) {
       const int count = int(min64(kTileRows, a_.num_heads - head));
       multiply_add_rows<T>(count, kVectors, queries + head * words_, words_, keys, kTile, words_, nullptr, products[0],
                            kTile);
       for (int r = 0; r < count; ++r) {
-        const f32x16 weight = splat(weights[head + r] * scale_);
-        for (int v = 0; v < kVectors; ++v)
-          sums[v] = fma(weight, vmax(load16(products[r] + v * kLanes), f32x16{}), sums[v]);
+        if (a_.pooled) store(products[r], chooser.scores + (head + r) * chooser.padded() + first_key);
+        else add(products[r], a_.weights[chooser.row * a_.num_heads + head + r] * scale_, sums);
       }
     }
-    for (int v = 0; v < kVectors; ++v) store16(scores + v * kLanes, vmax(sums[v], splat(-FLT_MAX)));
+    if (!a_.pooled)
+      for (int v = 0; v < kVectors; ++v)
+        store16(chooser.scores + first_key + v * kLanes, vmax(sums[v], splat(-FLT_MAX)));
   }
 
-  const ChooseTokensArguments& a_;
+  static void add(const float* products, float weight, f32x16* sums) {
+    for (int v = 0; v < kVectors; ++v)
+      sums[v] = fma(splat(weight), vmax(load16(products + v * kLanes), f32x16{}), sums[v]);
+  }
+  static void store(const float* products, float* scores) {
+    for (int v = 0; v < kVectors; ++v)
+      store16(scores + v * kLanes, vmax(load16(products + v * kLanes), splat(-FLT_MAX)));
+  }
+
+  const ChooseByIndexArguments& a_;
   const int words_;
   const float scale_;
 };
 
-// The positions of the `most` highest scores, ascending.
-void pick(const Chooser& chooser, int64_t most, int32_t* chosen) {
-  static thread_local Workspace workspace;
-  const int64_t num_keys = chooser.position + 1;
-  float* const sorted = workspace.reserve(size_t(num_keys));
-  std::copy(chooser.scores, chooser.scores + num_keys, sorted);
-  std::nth_element(sorted, sorted + most - 1, sorted + num_keys, std::greater<float>());
+// The places of the `most` highest of `count` scores, ascending. `sorted` has room for as many.
+void take_best(const float* scores, int64_t count, int64_t most, float* sorted, int32_t* chosen) {
+  std::copy(scores, scores + count, sorted);
+  std::nth_element(sorted, sorted + most - 1, sorted + count, std::greater<float>());
   const float least = sorted[most - 1];
   int64_t num_equal = most - std::count_if(sorted, sorted + most, [least](float score) { return score > least; });
-  for (int64_t key = 0; key < num_keys; ++key) {
-    const float score = chooser.scores[key];
-    if (score > least || (score == least && num_equal-- > 0)) *chosen++ = int32_t(key);
+  for (int64_t i = 0; i < count; ++i)
+    if (scores[i] > least || (scores[i] == least && num_equal-- > 0)) *chosen++ = int32_t(i);
+}
+
+// Of each block of `pooled` tokens the highest score; those of the last `local` blocks are above all.
+void pool_scores(const float* scores, int64_t num_keys, int64_t pooled, int64_t local, float* blocks) {
+  const int64_t count = ceil_div(num_keys, pooled);
+  for (int64_t block = 0; block < count; ++block) {
+    const int64_t first = block * pooled, last = min64(first + pooled, num_keys);
+    blocks[block] = block >= count - local ? INFINITY : *std::max_element(scores + first, scores + last);
   }
 }
 
 class Choice {
  public:
-  explicit Choice(const ChooseTokensArguments& arguments) : a_(arguments) {}
+  explicit Choice(const ChooseByIndexArguments& arguments) : a_(arguments) {}
 
   void run() {
     for (int request = 0; request < a_.num_requests; ++request) {
@@ -129,26 +147,44 @@ class Choice {
   }
 
  private:
-  int32_t* chosen(int64_t row) const { return a_.chosen + row * a_.most; }
+  int64_t num_choices() const { return a_.pooled ? a_.num_heads : 1; }  // of a query
+  int64_t num_candidates(int64_t position) const { return a_.pooled ? position / a_.pooled + 1 : position + 1; }
+  int64_t num_scores(const Chooser& chooser) const { return chooser.padded() * num_choices(); }
 
   void add(int request, int64_t row, int64_t position) {
-    if (position < a_.most) {  // all that there are
-      for (int64_t i = 0; i < a_.most; ++i) chosen(row)[i] = i <= position ? int32_t(i) : -1;
+    const int64_t count = num_candidates(position);
+    if (count <= a_.most) {  // all that there are
+      int32_t* const chosen = a_.chosen + row * num_choices() * a_.most;
+      for (int64_t i = 0; i < num_choices() * a_.most; ++i) chosen[i] = i % a_.most < count ? int32_t(i % a_.most) : -1;
       return;
     }
-    const int64_t size = ceil_div(position + 1, kTile) * kTile;
-    if (!choosers_.empty() && num_scores_ + size > kMostScores) finish();
-    choosers_.push_back({row, position, request, nullptr});
-    num_scores_ += size;
+    const Chooser chooser{row, position, request, nullptr};
+    if (!choosers_.empty() && num_scores_ + num_scores(chooser) > kMostScores) finish();
+    choosers_.push_back(chooser);
+    num_scores_ += num_scores(chooser);
+  }
+
+  void pick(const Chooser& chooser) const {
+    static thread_local Workspace workspace;
+    const int64_t num_keys = chooser.position + 1, count = num_candidates(chooser.position);
+    float* const sorted = workspace.reserve(size_t(2 * count));
+    for (int64_t i = 0; i < num_choices(); ++i) {
+      const float* scores = chooser.scores + i * chooser.padded();
+      if (a_.pooled) {
+        pool_scores(scores, num_keys, a_.pooled, a_.local, sorted + count);
+        scores = sorted + count;
+      }
+      take_best(scores, count, a_.most, sorted, a_.chosen + (chooser.row * num_choices() + i) * a_.most);
+    }
   }
 
   // Scores and picks for the queries added so far.
   void finish() {
     if (choosers_.empty()) return;
     float* next = scores_.reserve(size_t(num_scores_));
-    for (Chooser& chooser : choosers_) chooser.scores = next, next += ceil_div(chooser.position + 1, kTile) * kTile;
+    for (Chooser& chooser : choosers_) chooser.scores = next, next += num_scores(chooser);
     const std::vector<Run> all = runs();
-    const double products = double(num_scores_) * double(a_.num_heads * a_.dim);
+    const double products = double(num_scores_ / num_choices()) * double(a_.num_heads * a_.dim);
     const int64_t num_runs = int64_t(all.size()), num_choosers = int64_t(choosers_.size());
     with_dtype(a_.dtype, [&](auto tag) {
       const Scorer<decltype(tag)> scorer(a_);
@@ -158,7 +194,7 @@ class Choice {
     });
     const double picking = double(num_scores_) * kPickNs;
     Pool::run(num_choosers, split(num_choosers, picking, a_.threads), [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) pick(choosers_[size_t(i)], a_.most, chosen(choosers_[size_t(i)].row));
+      for (int64_t i = first; i < last; ++i) pick(choosers_[size_t(i)]);
     });
     choosers_.clear(), num_scores_ = 0;
   }
@@ -168,14 +204,14 @@ class Choice {
     for (size_t first = 0, last; first < choosers_.size(); first = last) {
       for (last = first + 1; last < choosers_.size() && last - first < kQueriesAtOnce; ++last)
         if (choosers_[last].request != choosers_[first].request) break;
-      const int64_t tiles = ceil_div(choosers_[last - 1].position + 1, kTile);
+      const int64_t tiles = choosers_[last - 1].padded() / kTile;
       for (int64_t tile = 0; tile < tiles; tile += kTilesAtOnce)
         found.push_back({first, last, tile, min64(tile + kTilesAtOnce, tiles)});
     }
     return found;
   }
 
-  const ChooseTokensArguments& a_;
+  const ChooseByIndexArguments& a_;
   std::vector<Chooser> choosers_;
   int64_t num_scores_ = 0;
   Workspace scores_;
@@ -186,4 +222,4 @@ class Choice {
 
 using namespace tandem;
 
-TANDEM_EXPORT void tandem_choose_tokens(const ChooseTokensArguments* a) { Choice(*a).run(); }
+TANDEM_EXPORT void tandem_choose_by_index(const ChooseByIndexArguments* a) { Choice(*a).run(); }
