@@ -4,19 +4,15 @@ Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transpo
 Block 0 is the null block: padding and freed window entries point at it, nobody's tokens live in it.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
-from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
-
-_MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,6 +23,17 @@ class LayerKV:
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIndexedKV(LayerKV):
+    """One layer's view of the arena where it keeps K, V, and keys that blocks of tokens are chosen by."""
+
+    index_keys: torch.Tensor  # [num_blocks, block_size, index_dim]
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim] of the tokens at `slot_mapping`; see `LayerLatents.write`."""
+        _write_rows(self.index_keys, keys, slot_mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +68,6 @@ class LayerIndexedLatents(LayerLatents):
         assert self.index_keys is not None
         _write_rows(self.index_keys, keys, slot_mapping)
 
-    @property
-    def as_rows(self) -> LayerKV:
-        """Rows as keys and values of one head in blocks of one token; `row_numbers` says which block is whose."""
-        num_blocks, block_size, size = self.rows.shape
-        last = ((num_blocks - 1) * self.rows.stride(0) + (block_size - 1) * size) // self._unit
-        if last > _MOST_NUMBER:
-            raise ConfigurationError(
-                f"{num_blocks} blocks are more than chosen rows can be found in; give the KV cache at most "
-                f"{num_blocks * _MOST_NUMBER // last} blocks"
-            )
-        blocks = self.rows.as_strided((last + 1, 1, 1, size), (self._unit, size, size, 1))
-        return LayerKV(blocks, blocks)
-
-    def row_numbers(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """In `as_rows`, the block of the token at `offsets` of `blocks`; int32."""
-        numbers = (blocks.long() * self.rows.stride(0) + offsets * self.rows.shape[2]) // self._unit
-        return numbers.to(torch.int32)
-
-    @property
-    def _unit(self) -> int:
-        """The most numbers of which all rows begin at a multiple."""
-        return math.gcd(self.rows.stride(0), self.rows.shape[2])
-
 
 @dataclass(frozen=True, slots=True)
 class LayerRecurrent:
@@ -102,6 +86,7 @@ def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Te
 LayerState = LayerKV | LayerLatents | LayerRecurrent
 _VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
     KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
+    IndexedKVSpec: lambda spec, planes, block_size: LayerIndexedKV(planes["k"], planes["v"], planes["index"]),
     LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
     IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
         planes["latent"], spec.rank, planes.get("index")

@@ -14,7 +14,7 @@ from tandem.architecture.state import IndexedLatentSpec
 from tandem.compute.arena import TORCH_DTYPES, Arena, LayerIndexedLatents
 from tandem.compute.attention import AttentionParams
 from tandem.compute.backends import BACKENDS, choose_backends
-from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, QueryBatch
+from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, Parts, QueryBatch
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
@@ -215,10 +215,19 @@ def test_what_no_backend_reads_is_refused_with_reasons() -> None:
 def test_pages_between_rows_are_no_rows() -> None:
     """Rows of three layers and their index keys share a page whose size no row divides."""
     layout = build_layout([IndexedLatentSpec(16, 8, "float32", 8)] * 3, 8)
-    arena = Arena(layout, 5, CPU)
-    latents = arena.layers[2]
+    latents = Arena(layout, 5, CPU).layers[2]
     assert isinstance(latents, LayerIndexedLatents)
     latents.rows.copy_(torch.arange(5 * 8 * 24).view(5, 8, 24))
+    rows = latents.rows.unsqueeze(1)
+    parts = Parts.of(rows, rows, 1)
     blocks, offsets = torch.tensor([0, 1, 3, 4]), torch.tensor([7, 0, 5, 7])
-    found = latents.as_rows.keys[latents.row_numbers(blocks, offsets).long()]
+    found = parts.kv.keys[parts.numbers(blocks, offsets).long()]
     assert torch.equal(found.squeeze((1, 2)), latents.rows[blocks, offsets])
+
+
+def test_an_arena_whose_parts_have_no_number_is_refused() -> None:
+    page = torch.empty(1 << 28, 1, 8, 72, device="meta")[..., :24]
+    with pytest.raises(
+        ConfigurationError, match=r"268435456 blocks are more than .*; give the KV cache at most \d+ blocks"
+    ):
+        Parts.of(page, page, 1)

@@ -5,7 +5,7 @@ import torch
 from tandem.compute.native.arguments import bind
 from tandem.compute.native.build import load_library
 from tandem.compute.native.codes import DTYPE_CODES
-from tandem.compute.sparse import IndexQueries, QueryBatch
+from tandem.compute.sparse import BlockRule, IndexQueries, QueryBatch
 
 CHOOSE_BY_INDEX_FIELDS = "17qdq"
 MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
@@ -28,6 +28,13 @@ class IndexChoice:
         assert weights.dtype == torch.float32
         chosen = torch.empty(len(weights), min(top_k, batch.max_seq_len), dtype=torch.int32)
         self._call(index.queries, weights, keys, batch, chosen, (0, 0), index.scale)
+        return chosen
+
+    def blocks(self, queries: torch.Tensor, keys: torch.Tensor, batch: QueryBatch, rule: BlockRule) -> torch.Tensor:
+        """See `IndexedKVBackend.choose`. `keys` [num_blocks, block_size, dim]."""
+        most = min(rule.top_blocks, -(-batch.max_seq_len // rule.block_size))
+        chosen = torch.empty(*queries.shape[:2], most, dtype=torch.int32)
+        self._call(queries, None, keys, batch, chosen, (rule.block_size, rule.local_blocks), 1.0)
         return chosen
 
     def _call(

@@ -1,9 +1,18 @@
-"""The oracle of attention to chosen tokens, on any device."""
+"""The oracle of attention to chosen tokens and blocks, on any device."""
+
+from collections.abc import Iterator
 
 import torch
 
-from tandem.compute.arena import LayerIndexedLatents
-from tandem.compute.sparse import NOT_CHOSEN, ChosenRowsAsKV, IndexQueries, QueryBatch
+from tandem.compute.arena import LayerIndexedKV, LayerIndexedLatents
+from tandem.compute.sparse import (
+    NOT_CHOSEN,
+    BlockRule,
+    ChosenBlocksAsKV,
+    ChosenRowsAsKV,
+    IndexQueries,
+    QueryBatch,
+)
 from tandem.compute.torch.attention import ReferenceBackend
 
 _WIDE = torch.float64  # NOTE: scores differ by less than a bit of float32 then, however many are computed at once
@@ -19,35 +28,72 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
         super().__init__(ReferenceBackend(device))
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose`."""
+        """See `IndexedLatentBackend.choose`. A product that is no number counts as 0, a score that is none as the
+        lowest.
+        """
         assert latents.index_keys is not None
-        num_heads, most = index.weights.shape[1], min(top_k, batch.max_seq_len)
-        chosen = torch.full((len(batch.requests), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
-        bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
-        for request, seq_len in enumerate(seq_lens):
-            blocks = batch.block_tables[request, : -(-seq_len // latents.index_keys.shape[1])].long()
-            keys = latents.index_keys[blocks].flatten(0, 1)[:seq_len]
-            at_once = max(1, _MOST_SCORES // (seq_len * num_heads))
-            for start in range(bounds[request], bounds[request + 1], at_once):
-                rows = slice(start, min(start + at_once, bounds[request + 1]))
-                scores = _scores(index.queries[rows], keys, index.weights[rows], index.scale)
-                best = _best(scores, batch.positions[rows], most)
-                chosen[rows, : best.shape[1]] = best
+        most = min(top_k, batch.max_seq_len)
+        chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
+        for rows, products in _products(index.queries, latents.index_keys, batch):
+            positive = (products * index.scale).where(products > 0, 0.0)
+            scores = torch.einsum("qhk,qh->qk", positive, index.weights[rows].to(_WIDE))
+            best = _best(_narrow(scores), batch.positions[rows] + 1, most)
+            chosen[rows, : best.shape[1]] = best
         return chosen
 
 
-def _scores(queries: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, scale: float) -> torch.Tensor:
-    """[num_queries, num_keys] float32. A product that is no number counts as 0, a score that is none as the lowest."""
-    products = torch.einsum("qhd,kd->qhk", queries.to(_WIDE), keys.to(_WIDE)) * scale
-    products = products.where(products > 0, 0.0)
-    scores = torch.einsum("qhk,qh->qk", products, weights.to(_WIDE)).float()
-    return scores.nan_to_num_(nan=_LEAST).clamp_min_(_LEAST)
+class ReferenceBlockBackend(ChosenBlocksAsKV):
+    """Implements `IndexedKVBackend` for every spec."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device` is where it will be used; any will do."""
+        super().__init__(ReferenceBackend(device))
+
+    def choose(self, queries: torch.Tensor, kv: LayerIndexedKV, batch: QueryBatch, rule: BlockRule) -> torch.Tensor:
+        """See `IndexedKVBackend.choose`. A score that is no number is the lowest."""
+        most = min(rule.top_blocks, -(-batch.max_seq_len // rule.block_size))
+        chosen = torch.full((*queries.shape[:2], most), NOT_CHOSEN, dtype=torch.int32, device=queries.device)
+        for rows, products in _products(queries, kv.index_keys, batch):
+            positions = batch.positions[rows]
+            scores = _narrow(products)
+            is_later = torch.arange(scores.shape[2], device=scores.device) > positions[:, None]
+            scores = scores.masked_fill_(is_later[:, None], -torch.inf)
+            missing = -scores.shape[2] % rule.block_size
+            blocks = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
+            blocks = blocks.unflatten(2, (-1, rule.block_size)).amax(3)
+            counts = positions // rule.block_size + 1
+            numbers = torch.arange(blocks.shape[2], device=blocks.device)
+            is_local = (numbers >= counts[:, None] - rule.local_blocks) & (numbers < counts[:, None])
+            blocks = blocks.masked_fill_(is_local[:, None], torch.inf)
+            num_heads = queries.shape[1]
+            best = _best(blocks.flatten(0, 1), counts.repeat_interleave(num_heads), most)
+            chosen[rows, :, : best.shape[1]] = best.unflatten(0, (-1, num_heads))
+        return chosen
 
 
-def _best(scores: torch.Tensor, positions: torch.Tensor, most: int) -> torch.Tensor:
-    """Of each row the positions of its best, as `IndexedLatentBackend.choose` returns them."""
-    num_keys = scores.shape[1]
-    is_later = torch.arange(num_keys, device=scores.device) > positions[:, None]
-    order = scores.masked_fill_(is_later, -torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :most]
-    ascending = order.masked_fill(is_later.gather(1, order), num_keys).sort(dim=1).values
-    return ascending.masked_fill(ascending == num_keys, NOT_CHOSEN).to(torch.int32)
+def _products(
+    queries: torch.Tensor, index_keys: torch.Tensor, batch: QueryBatch
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Some rows of queries, and their products with all keys of their request, [num_rows, num_heads, num_keys]."""
+    bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
+    for request, seq_len in enumerate(seq_lens):
+        blocks = batch.block_tables[request, : -(-seq_len // index_keys.shape[1])].long()
+        keys = index_keys[blocks].flatten(0, 1)[:seq_len].to(_WIDE)
+        at_once = max(1, _MOST_SCORES // (seq_len * queries.shape[1]))
+        for start in range(bounds[request], bounds[request + 1], at_once):
+            rows = slice(start, min(start + at_once, bounds[request + 1]))
+            yield rows, torch.einsum("qhd,kd->qhk", queries[rows].to(_WIDE), keys)
+
+
+def _narrow(scores: torch.Tensor) -> torch.Tensor:
+    """In float32; what is no number is the lowest, which is above -inf."""
+    return scores.float().nan_to_num_(nan=_LEAST, posinf=torch.inf).clamp_min_(_LEAST)
+
+
+def _best(scores: torch.Tensor, counts: torch.Tensor, most: int) -> torch.Tensor:
+    """Of each row the places of its best among the first `counts`, ascending; then `NOT_CHOSEN`."""
+    end = scores.shape[1]
+    is_later = torch.arange(end, device=scores.device) >= counts[:, None]
+    order = scores.masked_fill(is_later, -torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :most]
+    ascending = order.masked_fill(is_later.gather(1, order), end).sort(dim=1).values
+    return ascending.masked_fill(ascending == end, NOT_CHOSEN).to(torch.int32)
