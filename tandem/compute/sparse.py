@@ -86,8 +86,8 @@ class IndexedKVBackend(StateBackend[IndexedKVSpec], Protocol):
         chosen: torch.Tensor,
         block_size: int,
     ) -> torch.Tensor:
-        """As `AttentionBackend.attend`, to the tokens up to a query's own in the blocks `chosen`, of `block_size` tokens
-        each; the last is the query's own. Nothing else is read.
+        """As `AttentionBackend.attend`, to the tokens up to a query's own in the blocks `chosen`, the last of which is
+        its own, of `block_size` tokens each. Nothing else is read.
         """
         ...
 
