@@ -56,7 +56,7 @@ LATENT: dict[str, Any] = SIZES | {
 INDEXED: dict[str, Any] = {
     "index_topk": 9,
     "index_head_dim": 24,
-    "index_n_heads": 16,  # NOTE: so many that no token's score is exactly zero, and transformers' choice no accident
+    "index_n_heads": 16,
 }
 """What a model has beside `LATENT` whose queries choose."""
 MISTRAL4: dict[str, Any] = LATENT | {

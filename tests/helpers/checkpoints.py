@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.helpers.checkpoint_sizes import GEMMA3, GEMMA4, INDEXED, LATENT, MINISTRAL3, MISTRAL4, SIZES
-from tests.helpers.random_models import oracle_class, save
+from tests.helpers.random_models import choose_the_earliest, oracle_class, save
 
 Builder = Callable[..., Path]
 
@@ -351,10 +351,15 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The same checkpoint in transformers, with its plain attention."""
+    """The same checkpoint in transformers, with its plain attention. Indexers choose the earliest of equal scores, which
+    transformers leaves to chance.
+    """
     config = json.loads((path / "config.json").read_text())
     oracle = oracle_class(config["model_type"], "text_config" in config)
     model: PreTrainedModel = oracle.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    for name, module in model.named_modules():
+        if name.endswith(".indexer"):
+            choose_the_earliest(module)
     return model
 
 
