@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from tandem.architecture.mixer_cost import MixerCost
-from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec
-from tandem.architecture.state import IndexedKVSpec, IndexedLatentSpec
-from tandem.architecture.tensors import LayerNormSpec, LinearSpec, NormSpec, TensorSpec
+from tandem.architecture.mixers import LatentAttentionSpec
+from tandem.architecture.state import IndexedLatentSpec
+from tandem.architecture.tensors import LayerNormSpec, LinearSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,68 +37,6 @@ class IndexerSpec:
     def tensors(self) -> Iterator[TensorSpec]:
         for part in (self.q, self.k, self.k_norm, self.weights):
             yield from part.tensors()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockIndexerSpec:
-    """Scores all tokens for each group of query heads, whose best blocks are attended to (MiniMax-M3).
-
-    A token's score is `q . k`, with a query of each group and one key for all; a block's that of its best token. Of
-    equal scores the earlier block's counts more. The last `local_blocks` are always among those chosen.
-
-    Args:
-        q: from the hidden state to a query of `head_dim` for each KV head, of which the first elements are rotated.
-        k: from the hidden state to a key.
-        q_norm, k_norm: of a query and of the key, before the rotation.
-        block_size: tokens of a block.
-        top_blocks: blocks that are chosen, at most.
-    """
-
-    q: LinearSpec
-    k: LinearSpec
-    q_norm: NormSpec
-    k_norm: NormSpec
-    head_dim: int
-    block_size: int
-    top_blocks: int
-    local_blocks: int
-
-    def tensors(self) -> Iterator[TensorSpec]:
-        for part in (self.q, self.k, self.q_norm, self.k_norm):
-            yield from part.tensors()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSparseAttentionSpec(AttentionSpec):
-    """Attention of each query, all heads of a KV head together, to blocks of tokens that `indexer` scores highest."""
-
-    indexer: BlockIndexerSpec
-
-    @classmethod
-    def of(cls, attention: AttentionSpec, indexer: BlockIndexerSpec) -> "BlockSparseAttentionSpec":
-        """`attention`, without a window, to chosen blocks."""
-        parts = {field.name: getattr(attention, field.name) for field in fields(attention)}
-        return cls(**parts, indexer=indexer)
-
-    def tensors(self) -> Iterator[TensorSpec]:
-        yield from AttentionSpec.tensors(self)
-        yield from self.indexer.tensors()
-
-    def state(self, dtype: str) -> IndexedKVSpec:
-        """State kept per token when stored as `dtype`."""
-        return IndexedKVSpec(self.num_kv_heads, self.head_dim, dtype, index_dim=self.indexer.head_dim)
-
-    @property
-    def cost(self) -> MixerCost:
-        """Attention to `top_blocks` blocks at most, and a score of every token."""
-        indexer = self.indexer
-        return MixerCost(
-            read_size=2 * self.num_kv_heads * self.head_dim,
-            pair_flops=4 * self.num_heads * self.head_dim,
-            window=indexer.top_blocks * indexer.block_size,
-            scanned_size=indexer.head_dim,
-            scan_flops=2 * self.num_kv_heads * indexer.head_dim,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

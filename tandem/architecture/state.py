@@ -6,7 +6,7 @@ no tensors.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -150,24 +150,6 @@ class KVSpec(StateSpec):
     def __str__(self) -> str:
         window = "" if self.window is None else f" window {self.window}"
         return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}{window}"
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedKVSpec(KVSpec):
-    """K and V of which a query reads the blocks of tokens that it chooses, and beside those of each token the key of
-    `index_dim` numbers that it is chosen by (MiniMax-M3). Without a window.
-    """
-
-    index_dim: int = field(kw_only=True)
-
-    @property
-    def planes(self) -> tuple[Plane, ...]:
-        shape = (self.num_kv_heads, self.head_dim)
-        kv = Plane("k", shape, self.dtype, token_axis=1), Plane("v", shape, self.dtype, token_axis=1)
-        return (*kv, Plane("index", (self.index_dim,), self.dtype, token_axis=0))
-
-    def __str__(self) -> str:
-        return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}, index key {self.index_dim}"
 
 
 @dataclass(frozen=True, slots=True)

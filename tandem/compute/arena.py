@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import IndexedKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
@@ -23,17 +23,6 @@ class LayerKV:
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerIndexedKV(LayerKV):
-    """One layer's view of the arena where it keeps K, V, and keys that blocks of tokens are chosen by."""
-
-    index_keys: torch.Tensor  # [num_blocks, block_size, index_dim]
-
-    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `keys` [num_tokens, index_dim] of the tokens at `slot_mapping`; see `LayerLatents.write`."""
-        _write_rows(self.index_keys, keys, slot_mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,6 @@ def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Te
 LayerState = LayerKV | LayerLatents | LayerRecurrent
 _VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
     KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
-    IndexedKVSpec: lambda spec, planes, block_size: LayerIndexedKV(planes["k"], planes["v"], planes["index"]),
     LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
     IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
         planes["latent"], spec.rank, planes.get("index")

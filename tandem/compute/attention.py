@@ -84,8 +84,8 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 
 Backends = Mapping[type[StateSpec], Any]
 """Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, an
-`IndexedLatentBackend` for `IndexedLatentSpec`, an `IndexedKVBackend` for `IndexedKVSpec`, a
-`RecurrentBackend` for `RecurrentSpec`.
+`IndexedLatentBackend` for `IndexedLatentSpec`, a `RecurrentBackend` for
+`RecurrentSpec`.
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import IndexedKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
@@ -37,7 +37,6 @@ _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "Refere
 _RECURRENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.recurrent", "ReferenceRecurrentBackend")
 _LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
 _INDEXED_REFERENCE = BackendEntry("reference", "tandem.compute.torch.sparse", "ReferenceIndexedBackend")
-_BLOCK_REFERENCE = BackendEntry("reference", "tandem.compute.torch.sparse", "ReferenceBlockBackend")
 
 BACKENDS: BackendTable = {
     KVSpec: {
@@ -52,10 +51,6 @@ BACKENDS: BackendTable = {
     LatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
         "cuda": (_LATENT_REFERENCE,),
-    },
-    IndexedKVSpec: {
-        "cpu": (BackendEntry("native", "tandem.compute.native.sparse", "NativeBlockBackend"), _BLOCK_REFERENCE),
-        "cuda": (_BLOCK_REFERENCE,),
     },
     IndexedLatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.sparse", "NativeIndexedBackend"), _INDEXED_REFERENCE),

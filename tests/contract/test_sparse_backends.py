@@ -14,7 +14,7 @@ from tandem.architecture.state import IndexedLatentSpec
 from tandem.compute.arena import TORCH_DTYPES, Arena, LayerIndexedLatents
 from tandem.compute.attention import AttentionParams
 from tandem.compute.backends import BACKENDS, choose_backends
-from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, Parts, QueryBatch
+from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, QueryBatch, RowCache
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
@@ -218,16 +218,15 @@ def test_pages_between_rows_are_no_rows() -> None:
     latents = Arena(layout, 5, CPU).layers[2]
     assert isinstance(latents, LayerIndexedLatents)
     latents.rows.copy_(torch.arange(5 * 8 * 24).view(5, 8, 24))
-    rows = latents.rows.unsqueeze(1)
-    parts = Parts.of(rows, rows, 1)
+    cache = RowCache.of(latents.rows)
     blocks, offsets = torch.tensor([0, 1, 3, 4]), torch.tensor([7, 0, 5, 7])
-    found = parts.kv.keys[parts.numbers(blocks, offsets).long()]
+    found = cache.kv.keys[cache.numbers(blocks, offsets).long()]
     assert torch.equal(found.squeeze((1, 2)), latents.rows[blocks, offsets])
 
 
-def test_an_arena_whose_parts_have_no_number_is_refused() -> None:
-    page = torch.empty(1 << 28, 1, 8, 72, device="meta")[..., :24]
+def test_an_arena_whose_rows_have_no_number_is_refused() -> None:
+    page = torch.empty(1 << 28, 8, 72, device="meta")[..., :24]
     with pytest.raises(
         ConfigurationError, match=r"268435456 blocks are more than .*; give the KV cache at most \d+ blocks"
     ):
-        Parts.of(page, page, 1)
+        RowCache.of(page)

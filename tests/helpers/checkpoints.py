@@ -351,8 +351,8 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The same checkpoint in transformers, with its plain attention. Indexers choose the earliest of equal scores, which
-    transformers leaves to chance.
+    """The same checkpoint in transformers, with its plain attention. Indexers choose the earliest of equal scores,
+    which transformers leaves to chance.
     """
     config = json.loads((path / "config.json").read_text())
     oracle = oracle_class(config["model_type"], "text_config" in config)

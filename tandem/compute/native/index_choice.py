@@ -1,13 +1,13 @@
-"""The compiled choice of tokens, or of blocks of tokens, by their index keys."""
+"""The compiled choice of tokens by their index keys."""
 
 import torch
 
 from tandem.compute.native.arguments import bind
 from tandem.compute.native.build import load_library
 from tandem.compute.native.codes import DTYPE_CODES
-from tandem.compute.sparse import BlockRule, IndexQueries, QueryBatch
+from tandem.compute.sparse import IndexQueries, QueryBatch
 
-CHOOSE_BY_INDEX_FIELDS = "17qdq"
+CHOOSE_BY_INDEX_FIELDS = "15qdq"
 MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
 
 
@@ -21,46 +21,25 @@ class IndexChoice:
     def __init__(self) -> None:
         self._choose = bind(load_library(), "tandem_choose_by_index", CHOOSE_BY_INDEX_FIELDS)
 
-    def tokens(self, index: IndexQueries, keys: torch.Tensor, batch: QueryBatch, top_k: int) -> torch.Tensor:
+    def __call__(self, index: IndexQueries, keys: torch.Tensor, batch: QueryBatch, top_k: int) -> torch.Tensor:
         """See `IndexedLatentBackend.choose`. `keys` [num_blocks, block_size, dim]."""
-        weights = index.weights.contiguous()
-        assert weights.shape == index.queries.shape[:2]
-        assert weights.dtype == torch.float32
-        chosen = torch.empty(len(weights), min(top_k, batch.max_seq_len), dtype=torch.int32)
-        self._call(index.queries, weights, keys, batch, chosen, (0, 0), index.scale)
-        return chosen
-
-    def blocks(self, queries: torch.Tensor, keys: torch.Tensor, batch: QueryBatch, rule: BlockRule) -> torch.Tensor:
-        """See `IndexedKVBackend.choose`. `keys` [num_blocks, block_size, dim]."""
-        most = min(rule.top_blocks, -(-batch.max_seq_len // rule.block_size))
-        chosen = torch.empty(*queries.shape[:2], most, dtype=torch.int32)
-        self._call(queries, None, keys, batch, chosen, (rule.block_size, rule.local_blocks), 1.0)
-        return chosen
-
-    def _call(
-        self,
-        queries: torch.Tensor,
-        weights: torch.Tensor | None,
-        keys: torch.Tensor,
-        batch: QueryBatch,
-        chosen: torch.Tensor,
-        pooling: tuple[int, int],
-        scale: float,
-    ) -> None:
-        queries = queries.contiguous()
+        queries, weights = index.queries.contiguous(), index.weights.contiguous()
         _, block_size, dim = keys.shape
         num_tokens, num_heads, _ = queries.shape
         assert queries.shape == (num_tokens, num_heads, dim)
         assert queries.dtype == keys.dtype
+        assert weights.shape == (num_tokens, num_heads)
+        assert weights.dtype == torch.float32
         assert keys.stride()[1:] == (dim, 1)
         assert len(batch.requests) == num_tokens
         assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
         assert batch.block_tables.stride(1) == 1
         assert all(x.is_contiguous() for x in (batch.query_start, batch.seq_lens))
+        chosen = torch.empty(num_tokens, min(top_k, batch.max_seq_len), dtype=torch.int32)
         self._choose(
             DTYPE_CODES[keys.dtype],
             queries.data_ptr(),
-            0 if weights is None else weights.data_ptr(),
+            weights.data_ptr(),
             keys.data_ptr(),
             keys.stride(0),
             batch.block_tables.data_ptr(),
@@ -72,8 +51,8 @@ class IndexChoice:
             num_heads,
             dim,
             block_size,
-            chosen.shape[-1],
-            *pooling,
-            scale,
+            chosen.shape[1],
+            index.scale,
             torch.get_num_threads(),
         )
+        return chosen

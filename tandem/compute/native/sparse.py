@@ -1,15 +1,15 @@
-"""Compiled choice of tokens and blocks, and attention to them on the CPU.
+"""Compiled choice of tokens, and attention to them on the CPU.
 
 What a query chooses, and its result, are the same however its prompt is cut and whatever shares its step.
 """
 
 import torch
 
-from tandem.architecture.state import IndexedKVSpec, IndexedLatentSpec
-from tandem.compute.arena import LayerIndexedKV, LayerIndexedLatents
+from tandem.architecture.state import IndexedLatentSpec
+from tandem.compute.arena import LayerIndexedLatents
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.index_choice import MAX_DIM, MULTIPLE, IndexChoice
-from tandem.compute.sparse import BlockRule, ChosenBlocksAsKV, ChosenRowsAsKV, IndexQueries, QueryBatch
+from tandem.compute.sparse import ChosenRowsAsKV, IndexQueries, QueryBatch
 from tandem.core.errors import ConfigurationError
 
 
@@ -29,25 +29,7 @@ class NativeIndexedBackend(ChosenRowsAsKV):
         """See `IndexedLatentBackend.choose`."""
         assert self._choice is not None, "refused"
         assert latents.index_keys is not None
-        return self._choice.tokens(index, latents.index_keys, batch, top_k)
-
-
-class NativeBlockBackend(ChosenBlocksAsKV):
-    """Implements `IndexedKVBackend` for heads and index keys of a multiple of 8 numbers, up to 576 and 1,024, where the
-    kernels can be compiled.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(NativeBackend(device))
-        self._choice = _load_choice(device)
-
-    def refuses(self, spec: IndexedKVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        return _refusal(spec.index_dim) or super().refuses(spec, block_size, softcap, sinks=sinks)
-
-    def choose(self, queries: torch.Tensor, kv: LayerIndexedKV, batch: QueryBatch, rule: BlockRule) -> torch.Tensor:
-        """See `IndexedKVBackend.choose`."""
-        assert self._choice is not None, "refused"
-        return self._choice.blocks(queries, kv.index_keys, batch, rule)
+        return self._choice(index, latents.index_keys, batch, top_k)
 
 
 def _load_choice(device: torch.device) -> IndexChoice | None:

@@ -1,18 +1,11 @@
-"""The oracle of attention to chosen tokens and blocks, on any device."""
+"""The oracle of attention to chosen tokens, on any device."""
 
 from collections.abc import Iterator
 
 import torch
 
-from tandem.compute.arena import LayerIndexedKV, LayerIndexedLatents
-from tandem.compute.sparse import (
-    NOT_CHOSEN,
-    BlockRule,
-    ChosenBlocksAsKV,
-    ChosenRowsAsKV,
-    IndexQueries,
-    QueryBatch,
-)
+from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.sparse import NOT_CHOSEN, ChosenRowsAsKV, IndexQueries, QueryBatch
 from tandem.compute.torch.attention import ReferenceBackend
 
 _WIDE = torch.float64  # NOTE: scores differ by less than a bit of float32 then, however many are computed at once
@@ -39,35 +32,6 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
             scores = torch.einsum("qhk,qh->qk", positive, index.weights[rows].to(_WIDE))
             best = _best(_narrow(scores), batch.positions[rows] + 1, most)
             chosen[rows, : best.shape[1]] = best
-        return chosen
-
-
-class ReferenceBlockBackend(ChosenBlocksAsKV):
-    """Implements `IndexedKVBackend` for every spec."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        """`device` is where it will be used; any will do."""
-        super().__init__(ReferenceBackend(device))
-
-    def choose(self, queries: torch.Tensor, kv: LayerIndexedKV, batch: QueryBatch, rule: BlockRule) -> torch.Tensor:
-        """See `IndexedKVBackend.choose`. A score that is no number is the lowest."""
-        most = min(rule.top_blocks, -(-batch.max_seq_len // rule.block_size))
-        chosen = torch.full((*queries.shape[:2], most), NOT_CHOSEN, dtype=torch.int32, device=queries.device)
-        for rows, products in _products(queries, kv.index_keys, batch):
-            positions = batch.positions[rows]
-            scores = _narrow(products)
-            is_later = torch.arange(scores.shape[2], device=scores.device) > positions[:, None]
-            scores = scores.masked_fill_(is_later[:, None], -torch.inf)
-            missing = -scores.shape[2] % rule.block_size
-            blocks = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
-            blocks = blocks.unflatten(2, (-1, rule.block_size)).amax(3)
-            counts = positions // rule.block_size + 1
-            numbers = torch.arange(blocks.shape[2], device=blocks.device)
-            is_local = (numbers >= counts[:, None] - rule.local_blocks) & (numbers < counts[:, None])
-            blocks = blocks.masked_fill_(is_local[:, None], torch.inf)
-            num_heads = queries.shape[1]
-            best = _best(blocks.flatten(0, 1), counts.repeat_interleave(num_heads), most)
-            chosen[rows, :, : best.shape[1]] = best.unflatten(0, (-1, num_heads))
         return chosen
 
 

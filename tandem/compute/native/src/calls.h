@@ -244,8 +244,6 @@ struct RecurArguments {
 
 // Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
 // [num_tokens, most]. q [heads, dim] and weights of each head, token after token; keys [block_size, dim] in each block.
-// `pooled`: each head chooses `most` blocks of so many keys, the last `local` of them in any case: `chosen` [num_tokens,
-// heads, most], without weights and scale.
 struct ChooseByIndexArguments {
   int64_t dtype;
   const void* q;
@@ -256,7 +254,7 @@ struct ChooseByIndexArguments {
   int64_t table_stride;
   const int32_t *query_start, *seq_lens;
   int32_t* chosen;
-  int64_t num_requests, num_heads, dim, block_size, most, pooled, local;
+  int64_t num_requests, num_heads, dim, block_size, most;
   double scale;
   int64_t threads;
 };

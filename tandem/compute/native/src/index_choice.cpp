@@ -1,12 +1,10 @@
-// The choice of what a query attends to: a score of every token's index key, and the best tokens, or the best blocks of
-// tokens for each head.
+// The choice of the tokens that a query attends to: a score of every token's index key, and the best of them.
 //
 // A score is summed over the heads in order, with the arithmetic of attention's scores, and of equal scores the lowest
 // position is chosen. So what a query chooses depends neither on how its prompt is cut nor on what shares its step.
 // A product that is no number counts as zero, a score that is none as the lowest.
 #include <algorithm>
 #include <cfloat>
-#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -25,8 +23,7 @@ constexpr double kElementNs = 0.03, kPickNs = 4.0;  // one thread's time for a p
 
 alignas(64) constexpr char kNoKey[kMaxDim * sizeof(float)] = {};
 
-// A query that has more to choose from than it may. Its scores begin at `scores`, whole tiles; those of one head after
-// another where each head chooses.
+// A query that has more to choose from than it may. Its scores begin at `scores` and are whole tiles.
 struct Chooser {
   int64_t row, position;
   int request;
@@ -92,22 +89,16 @@ template <class T> class Scorer {
       multiply_add_rows<T>(count, kVectors, queries + head * words_, words_, keys, kTile, words_, nullptr, products[0],
                            kTile);
       for (int r = 0; r < count; ++r) {
-        if (a_.pooled) store(products[r], chooser.scores + (head + r) * chooser.padded() + first_key);
-        else add(products[r], a_.weights[chooser.row * a_.num_heads + head + r] * scale_, sums);
+        add(products[r], a_.weights[chooser.row * a_.num_heads + head + r] * scale_, sums);
       }
     }
-    if (!a_.pooled)
-      for (int v = 0; v < kVectors; ++v)
-        store16(chooser.scores + first_key + v * kLanes, vmax(sums[v], splat(-FLT_MAX)));
+    for (int v = 0; v < kVectors; ++v)
+      store16(chooser.scores + first_key + v * kLanes, vmax(sums[v], splat(-FLT_MAX)));
   }
 
   static void add(const float* products, float weight, f32x16* sums) {
     for (int v = 0; v < kVectors; ++v)
       sums[v] = fma(splat(weight), vmax(load16(products + v * kLanes), f32x16{}), sums[v]);
-  }
-  static void store(const float* products, float* scores) {
-    for (int v = 0; v < kVectors; ++v)
-      store16(scores + v * kLanes, vmax(load16(products + v * kLanes), splat(-FLT_MAX)));
   }
 
   const ChooseByIndexArguments& a_;
@@ -125,15 +116,6 @@ void take_best(const float* scores, int64_t count, int64_t most, float* sorted, 
     if (scores[i] > least || (scores[i] == least && num_equal-- > 0)) *chosen++ = int32_t(i);
 }
 
-// Of each block of `pooled` tokens the highest score; those of the last `local` blocks are above all.
-void pool_scores(const float* scores, int64_t num_keys, int64_t pooled, int64_t local, float* blocks) {
-  const int64_t count = ceil_div(num_keys, pooled);
-  for (int64_t block = 0; block < count; ++block) {
-    const int64_t first = block * pooled, last = min64(first + pooled, num_keys);
-    blocks[block] = block >= count - local ? INFINITY : *std::max_element(scores + first, scores + last);
-  }
-}
-
 class Choice {
  public:
   explicit Choice(const ChooseByIndexArguments& arguments) : a_(arguments) {}
@@ -147,44 +129,32 @@ class Choice {
   }
 
  private:
-  int64_t num_choices() const { return a_.pooled ? a_.num_heads : 1; }  // of a query
-  int64_t num_candidates(int64_t position) const { return a_.pooled ? position / a_.pooled + 1 : position + 1; }
-  int64_t num_scores(const Chooser& chooser) const { return chooser.padded() * num_choices(); }
+  int32_t* chosen(int64_t row) const { return a_.chosen + row * a_.most; }
 
   void add(int request, int64_t row, int64_t position) {
-    const int64_t count = num_candidates(position);
-    if (count <= a_.most) {  // all that there are
-      int32_t* const chosen = a_.chosen + row * num_choices() * a_.most;
-      for (int64_t i = 0; i < num_choices() * a_.most; ++i) chosen[i] = i % a_.most < count ? int32_t(i % a_.most) : -1;
+    if (position < a_.most) {  // all that there are
+      for (int64_t i = 0; i < a_.most; ++i) chosen(row)[i] = i <= position ? int32_t(i) : -1;
       return;
     }
     const Chooser chooser{row, position, request, nullptr};
-    if (!choosers_.empty() && num_scores_ + num_scores(chooser) > kMostScores) finish();
+    if (!choosers_.empty() && num_scores_ + chooser.padded() > kMostScores) finish();
     choosers_.push_back(chooser);
-    num_scores_ += num_scores(chooser);
+    num_scores_ += chooser.padded();
   }
 
   void pick(const Chooser& chooser) const {
     static thread_local Workspace workspace;
-    const int64_t num_keys = chooser.position + 1, count = num_candidates(chooser.position);
-    float* const sorted = workspace.reserve(size_t(2 * count));
-    for (int64_t i = 0; i < num_choices(); ++i) {
-      const float* scores = chooser.scores + i * chooser.padded();
-      if (a_.pooled) {
-        pool_scores(scores, num_keys, a_.pooled, a_.local, sorted + count);
-        scores = sorted + count;
-      }
-      take_best(scores, count, a_.most, sorted, a_.chosen + (chooser.row * num_choices() + i) * a_.most);
-    }
+    const int64_t num_keys = chooser.position + 1;
+    take_best(chooser.scores, num_keys, a_.most, workspace.reserve(size_t(num_keys)), chosen(chooser.row));
   }
 
   // Scores and picks for the queries added so far.
   void finish() {
     if (choosers_.empty()) return;
     float* next = scores_.reserve(size_t(num_scores_));
-    for (Chooser& chooser : choosers_) chooser.scores = next, next += num_scores(chooser);
+    for (Chooser& chooser : choosers_) chooser.scores = next, next += chooser.padded();
     const std::vector<Run> all = runs();
-    const double products = double(num_scores_ / num_choices()) * double(a_.num_heads * a_.dim);
+    const double products = double(num_scores_) * double(a_.num_heads * a_.dim);
     const int64_t num_runs = int64_t(all.size()), num_choosers = int64_t(choosers_.size());
     with_dtype(a_.dtype, [&](auto tag) {
       const Scorer<decltype(tag)> scorer(a_);
