@@ -63,8 +63,8 @@ class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
 class RowCache:
     """Rows of latents seen as K and V of one head in blocks of one token; `numbers` says which of them is which row.
 
-    All rows begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin in
-    the middle of a row and are nobody's.
+    All rows begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin
+    in the middle of a row and are nobody's.
     """
 
     kv: LayerKV
