@@ -43,6 +43,8 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "gemma-4-31b": ("gemma4_text", 5376, 21_504, 60, 32, 16, 256, 262_144, 262_144, True),
         "deepseek-v2-lite": ("deepseek_v2", 2048, 10_944, 27, 16, 16, 64, 102_400, 163_840, False),
         "deepseek-v3": ("deepseek_v3", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
+        "deepseek-v3.2": ("deepseek_v32", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
+        "glm-5": ("glm_moe_dsa", 6144, 12_288, 78, 64, 64, 64, 154_880, 202_752, False),
         "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
     }

@@ -17,6 +17,20 @@ from tandem.architecture.tensors import num_matrix_elements
 _STATE_DTYPE = "bfloat16"
 
 
+@dataclass(frozen=True, slots=True)
+class StateBill:
+    """What layers of one kind keep of a request, and what its next token reads, in bytes.
+
+    `state`: what one such layer keeps. `scanned_bytes`: of those read, what is only looked at to choose the others.
+    """
+
+    state: str
+    num_layers: int
+    kept_bytes: float
+    read_bytes: float
+    scanned_bytes: float
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """Counts are of parameters and elements. Norms and biases are left out: a ten-thousandth of the matrices.
@@ -116,8 +130,7 @@ class ModelCost:
     def kv_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps, a begun token counted whole."""
         length = math.ceil(num_tokens)
-        growing = sum(count * (state.bytes(length) - state.bytes_per_request) for state, count in self._states.items())
-        return self._kv_scale * growing + self.kv_bytes_per_request if length else 0.0
+        return float(sum(count * self._kept_bytes(state, length) for state, count in self._states.items()))
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
@@ -126,8 +139,24 @@ class ModelCost:
 
     def read_bytes(self, num_tokens: float) -> float:
         """State that a decode step reads of such a context: what several layers share, each of them reads."""
-        read = sum(count * mixer.read_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
+        read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
+
+    def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
+        """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
+        kinds = Counter((layer.mixer.state(_STATE_DTYPE), layer.mixer.cost) for layer in self.model.layers)
+        names = {layer.mixer.state(_STATE_DTYPE): self._state_name(layer) for layer in self.model.layers}
+        bits = self.kv_bits / 8
+        return tuple(
+            StateBill(
+                names[state],
+                count,
+                0.0 if state is None else count * self._kept_bytes(state, num_tokens),
+                count * (mixer.num_read(num_tokens) * bits + mixer.token_bytes),
+                count * mixer.scanned_size * mixer.num_scanned(num_tokens) * bits,
+            )
+            for (state, mixer), count in kinds.items()
+        )
 
     @cached_property
     def token_state_bytes(self) -> float:
@@ -146,8 +175,7 @@ class ModelCost:
         num_new = num_tokens - num_cached_tokens
         return float(
             sum(
-                count
-                * (mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
+                count * (mixer.prompt_flops(num_tokens, num_cached_tokens) + mixer.token_flops * num_new)
                 for mixer, count in self._prompt_mixers.items()
             )
         )
@@ -155,15 +183,16 @@ class ModelCost:
     def step_attention_flops(self, context_tokens: float) -> float:
         """Operations of attention of one new token behind a context of so many tokens."""
         return float(
-            sum(count * mixer.pair_flops * mixer.num_visible(context_tokens) for mixer, count in self._mixers.items())
+            sum(count * mixer.query_flops(context_tokens) for mixer, count in self._mixers.items())
             + self.token_state_flops
         )
 
     @cached_property
     def full_pair_flops(self) -> float:
-        """Operations for each query and key of a prompt, of all layers in which a query sees everything."""
+        """Operations for each query and key of a prompt, where a query attends to everything or scans it."""
         mixers = self._prompt_mixers
-        return float(sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None))
+        full = sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None)
+        return float(full + sum(count * mixer.scan_flops for mixer, count in mixers.items()))
 
     @cached_property
     def window_flops(self) -> float:
@@ -173,8 +202,9 @@ class ModelCost:
 
     @cached_property
     def full_bytes_per_token(self) -> float:
-        """State of one token that a decode step reads in the layers in which a query sees everything."""
+        """State of one token that a decode step reads where a query attends to everything or scans it."""
         full = sum(count * mixer.read_size for mixer, count in self._mixers.items() if mixer.window is None)
+        full += sum(count * mixer.scanned_size for mixer, count in self._mixers.items())
         return full * self.kv_bits / 8
 
     @cached_property
@@ -182,6 +212,14 @@ class ModelCost:
         """State of whole windows that a decode step reads in the windowed layers."""
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
+
+    def _kept_bytes(self, state: StateSpec, num_tokens: int) -> float:
+        growing = state.bytes(num_tokens) - state.bytes_per_request
+        return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
+
+    def _state_name(self, layer: LayerSpec) -> str:
+        state = layer.mixer.state(f"{self.kv_bits:g}-bit")
+        return "what another layer keeps" if state is None else str(state)
 
     @cached_property
     def _states(self) -> Mapping[StateSpec, int]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MixerCost:
-    """Elements of state read for each token that a query sees; operations for each query and key; the window of a
-    query, None = all.
+    """Elements of state read for each token that a query attends to; operations for each query and key; the most tokens
+    that a query attends to, by a window or by choice, None = all.
 
     `token_bytes`, `token_flops`: what each token reads and computes whatever the context: a recurrent state.
+    `scanned_size`, `scan_flops`: elements read of every token of the context and operations on them, to choose by.
     """
 
     read_size: int
@@ -16,16 +17,37 @@ class MixerCost:
     window: int | None
     token_bytes: int = 0
     token_flops: int = 0
+    scanned_size: int = 0
+    scan_flops: int = 0
 
     def num_visible(self, num_tokens: float) -> float:
-        """Tokens of a context of `num_tokens` that its next query reads."""
+        """Tokens of a context of `num_tokens` that its next query attends to."""
         return num_tokens if self.window is None else min(self.window, num_tokens)
 
-    def num_pairs(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Query-key pairs of a prompt whose first tokens are cached; a token counts half of itself."""
-        return self._triangle(num_tokens) - self._triangle(num_cached_tokens)
+    def num_scanned(self, num_tokens: float) -> float:
+        """Tokens of a context of `num_tokens` that its next query scores: none where it attends to all."""
+        return num_tokens if self.window is not None and num_tokens > self.window else 0
+
+    def num_read(self, num_tokens: float) -> float:
+        """Elements that the next query of a context of `num_tokens` reads."""
+        return self.read_size * self.num_visible(num_tokens) + self.scanned_size * self.num_scanned(num_tokens)
+
+    def query_flops(self, num_tokens: float) -> float:
+        """Operations of the next query of a context of `num_tokens`."""
+        return self.pair_flops * self.num_visible(num_tokens) + self.scan_flops * self.num_scanned(num_tokens)
+
+    def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
+        """Operations for all pairs of a prompt whose first tokens are cached; a token counts half of itself."""
+        attended = self._triangle(num_tokens) - self._triangle(num_cached_tokens)
+        scanned = self._scanned_triangle(num_tokens) - self._scanned_triangle(num_cached_tokens)
+        return self.pair_flops * attended + self.scan_flops * scanned
 
     def _triangle(self, num_tokens: float) -> float:
         if self.window is None or num_tokens <= self.window:
             return num_tokens * num_tokens / 2
         return self.window * self.window / 2 + (num_tokens - self.window) * self.window
+
+    def _scanned_triangle(self, num_tokens: float) -> float:
+        if self.window is None or num_tokens <= self.window:
+            return 0.0
+        return (num_tokens * num_tokens - self.window * self.window) / 2

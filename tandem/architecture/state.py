@@ -189,6 +189,24 @@ class LatentSpec(StateSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class IndexedLatentSpec(LatentSpec):
+    """Rows of latents of which a query reads those that it chooses, and beside each row the key of `index_dim` numbers
+    that it is chosen by (DeepSeek-V3.2, arXiv:2512.02556). `index_dim` 0: another layer chooses, and has the keys.
+    """
+
+    index_dim: int
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        row = Plane("latent", (self.size,), self.dtype, token_axis=0)
+        return (row, Plane("index", (self.index_dim,), self.dtype, token_axis=0)) if self.index_dim else (row,)
+
+    def __str__(self) -> str:
+        keys = f"index key {self.index_dim}" if self.index_dim else "chosen by another layer's index keys"
+        return f"latent {self.rank} + rotated key {self.rotary_dim} {self.dtype}, {keys}"
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentSpec(StateSpec):
     """A state that every token changes and that does not grow: float32 numbers of shape `heads`, and the inputs of a
     convolution at the last `columns` tokens, oldest first. A later request can go on from it only where it was kept.

@@ -161,3 +161,17 @@ class NormSpec:
     def tensors(self) -> Iterator[TensorSpec]:
         if self.tensor_name is not None:
             yield TensorSpec(self.tensor_name, (self.size,))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormSpec:
+    """Norm of `size` elements to mean 0 and variance 1, times `{name}.weight`, plus `{name}.bias`."""
+
+    name: str
+    size: int
+    eps: float
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        """The weight, then the bias."""
+        yield TensorSpec(f"{self.name}.weight", (self.size,))
+        yield TensorSpec(f"{self.name}.bias", (self.size,))

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tandem.architecture.cost import ModelCost
 from tandem.cli.model_cost import named_model
+from tandem.cli.plan_bill import bill_as_json, print_bill
 from tandem.cli.plan_figure import check_figure, save_roofline
 from tandem.cli.plan_json import study_as_json
 from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
@@ -84,6 +85,9 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         TYPICAL.reserve_share, ge=0, lt=1, description="share of memory that is used for neither weights nor KV"
     )
 
+    context: int | None = Field(
+        None, ge=1, description="print what a context of so many tokens keeps and reads, and no plan; omitted: a plan"
+    )
     as_json: bool = Field(False, description="print every figure as JSON instead of tables")
     figure: Path | None = Field(
         None, description="draw the roofline to this .svg, .png or .pdf (matplotlib); omitted: no"
@@ -100,6 +104,8 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
 
     def run(self) -> int:
         """Print the plan; returns the exit code."""
+        if self.context is not None:
+            return self._print_bill(self.context)
         if self.figure:
             check_figure(self.figure)
         found = self._study()
@@ -108,8 +114,16 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         if self.as_json:
             sys.stdout.write(json.dumps(study_as_json(found), indent=2) + "\n")
         else:
-            print_study(Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH), found)
+            print_study(_console(), found)
         return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
+
+    def _print_bill(self, num_tokens: int) -> int:
+        model = named_model(self.model, self.weight_bits, self.kv_bits)
+        if self.as_json:
+            sys.stdout.write(json.dumps(bill_as_json(model, num_tokens), indent=2) + "\n")
+        else:
+            print_bill(_console(), model, num_tokens)
+        return 0
 
     def _study(self) -> Study:
         model = named_model(self.model, self.weight_bits, self.kv_bits)
@@ -148,6 +162,10 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             max_running=self.max_running,
             chunk_tokens=self.chunk_tokens,
         )
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def _mean_rate(recorded: Sequence[TraceRequest]) -> float:

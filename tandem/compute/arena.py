@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
@@ -37,14 +37,25 @@ class LayerLatents:
 
         NOTE: tokens without a slot go to the null block, whose content is never read; so no shape depends on data.
         """
-        slots, block_size = slot_mapping.clamp_min(0), self.rows.shape[1]
-        self.rows[slots // block_size, slots % block_size] = rows
+        _write_rows(self.rows, rows, slot_mapping)
 
     @property
     def as_kv(self) -> LayerKV:
         """Keys of one head; they begin with its values, whose other elements are of no use."""
         rows = self.rows.unsqueeze(1)
         return LayerKV(rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIndexedLatents(LayerLatents):
+    """One layer's view of the arena where it keeps latents, and keys that they are chosen by."""
+
+    index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = another layer has them
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim], as `write` does rows."""
+        assert self.index_keys is not None
+        _write_rows(self.index_keys, keys, slot_mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,18 @@ class LayerRecurrent:
     block_size: int
 
 
+def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    slots, block_size = slot_mapping.clamp_min(0), blocks.shape[1]
+    blocks[slots // block_size, slots % block_size] = rows
+
+
 LayerState = LayerKV | LayerLatents | LayerRecurrent
 _VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
     KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
     LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
+    IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
+        planes["latent"], spec.rank, planes.get("index")
+    ),
     RecurrentSpec: lambda spec, planes, block_size: LayerRecurrent(
         planes.get("matrices"), planes["columns"], block_size
     ),

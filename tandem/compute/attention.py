@@ -83,8 +83,9 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 
 
 Backends = Mapping[type[StateSpec], Any]
-"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, a
-`RecurrentBackend` for `RecurrentSpec`.
+"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, an
+`IndexedLatentBackend` for `IndexedLatentSpec`, a `RecurrentBackend` for
+`RecurrentSpec`.
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
@@ -36,6 +36,7 @@ BackendTable = Mapping[type[StateSpec], Mapping[str, Sequence[BackendEntry]]]
 _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "ReferenceBackend")
 _RECURRENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.recurrent", "ReferenceRecurrentBackend")
 _LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
+_INDEXED_REFERENCE = BackendEntry("reference", "tandem.compute.torch.sparse", "ReferenceIndexedBackend")
 
 BACKENDS: BackendTable = {
     KVSpec: {
@@ -50,6 +51,10 @@ BACKENDS: BackendTable = {
     LatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
         "cuda": (BackendEntry("triton", "tandem.compute.cuda.latents", "TritonLatentBackend"), _LATENT_REFERENCE),
+    },
+    IndexedLatentSpec: {
+        "cpu": (BackendEntry("native", "tandem.compute.native.sparse", "NativeIndexedBackend"), _INDEXED_REFERENCE),
+        "cuda": (_INDEXED_REFERENCE,),
     },
     RecurrentSpec: {
         "cpu": (

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+Choices = dict[str, torch.Tensor]
+"""Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by what chose them. A mixer whose
+choice others follow adds its own.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:

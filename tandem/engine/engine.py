@@ -207,7 +207,8 @@ class Engine:
         self.is_stalled = not step.scheduled
         if self.is_stalled:
             return outputs
-        stats = stats_of(step, self._note_scheduled(step))
+        stats = stats_of(step, self._note_scheduled(step), self._model.read_bytes)
+        self.counters.read_bytes += stats.read_bytes
         started_s = self._clock.now_s() + self.borrowed_s()
         result = self._executor.submit(step).result()
         if result.prompt_logprobs:

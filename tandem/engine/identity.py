@@ -1,8 +1,12 @@
 """Identity of the served model, beside the parts that compute it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def _nothing(_num_tokens: int) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +15,8 @@ class ModelIdentity:
 
     `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
     wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
-    `drafter` guesses tokens that steps check; None = no drafts.
+    `drafter` guesses tokens that steps check; None = no drafts. `read_bytes`: of its state, by the next token of a
+    context of so many.
     """
 
     fingerprint: str
@@ -19,3 +24,4 @@ class ModelIdentity:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     drafter: str | None = None
+    read_bytes: Callable[[int], float] = _nothing

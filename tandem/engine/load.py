@@ -1,6 +1,6 @@
 """An engine's load and the cost of its steps, which routers use to place requests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.manager import KVCacheManager
@@ -34,7 +34,7 @@ class StepStats:
     """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration.
 
     num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
-
+    read_bytes: state that the decodes read, drafts not counted.
     duration_s: on the worker's own cores alone; what borrowed ones took off it is added, as who has them next time may
     be somebody else.
     """
@@ -46,6 +46,7 @@ class StepStats:
     num_context_tokens: int
     num_drafts: int = 0
     num_accepted: int = 0
+    read_bytes: float = 0.0
     duration_s: float = 0.0
 
     @property
@@ -82,14 +83,18 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
     )
 
 
-def stats_of(step: SchedulerOutput, requests: Sequence[Request]) -> StepStats:
-    """The work of a step, before it is computed. `requests`: of `step.scheduled`, in their order."""
+def stats_of(step: SchedulerOutput, requests: Sequence[Request], read_bytes: Callable[[int], float]) -> StepStats:
+    """The work of a step, before it is computed. `requests`: of `step.scheduled`, in their order. `read_bytes`: as in
+    `ModelIdentity`.
+    """
+    num_bytes = 0.0
     num_prompts = num_tokens = num_decodes = num_context = num_drafts = 0
     num_pairs = 0.0
     for item, request in zip(step.scheduled, requests, strict=True):
         if request.is_decoding:
             num_decodes += 1
             num_context += item.end - item.num_drafts
+            num_bytes += read_bytes(item.end - item.num_drafts)
             num_drafts += item.num_drafts
         else:
             num_prompts += item.samples
@@ -102,4 +107,5 @@ def stats_of(step: SchedulerOutput, requests: Sequence[Request]) -> StepStats:
         num_decodes=num_decodes,
         num_context_tokens=num_context,
         num_drafts=num_drafts,
+        read_bytes=num_bytes,
     )

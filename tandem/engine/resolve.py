@@ -8,7 +8,9 @@ from functools import partial
 
 import torch
 
+from tandem.architecture.cost import ModelCost
 from tandem.architecture.model import ModelSpec
+from tandem.architecture.state import DTYPE_BYTES
 from tandem.compute.arena import Arena
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
@@ -331,6 +333,12 @@ def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConf
 
 def _identity(model: LoadedModel, drafter: str | None) -> ModelIdentity:
     config = model.spec
+    cost = ModelCost(config.family, config, kv_bits=8 * DTYPE_BYTES[config.dtype])
     return ModelIdentity(
-        config.fingerprint, config.vocab_size, config.eos_token_ids, model.generation_defaults, drafter
+        config.fingerprint,
+        config.vocab_size,
+        config.eos_token_ids,
+        model.generation_defaults,
+        drafter,
+        cost.read_bytes,
     )

@@ -5,7 +5,7 @@ names equal those of the specs. It must never learn a family's name.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from tandem.architecture.rope import RopeSpec
 from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, Choices, WantedTokens
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import build_mixer
+from tandem.models.layers.mixers import build_mixer, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
@@ -32,13 +32,14 @@ class StepTokens:
     """The tokens that layers compute, requests concatenated.
 
     `batches`: by state, of those that these layers read, as the backend prepared them. `embeddings`: what the
-    model begins with, where layers ask for it.
+    model begins with, where layers ask for it. `choices`: of these tokens, in the layers computed so far.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
     batches: Mapping[int, AttentionBatch]
     embeddings: torch.Tensor | None  # [num_tokens, hidden]
+    choices: Choices = field(default_factory=dict)
 
     def only(self, wanted: WantedTokens, kernels: Kernels) -> "StepTokens":
         """These alone."""
@@ -48,6 +49,7 @@ class StepTokens:
             self.positions.index_select(0, wanted.rows),
             wanted.batches,
             embeddings,
+            {name: kernels.take_rows(chosen, wanted.rows) for name, chosen in self.choices.items()},
         )
 
 
@@ -101,11 +103,11 @@ class DecoderLayer:
         queries = self._mixer.write(normed, tokens.positions, kv_here, batch, backend)
         if wanted is not None:
             take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
-            queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
+            queries = take_queries(queries, wanted.rows, self._kernels)
             residual, batch = take(residual, wanted.rows), tokens.batches[self.state]
         if not len(residual):
             return residual, None, tokens
-        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend))
+        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend, tokens.choices))
         x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
         residual, x = self._add_embedding(residual, self._finish(self._after_feed_forward, x), tokens)
         if self._output_scale is None:

@@ -10,6 +10,7 @@ from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, Mixture
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.recurrent_mixers import RecurrentMixer
+from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
 from tandem.core.errors import ConfigurationError
 
@@ -46,6 +47,10 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
             has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads
             yield SharedInput((mixer.o,), rows_of=mixer.v if has_plain_values else None)
             yield SharedInput(tuple(filter(None, (mixer.q, mixer.k, mixer.v))), norm)
+        case SparseLatentAttentionSpec():  # NOTE: its indexer reads what the norms give and is not coded, too
+            yield SharedInput((mixer.o,))
+            yield SharedInput((mixer.q,))
+            yield SharedInput(tuple(filter(None, (mixer.q_a, mixer.kv_a))))
         case LatentAttentionSpec():
             yield SharedInput((mixer.o,))
             if mixer.q_a is not None:

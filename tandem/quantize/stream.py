@@ -13,7 +13,7 @@ from tandem.compute.arena import Arena, LayerState
 from tandem.compute.backends import choose_backends
 from tandem.compute.ops import Kernels
 from tandem.compute.order import Order
-from tandem.compute.step import AttentionBatch
+from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.dense import MatrixWeight
 from tandem.kvcache.spec import build_layout
@@ -33,13 +33,14 @@ class ResidualStream:
     """`token_ids` [sequences, length]; `hidden` [sequences, length, hidden] float32, changed in place by a layer.
 
     `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, what each sequence keeps that
-    later layers read.
+    later layers read. `choices`: by sequence.
     """
 
     token_ids: torch.Tensor
     hidden: torch.Tensor
     embeddings: torch.Tensor | None = None
     kept: dict[int, list[LayerState]] = field(default_factory=dict)
+    choices: dict[int, Choices] = field(default_factory=dict)
 
 
 class LayerRunner:
@@ -104,6 +105,7 @@ class LayerRunner:
             torch.arange(len(hidden)),
             {layer.state: batch},
             None if stream.embeddings is None else stream.embeddings[number],
+            stream.choices.setdefault(number, {}),
         )
         caches = [kv] * (layer.state + 1)  # NOTE: the layer reads its own entry only
         residual, x, _ = layer.forward(None, hidden.clone(), tokens, caches, backend)

@@ -9,13 +9,14 @@ from tandem.core.draft_counts import DraftCounts
 class SchedulerCounters:
     """Totals since start.
 
-    num_decode_steps, drafted_at, accepted_at: as in `DraftCounts`.
+    num_decode_steps, drafted_at, accepted_at: as in `DraftCounts`. read_bytes: of state, by decode steps.
     """
 
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     num_fetched_tokens: int = 0
+    read_bytes: float = 0.0
     num_decode_steps: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)

@@ -98,6 +98,13 @@ class WorkerMetrics:
             "vllm:cache_config_info", "always 1", ["block_size", "num_gpu_blocks", "engine"], registry=registry
         )
         self._blocks = Gauge("tandem_kv_blocks", "KV blocks by state", ["state"], registry=registry)
+        self._block_bytes = Gauge("tandem_kv_block_bytes", "bytes of a KV block", registry=registry)
+        self._read_bytes = Counter(
+            "tandem_state_read_bytes",
+            "state (KV and others) that decode steps read, drafts not counted",
+            registry=registry,
+        )
+        self._last_read_bytes = 0.0
         self._host_bytes = Gauge("tandem_kv_host_bytes", "host memory that holds pinned prefixes", registry=registry)
         self._kept_blocks = Counter(
             "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
@@ -141,8 +148,14 @@ class WorkerMetrics:
         """Export the current totals of drafts."""
         self._drafts.counts = counts
 
+    def observe_reads(self, num_bytes: float) -> None:
+        """Export the state read so far, bytes; it must not decrease."""
+        self._read_bytes.inc(num_bytes - self._last_read_bytes)
+        self._last_read_bytes = num_bytes
+
     def observe_kept(self, kept: Kept, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""
+        self._block_bytes.set(block_bytes)
         self._host_bytes.set(kept.num_host * block_bytes)
         totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
         for event, total in totals.items():

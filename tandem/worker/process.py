@@ -324,6 +324,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
         core.metrics.observe_kept(reports.kept, core.block_bytes)
         core.metrics.observe_drafts(reports.drafts)
+        core.metrics.observe_reads(reports.read_bytes)
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 

@@ -65,12 +65,13 @@ class Reports:
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
         self.drafts = DraftCounts()
+        self.read_bytes = 0.0
         self._receivers: set[ReportSubscriber] = set()
 
     async def refresh(self) -> None:
         """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
-        self._load, self.kept, self.drafts, steps = await self._core.engine.call(_figures)
+        self._load, self.kept, self.drafts, self.read_bytes, steps = await self._core.engine.call(_figures)
         self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
         for receiver in self._receivers:
             receiver.samples.extend(steps)
@@ -113,8 +114,9 @@ class Reports:
         return status if receiver is None else _with_samples(status, receiver.samples)
 
 
-def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, DraftCounts, list[StepStats]]:
-    return engine.load(), engine.kv.kept.blocks.usage, engine.counters.drafts, engine.take_step_stats()
+def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, DraftCounts, float, list[StepStats]]:
+    counters, kept = engine.counters, engine.kv.kept.blocks.usage
+    return engine.load(), kept, counters.drafts, counters.read_bytes, engine.take_step_stats()
 
 
 def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:

@@ -18,7 +18,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
-from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
@@ -88,6 +88,8 @@ SETUPS = {
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
+    "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
@@ -97,7 +99,7 @@ SETUPS = {
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
-SLOW = ("2p2d-tcp-16-latents", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
+SLOW = ("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
 """Clusters of which `make test` tests nothing."""
 QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
@@ -130,7 +132,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            (BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            (BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 

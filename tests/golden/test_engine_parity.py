@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_GENERATED)
 PAST_THE_END = SamplingParams(temperature=0.0, max_tokens=NUM_GENERATED, ignore_eos=True)
 
 
-BY_PYTORCH = ("llama-gqa", "gemma4", "mixtral", "gpt_oss", "deepseek_v3")
+BY_PYTORCH = ("llama-gqa", "gemma4", "mixtral", "gpt_oss", "deepseek_v3", "deepseek_v32")
 """Cases that are quick with either kind of kernels: the plain loops of the reference take three times as long."""
 BY_EITHER = [
     pytest.param(kernels, name, marks=pytest.mark.slow if kernels == "torch" and name not in BY_PYTORCH else ())

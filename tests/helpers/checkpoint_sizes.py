@@ -53,6 +53,12 @@ LATENT: dict[str, Any] = SIZES | {
         "mscale_all_dim": 1.0,
     },
 }
+INDEXED: dict[str, Any] = {
+    "index_topk": 9,
+    "index_head_dim": 24,
+    "index_n_heads": 16,
+}
+"""What a model has beside `LATENT` whose queries choose."""
 MISTRAL4: dict[str, Any] = LATENT | {
     "n_group": 4,
     "topk_group": 2,

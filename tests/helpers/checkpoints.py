@@ -14,8 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.helpers.checkpoint_sizes import GEMMA3, GEMMA4, LATENT, MINISTRAL3, MISTRAL4, SIZES
-from tests.helpers.random_models import oracle_class, save
+from tests.helpers.checkpoint_sizes import GEMMA3, GEMMA4, INDEXED, LATENT, MINISTRAL3, MISTRAL4, SIZES
+from tests.helpers.random_models import choose_the_earliest, oracle_class, save
 
 Builder = Callable[..., Path]
 
@@ -97,6 +97,18 @@ def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", 
     """A DeepseekV3ForCausalLM with YaRN's factor of the scores: a dense layer, then experts in groups and shared."""
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
     return save(path, transformers.DeepseekV3Config(**LATENT | groups | options), seed, dtype)
+
+
+def save_tiny_deepseek_v32(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV32ForCausalLM whose queries attend to nine tokens that they choose."""
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    return save(path, transformers.DeepseekV32Config(**LATENT | INDEXED | groups | options), seed, dtype)
+
+
+def save_tiny_glm_moe_dsa(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GlmMoeDsaForCausalLM whose last layer attends to what the one before chose."""
+    others = {"n_shared_experts": 1, "indexer_types": ["full", "full", "shared"], "rope_parameters": None}
+    return save(path, transformers.GlmMoeDsaConfig(**LATENT | INDEXED | others | options), seed, dtype)
 
 
 def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -286,7 +298,9 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
     "deepseek_v2": save_tiny_deepseek_v2,
+    "deepseek_v32": save_tiny_deepseek_v32,
     "glm4_moe": save_tiny_glm4_moe,
+    "glm_moe_dsa": save_tiny_glm_moe_dsa,
     "glm4_moe_lite": save_tiny_glm4_moe_lite,
     "mistral4": save_tiny_mistral4,
     "minimax_m2": save_tiny_minimax_m2,
@@ -304,8 +318,10 @@ MORE_BUILDERS: dict[str, Builder] = {
 }
 """Families of which parity with transformers is tested: their parts are tested with the others."""
 
-REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3", "granite_hybrid")
-"""One family of each kind: plain, windows, shared keys and values, experts, sinks, latents, recurrent states."""
+REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v32", "granite_hybrid")
+"""One family of each kind: plain, windows, shared keys and values, experts, sinks, latents, chosen latents, recurrent
+states.
+"""
 
 
 def family_params(families: Iterable[str]) -> list[Any]:
@@ -335,10 +351,15 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The same checkpoint in transformers, with its plain attention."""
+    """The same checkpoint in transformers, with its plain attention. Indexers choose the earliest of equal scores,
+    which transformers leaves to chance.
+    """
     config = json.loads((path / "config.json").read_text())
     oracle = oracle_class(config["model_type"], "text_config" in config)
     model: PreTrainedModel = oracle.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    for name, module in model.named_modules():
+        if name.endswith(".indexer"):
+            choose_the_earliest(module)
     return model
 
 

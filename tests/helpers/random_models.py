@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -26,6 +27,21 @@ def oracle_class(model_type: str, multimodal: bool = False) -> Any:
     if model_type in _NOT_IN_AUTO:
         return _NOT_IN_AUTO[model_type]
     return transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
+
+
+def choose_the_earliest(indexer: torch.nn.Module) -> None:
+    """Makes an indexer of transformers choose the earliest of tokens with the same score."""
+    plain = indexer.forward
+
+    def topk(scores: torch.Tensor, k: int, dim: int = -1) -> Any:
+        values, indices = scores.sort(dim=dim, descending=True, stable=True)
+        return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+    def forward(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(torch.Tensor, "topk", topk):
+            return plain(*args, **options)
+
+    indexer.forward = forward
 
 
 def _spread(model: PreTrainedModel, width: float) -> None:

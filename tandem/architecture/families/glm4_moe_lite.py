@@ -9,6 +9,7 @@ from tandem.architecture.families.grouped_experts import (
     RoutingDefaults,
     further_layers,
     read_blocks,
+    read_dense,
     sigmoid_router,
 )
 from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
@@ -29,29 +30,17 @@ _DEFAULTS = base.Defaults(
 )
 _ROUTING = RoutingDefaults(num_experts=64, top_k=4, width=1536, num_dense=1, scale=1.8)
 _LATENTS = LatentDefaults(query_rank=768, plain_dim=192, value_dim=256)
-_DENSE, _SPARSE = "dense", "sparse"
 
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True))
-    blocks = read_blocks(
-        fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=_read_dense(fields, sizes.num_layers)
-    )
+    dense = read_dense(fields, sizes.num_layers, _ROUTING.num_dense)
+    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
     layers = [base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks)]
     model = base.build_model("glm4_moe_lite", fields, sizes, layers, unserved=further_layers(fields, sizes))
     base.check_unread(fields, UNUSED_KEYS)
     return model
-
-
-def _read_dense(fields: Fields, num_layers: int) -> list[bool]:
-    """The layers without experts. NOTE: `first_k_dense_replace` is not what transformers goes by."""
-    types = fields.texts("mlp_layer_types") or (_DENSE, *[_SPARSE] * (num_layers - 1))
-    if len(types) != num_layers or not {*types} <= {_DENSE, _SPARSE}:
-        raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, {_DENSE} or {_SPARSE}")
-    num_dense = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
-    fields.only("first_k_dense_replace", (num_dense,), f"{num_dense}, as mlp_layer_types has it")
-    return [name == _DENSE for name in types]
 
 
 FAMILY = base.Family(_read_model)

@@ -16,6 +16,7 @@ from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
+_DENSE, _SPARSE = "dense", "sparse"
 _EPSILON = 1e-20
 
 
@@ -95,6 +96,23 @@ def read_blocks(
         None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
         for index, is_dense in enumerate(dense)
     ]
+
+
+def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
+    """Reads which layers are without experts, by `mlp_layer_types`; `num_dense`: the first ones, where that is absent.
+
+    NOTE: `first_k_dense_replace` beside it is not what transformers goes by, so it must agree.
+    """
+    types = fields.texts("mlp_layer_types")
+    if types is None:
+        types = tuple(_DENSE if index < num_dense else _SPARSE for index in range(num_layers))
+    if len(types) != num_layers or not {*types} <= {_DENSE, _SPARSE}:
+        raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, {_DENSE} or {_SPARSE}")
+    first = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
+    given = fields.optional_count("first_k_dense_replace", first, low=0)
+    if given is not None and min(given, num_layers) != first:
+        raise fields.unsupported("first_k_dense_replace", f"{first}, as mlp_layer_types has it")
+    return [name == _DENSE for name in types]
 
 
 def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS,
 from tandem.compute.native.exchange import ADD_FIELDS, JOIN_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
+from tandem.compute.native.index_choice import CHOOSE_BY_INDEX_FIELDS
 from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
 from tandem.compute.native.recurrent import RECUR_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS
@@ -25,6 +26,7 @@ FIELDS = {
     "tandem_coded_rows": CODED_ROWS_FIELDS,
     "tandem_coded_gated_linear": CODED_GATED_FIELDS,
     "tandem_recur": RECUR_FIELDS,
+    "tandem_choose_by_index": CHOOSE_BY_INDEX_FIELDS,
     "tandem_add_over_ranks": ADD_FIELDS,
     "tandem_join_over_ranks": JOIN_FIELDS,
 }

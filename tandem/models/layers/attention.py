@@ -9,7 +9,7 @@ from tandem.architecture.mixers import AttentionSpec
 from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch
+from tandem.compute.step import AttentionBatch, Choices
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
@@ -91,7 +91,7 @@ class Attention:
         return values.clone() if values is keys else values
 
     def attend(
-        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend, choices: Choices
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
         if not self._spec.is_gated:

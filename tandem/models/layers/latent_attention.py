@@ -10,7 +10,7 @@ from tandem.architecture.mixers import LatentAttentionSpec
 from tandem.compute.arena import LayerLatents
 from tandem.compute.attention import AttentionParams, LatentBackend
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch
+from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
@@ -48,37 +48,68 @@ class LatentAttention:
         """Queries [num_tokens, num_heads, plain_dim + rotary_dim] of `x` [num_tokens, hidden], their last elements
         rotated; its rows are in `latents` then.
         """
-        spec = self._spec
-        latent, key = self._kv_a(x).tensor_split([spec.rank], dim=1)
+        self.write_rows(x, positions, latents, batch)
+        return self.queries(self.query_input(x), positions)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        latents: LayerLatents,
+        batch: AttentionBatch,
+        backend: LatentBackend,
+        choices: Choices,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries find in `latents`."""
+        return self.output(backend.attend(self.mapped(queries), latents, batch, self.params))
+
+    def write_rows(
+        self, x: torch.Tensor, positions: torch.Tensor, latents: LayerLatents, batch: AttentionBatch
+    ) -> None:
+        """Stores the rows of `x` [num_tokens, hidden]."""
+        latent, key = self._kv_a(x).tensor_split([self._spec.rank], dim=1)
         rotated = self._rotated(key.unsqueeze(1), positions).squeeze(1)
         latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
-        queries = self._q(x if self._q_a is None else self._normed(self._q_a(x)))
-        queries = queries.view(-1, spec.num_heads, spec.plain_dim + spec.rotary_dim)
+
+    def query_input(self, x: torch.Tensor) -> torch.Tensor:
+        """What queries are made of: the normed latent of them, or `x`."""
+        if self._q_a is None:
+            return x
+        latent = self._q_a(x)
+        return latent if self._q_norm is None else self._q_norm(latent)
+
+    def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_heads, plain_dim + rotary_dim] of what `query_input` gives."""
+        spec = self._spec
+        queries = self._q(x).view(-1, spec.num_heads, spec.plain_dim + spec.rotary_dim)
         queries[..., spec.plain_dim :] = self._rotated(queries[..., spec.plain_dim :], positions)
         if self._query_factors is not None:
             queries.mul_(self._query_factors[positions].to(queries.dtype))
         return queries
 
-    def attend(
-        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend
-    ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in `latents`."""
+    def mapped(self, queries: torch.Tensor) -> torch.Tensor:
+        """Queries as they meet rows, [num_tokens, num_heads, rank + rotary_dim]."""
         plain, rotated = queries.tensor_split([self._spec.plain_dim], dim=2)
-        mapped = torch.cat((self._kernels.linear_by_head(plain, self._key_map), rotated), dim=2)
-        sums = backend.attend(mapped, latents, batch, self.params)
-        return self._o(self._kernels.linear_by_head(sums, self._value_map).flatten(1))
+        return torch.cat((self._kernels.linear_by_head(plain, self._key_map), rotated), dim=2)
 
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self._q_norm is None else self._q_norm(x)
+    def output(self, sums: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden] of sums of latents [num_tokens, num_heads, rank]."""
+        return self._o(self._kernels.linear_by_head(sums, self._value_map).flatten(1))
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in memory of its own."""
-        if self._spec.is_interleaved:
-            x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
-        else:
-            x = x.contiguous() if not x.is_contiguous() else x.clone()
-        self._kernels.rotate(x, self._rotary.cos, self._rotary.sin, positions)
-        return x
+        return rotated_half_split(x, positions, self._rotary, self._kernels, is_interleaved=self._spec.is_interleaved)
+
+
+def rotated_half_split(
+    x: torch.Tensor, positions: torch.Tensor, rotary: RotaryTable, kernels: Kernels, *, is_interleaved: bool
+) -> torch.Tensor:
+    """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in memory of its own."""
+    if is_interleaved:
+        x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+    else:
+        x = x.contiguous() if not x.is_contiguous() else x.clone()
+    kernels.rotate(x, rotary.cos, rotary.sin, positions)
+    return x
 
 
 def _split(kv_b: Linear, spec: LatentAttentionSpec, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

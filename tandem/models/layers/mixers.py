@@ -8,12 +8,18 @@ import torch
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
+from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.compute.ops import Kernels
+from tandem.compute.step import Choices
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
+from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
+
+Queries = torch.Tensor | tuple[torch.Tensor, ...]
+"""One tensor [num_tokens, ...], or several."""
 
 
 class Mixer(Protocol):
@@ -24,15 +30,22 @@ class Mixer(Protocol):
     @property
     def params(self) -> Hashable: ...
 
-    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
-        """What `attend` takes of `x` [num_tokens, hidden], [num_tokens, ...]: queries, or where a state is carried
-        forward what it gives; what the layer keeps of `x` is in `state` then.
+    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> Queries:
+        """What `attend` takes of `x` [num_tokens, hidden]: queries, or where a state is carried forward what it gives;
+        what the layer keeps of `x` is in `state` then.
         """
         ...
 
-    def attend(self, queries: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> torch.Tensor:
+    def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `state`."""
         ...
+
+
+def take_queries(queries: Queries, rows: torch.Tensor, kernels: Kernels) -> Queries:
+    """Those of the tokens `rows`, int64."""
+    if isinstance(queries, torch.Tensor):
+        return kernels.take_rows(queries.flatten(1), rows).view(-1, *queries.shape[1:])
+    return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in queries)
 
 
 def build_mixer(
@@ -45,6 +58,7 @@ def build_mixer(
 _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = {
     AttentionSpec: Attention,
     LatentAttentionSpec: LatentAttention,
+    SparseLatentAttentionSpec: SparseLatentAttention,
     ShortConvSpec: ShortConv,
     LinearRecurrenceSpec: LinearRecurrence,
 }

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-from tandem.architecture.tensors import NormSpec
+from tandem.architecture.tensors import LayerNormSpec, NormSpec
 from tandem.compute.ops import Kernels
 from tandem.models.parameters import Parameters
 
@@ -32,3 +33,20 @@ class Norm:
         """The norm of `x`; with `residual`, `x` is first added into it in place and the sum is normed."""
         spec = self.spec
         return self.kernels.rms_norm(x, self.weight, spec.eps, residual=residual, unit_offset=spec.unit_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Norm to mean 0 and variance 1 over the last dimension."""
+
+    weight: torch.Tensor  # [size]
+    bias: torch.Tensor  # [size]
+    eps: float
+
+    @classmethod
+    def take(cls, spec: LayerNormSpec, parameters: Parameters) -> "LayerNorm":
+        weight, bias = (parameters.tensors[tensor.name] for tensor in spec.tensors())
+        return cls(weight, bias, spec.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -10,6 +10,7 @@ from tandem.architecture.tensors import LinearSpec
 from tandem.compute.arena import LayerRecurrent
 from tandem.compute.ops import Kernels
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend, RecurrentBatch
+from tandem.compute.step import Choices
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.sigmoid import rowwise_sigmoid
@@ -59,7 +60,12 @@ class ShortConv:
         return self._conv(b * x, state, batch).mul_(c)
 
     def attend(
-        self, channels: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+        self,
+        channels: torch.Tensor,
+        state: LayerRecurrent,
+        batch: RecurrentBatch,
+        backend: RecurrentBackend,
+        choices: Choices,
     ) -> torch.Tensor:
         """[num_tokens, hidden]."""
         return self._out(channels)
@@ -121,7 +127,12 @@ class LinearRecurrence:
         return self._gated(out.flatten(1), self._gate(x).float()).to(x.dtype)
 
     def attend(
-        self, values: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch, backend: RecurrentBackend
+        self,
+        values: torch.Tensor,
+        state: LayerRecurrent,
+        batch: RecurrentBatch,
+        backend: RecurrentBackend,
+        choices: Choices,
     ) -> torch.Tensor:
         """[num_tokens, hidden]."""
         return self._out(values)

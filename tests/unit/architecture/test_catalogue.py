@@ -26,6 +26,8 @@ PUBLISHED = {
     "gemma-4-31b": 30.7,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671.0,
+    "deepseek-v3.2": 671.9,
+    "glm-5": 744.0,
     "glm-4.7-flash": 29.9,
     "dense-30b": 30.0,
 }

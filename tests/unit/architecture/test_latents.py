@@ -108,7 +108,7 @@ def test_a_million_tokens_take_an_eighth_of_what_keys_and_values_would() -> None
         ("DeepSeek-V3", {"moe_layer_freq": 2}, "moe_layer_freq=2 is not served"),
         ("DeepSeek-V3", {"n_group": 256}, "n_group must be 1, or a divisor of the 256 experts"),
         ("DeepSeek-V3", {"topk_group": 9}, "topk_group must be an integer in"),
-        ("DeepSeek-V3", {"model_type": "deepseek_v32"}, "model_type"),
+        ("DeepSeek-V3", {"model_type": "deepseek_v9"}, "model_type"),
         ("DeepSeek-V2", {"norm_topk_prob": True}, "norm_topk_prob=true is not served"),
         ("DeepSeek-V2", {"scoring_func": "sigmoid"}, "scoring_func="),
         ("DeepSeek-V2", {"topk_method": "noaux_tc"}, "topk_method="),

@@ -54,6 +54,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "deepseek_v2": LATENT | {"n_group": 1, "topk_group": 1},
     "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
+    "deepseek_v32": LATENT | {"n_group": 2, "topk_group": 1},
+    "glm_moe_dsa": LATENT,
     "glm4_moe_lite": LATENT,
     "mistral4": LATENT | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},

@@ -167,6 +167,7 @@ def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.Captur
         (["--output-tokens", "0"], "--output-tokens='0': Fixed lengths need num_tokens >= 1"),
         (["--rate", "0"], "each above zero requests a second"),
         (["--ttft-ms", "-1"], "--ttft-ms="),
+        (["--context", "0"], "--context="),
         (["--prefix-hit", "1"], "--prefix-hit="),
         (["--mfu", "2"], "--mfu="),
         (["--trace", "no.csv"], "'no.csv' cannot be read"),
@@ -265,3 +266,28 @@ def test_a_revision_on_the_hub_is_planned_for(tmp_path: Path) -> None:
         )
     assert "/a/b/resolve/v1.0/config.json" in hub.asked
     assert "architectures" in run.stderr
+
+
+def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3.2 keeps 704 numbers a token and layer, of which a token reads 2,048 rows and all index keys."""
+    asked = ["plan", "--model", "deepseek-v3.2", "--context", "32768"]
+    assert main(asked) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["latent 512 + rotated key 64 16-bit, index key 128"] == ["61", "2.81 GB", "656 MB", "512 MB"]
+    assert found["all"] == ["61", "2.81 GB", "656 MB", "512 MB"]
+    assert main([*asked, "--json", "--kv-bits", "8"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    rows_read, keys = 61 * 2048 * 576, 61 * 32_768 * 128
+    assert (bill["kept_bytes"], bill["read_bytes"]) == (61 * 32_768 * 704, rows_read + keys)
+    (line,) = bill["layers"]
+    assert (line["read_bytes"], line["scanned_bytes"]) == (rows_read + keys, keys)
+
+
+def test_a_bill_has_a_line_for_each_kind_of_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "gemma-4-e2b", "--context", "100000", "--json"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert sum(line["num_layers"] for line in bill["layers"]) == 35
+    for name in ("kept_bytes", "read_bytes"):
+        assert sum(line[name] for line in bill["layers"]) == pytest.approx(bill[name])
+    reading = [line for line in bill["layers"] if line["state"] == "what another layer keeps"]
+    assert {(line["kept_bytes"] > 0, line["read_bytes"] > 0) for line in reading} == {(False, True)}

@@ -369,8 +369,24 @@ def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
 
 
 MIXTRAL = "model.layers.1.block_sparse_moe"
+INDEXER = "model.layers.1.self_attn.indexer"
 GPT_OSS = "model.layers.2.mlp.experts"
 EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "an indexer without its keys": (
+        "deepseek_v32",
+        lambda t: t.pop(f"{INDEXER}.wk.weight"),
+        r"lacks model\.layers\.1\.self_attn\.indexer\.wk\.weight",
+    ),
+    "an indexer whose keys have no bias": (
+        "deepseek_v32",
+        lambda t: t.pop(f"{INDEXER}.k_norm.bias"),
+        r"lacks model\.layers\.1\.self_attn\.indexer\.k_norm\.bias",
+    ),
+    "an indexer of fewer heads": (
+        "deepseek_v32",
+        lambda t: t.update({f"{INDEXER}.wq_b.weight": t[f"{INDEXER}.wq_b.weight"][:24].contiguous()}),
+        r"indexer\.wq_b\.weight has shape \[24, 40\].*\[384, 40\].*download both again",
+    ),
     "an expert lacks a matrix": (
         "mixtral",
         lambda t: t.pop(f"{MIXTRAL}.experts.5.w2.weight"),

@@ -220,6 +220,15 @@ def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_
     events = {e: found["tandem_kv_kept_blocks_total", (("event", e),)] for e in ("moved", "restored", "broken")}
     assert events == {"moved": 6, "restored": 2, "broken": 1}
     assert found["tandem_kv_host_bytes", ()] == 2000
+    assert found["tandem_kv_block_bytes", ()] == 1000
+
+
+def test_bytes_read_are_those_since_the_start() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for total in (0.0, 300.0, 300.0, 5000.0):
+        metrics.observe_reads(total)
+    assert exported(registry)["tandem_state_read_bytes_total", ()] == 5000
 
 
 def test_drafts_are_counted_by_position_and_tokens_by_step() -> None:

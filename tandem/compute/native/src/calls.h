@@ -245,6 +245,23 @@ struct RecurArguments {
   int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, threads;
 };
 
+// Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
+// [num_tokens, most]. q [heads, dim] and weights of each head, token after token; keys [block_size, dim] in each block.
+struct ChooseByIndexArguments {
+  int64_t dtype;
+  const void* q;
+  const float* weights;
+  const void* keys;
+  int64_t key_block_stride;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  const int32_t *query_start, *seq_lens;
+  int32_t* chosen;
+  int64_t num_requests, num_heads, dim, block_size, most;
+  double scale;
+  int64_t threads;
+};
+
 // One rank's view of its group (`exchange.h`); Python keeps it.
 struct RankGroup {
   char* memory;
@@ -291,6 +308,7 @@ TANDEM_EXPORT void tandem_choose_experts(const tandem::ChooseExpertsArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
 TANDEM_EXPORT void tandem_recur(const tandem::RecurArguments*);
+TANDEM_EXPORT void tandem_choose_by_index(const tandem::ChooseByIndexArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);

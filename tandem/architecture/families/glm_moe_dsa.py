@@ -1,0 +1,54 @@
+"""GlmMoeDsaForCausalLM: GLM-5. Latent attention to chosen tokens, by layers that choose and layers that follow them;
+experts chosen by sigmoid with a correction.
+
+Layers behind the last one predict further tokens; they are not served.
+"""
+
+from tandem.architecture.families import base
+from tandem.architecture.families.grouped_experts import (
+    UNUSED_KEYS,
+    RoutingDefaults,
+    further_layers,
+    read_blocks,
+    read_dense,
+    sigmoid_router,
+)
+from tandem.architecture.families.indexers import read_indexer_types, read_indexers
+from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+
+_DEFAULTS = base.Defaults(
+    max_positions=202_752,
+    head_dim=64,
+    eos_token_id=1,
+    bos_token_id=0,
+    eps=1e-5,
+    hidden=6144,
+    intermediate=12288,
+    layers=78,
+    heads=64,
+    vocab=154_880,
+)
+_ROUTING = RoutingDefaults(num_experts=256, top_k=8, width=2048, num_dense=3, scale=2.5)
+_LATENTS = LatentDefaults(query_rank=2048, plain_dim=192, value_dim=256)
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    for name in ("rope_interleave", "indexer_rope_interleave"):
+        fields.only(name, (True,), "true")
+    attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=True)
+    types = read_indexer_types(fields, sizes.num_layers)
+    sparse = read_indexers(fields, sizes, num_heads=32, is_interleaved=True, types=types)
+    dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", _ROUTING.num_dense, low=0))
+    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
+    layers = [
+        base.pre_norm_layer(sizes, index, sparse(index, attention(index)), block) for index, block in enumerate(blocks)
+    ]
+    model = base.build_model("glm_moe_dsa", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    base.check_unread(fields, UNUSED_KEYS)
+    return model
+
+
+FAMILY = base.Family(_read_model)

@@ -1,0 +1,80 @@
+"""Attention to chosen tokens (DSA) with the tensor names of DeepSeek-V3.2."""
+
+from collections.abc import Callable, Sequence
+
+from tandem.architecture.families import base
+from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import LatentAttentionSpec
+from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttentionSpec
+from tandem.architecture.tensors import LayerNormSpec, LinearSpec, ShardAxis
+
+_NORM_EPS = 1e-6
+_MULTIPLE = 8  # of numbers, in which keys are read
+INDEXED = "indexed_attention"
+FULL, SHARED = "full", "shared"
+
+
+def read_indexers(
+    fields: Fields, sizes: base.Sizes, *, num_heads: int, is_interleaved: bool, types: Sequence[str] | None = None
+) -> Callable[[int, LatentAttentionSpec], SparseLatentAttentionSpec]:
+    """Reads how the layers choose what they attend to; returns what makes a layer's attention, by index, a sparse one.
+
+    Args:
+        num_heads: of an absent key.
+        is_interleaved: order of the rotated elements of index queries and keys.
+        types: which layers choose; None = all.
+    """
+    layer_types = fields.texts("layer_types") or (INDEXED,) * sizes.num_layers
+    if len(layer_types) != sizes.num_layers or set(layer_types) != {INDEXED}:
+        raise fields.unsupported("layer_types", f"a list of num_hidden_layers={sizes.num_layers} times {INDEXED}")
+    heads = fields.count("index_n_heads", num_heads, high=1 << 12)
+    head_dim = fields.count("index_head_dim", 128, high=1 << 12)
+    top_k = fields.count("index_topk", 2048)
+
+    def layer(index: int, attention: LatentAttentionSpec) -> SparseLatentAttentionSpec:
+        if head_dim % _MULTIPLE or head_dim < attention.rotary_dim:
+            told = f"a multiple of {_MULTIPLE}, at least the qk_rope_head_dim={attention.rotary_dim} that are rotated"
+            raise fields.wrong("index_head_dim", told)
+        if attention.q_a is None:
+            raise fields.wrong("q_lora_rank", "given: index queries are made of the latent of queries")
+        chooser = next(other for other in range(index, -1, -1) if types is None or types[other] == FULL)
+        name = f"{base.layer_prefix(chooser)}.self_attn.indexer"
+        indexer = IndexerSpec(
+            name=name,
+            q=LinearSpec(f"{name}.wq_b", heads * head_dim, attention.q_a.outputs, axis=ShardAxis.REPLICATED),
+            k=LinearSpec(f"{name}.wk", head_dim, sizes.hidden, axis=ShardAxis.REPLICATED),
+            k_norm=LayerNormSpec(f"{name}.k_norm", head_dim, _NORM_EPS),
+            weights=LinearSpec(f"{name}.weights_proj", heads, sizes.hidden, axis=ShardAxis.REPLICATED, is_float32=True),
+            num_heads=heads,
+            head_dim=head_dim,
+            is_interleaved=is_interleaved,
+        )
+        return SparseLatentAttentionSpec.of(
+            attention, top_k=top_k, chosen_by=name, indexer=indexer if chooser == index else None
+        )
+
+    return layer
+
+
+def read_indexer_types(fields: Fields, num_layers: int) -> Sequence[str]:
+    """Reads which layers choose (`FULL`), and which attend to what the last of these before them chose (`SHARED`)."""
+    types = fields.texts("indexer_types")
+    if types is None:
+        types = _types_of_pattern(fields, num_layers)
+    if len(types) != num_layers or not {*types} <= {FULL, SHARED}:
+        raise fields.wrong("indexer_types", f"a list of num_hidden_layers={num_layers} names, {FULL} or {SHARED}")
+    if types[0] != FULL:
+        raise fields.wrong("indexer_types", f"{FULL} in the first layer, which has none before it")
+    return types
+
+
+def _types_of_pattern(fields: Fields, num_layers: int) -> Sequence[str]:
+    """NOTE: a pattern wins over the period, as in transformers."""
+    pattern = fields.text("index_topk_pattern")
+    period = fields.optional_count("index_topk_freq", 1, low=0) or 1
+    offset = fields.count("index_skip_topk_offset", 2, low=0)
+    if pattern is None:
+        return [FULL if max(index - offset + 1, 0) % period == 0 else SHARED for index in range(num_layers)]
+    if len(pattern) != num_layers or not {*pattern} <= {"F", "S"}:
+        raise fields.wrong("index_topk_pattern", f"num_hidden_layers={num_layers} letters, F or S")
+    return [FULL if letter == "F" else SHARED for letter in pattern]

@@ -1,0 +1,58 @@
+"""The compiled choice of tokens by their index keys."""
+
+import torch
+
+from tandem.compute.native.arguments import bind
+from tandem.compute.native.build import load_library
+from tandem.compute.native.codes import DTYPE_CODES
+from tandem.compute.sparse import IndexQueries, QueryBatch
+
+CHOOSE_BY_INDEX_FIELDS = "15qdq"
+MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
+
+
+class IndexChoice:
+    """Choices on the CPU, for index keys of a multiple of 8 numbers up to 1,024.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled or loaded on this machine.
+    """
+
+    def __init__(self) -> None:
+        self._choose = bind(load_library(), "tandem_choose_by_index", CHOOSE_BY_INDEX_FIELDS)
+
+    def __call__(self, index: IndexQueries, keys: torch.Tensor, batch: QueryBatch, top_k: int) -> torch.Tensor:
+        """See `IndexedLatentBackend.choose`. `keys` [num_blocks, block_size, dim]."""
+        queries, weights = index.queries.contiguous(), index.weights.contiguous()
+        _, block_size, dim = keys.shape
+        num_tokens, num_heads, _ = queries.shape
+        assert queries.shape == (num_tokens, num_heads, dim)
+        assert queries.dtype == keys.dtype
+        assert weights.shape == (num_tokens, num_heads)
+        assert weights.dtype == torch.float32
+        assert keys.stride()[1:] == (dim, 1)
+        assert len(batch.requests) == num_tokens
+        assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
+        assert batch.block_tables.stride(1) == 1
+        assert all(x.is_contiguous() for x in (batch.query_start, batch.seq_lens))
+        chosen = torch.empty(num_tokens, min(top_k, batch.max_seq_len), dtype=torch.int32)
+        self._choose(
+            DTYPE_CODES[keys.dtype],
+            queries.data_ptr(),
+            weights.data_ptr(),
+            keys.data_ptr(),
+            keys.stride(0),
+            batch.block_tables.data_ptr(),
+            batch.block_tables.stride(0),
+            batch.query_start.data_ptr(),
+            batch.seq_lens.data_ptr(),
+            chosen.data_ptr(),
+            batch.num_requests,
+            num_heads,
+            dim,
+            block_size,
+            chosen.shape[1],
+            index.scale,
+            torch.get_num_threads(),
+        )
+        return chosen

@@ -1,0 +1,154 @@
+"""Attention of each query to tokens that it chooses: the seam between the model and what computes it.
+
+A choice is a set, so what a query attends to does not depend on the order in which it was found: tokens are chosen by
+falling score, of equal scores the earlier first, and lie in ascending order.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.architecture.state import IndexedLatentSpec, KVSpec
+from tandem.compute.arena import LayerIndexedLatents, LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
+from tandem.compute.step import AttentionBatch
+from tandem.core.errors import ConfigurationError
+
+NOT_CHOSEN = -1
+_MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBatch(AttentionBatch):
+    """A batch with the request and the position of each of its queries."""
+
+    requests: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """What a step's queries score index keys with. `scale` multiplies the products of queries and keys."""
+
+    queries: torch.Tensor  # [num_tokens, num_heads, index_dim]
+    weights: torch.Tensor  # [num_tokens, num_heads] float32
+    scale: float
+
+
+class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
+    """Chooses rows of latents and attends to them. Stateless between steps. `prepare` returns a `QueryBatch`."""
+
+    def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
+        """Positions that each query attends to, [num_tokens, min(top_k, max_seq_len)] int32, ascending: the best of
+        those up to its own. Where these are fewer, `NOT_CHOSEN` follows.
+        """
+        ...
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        params: AttentionParams,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `LatentBackend.attend`, to the positions in `chosen` alone: no other row is read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowCache:
+    """Rows of latents seen as K and V of one head in blocks of one token; `numbers` says which of them is which row.
+
+    All rows begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin
+    in the middle of a row and are nobody's.
+    """
+
+    kv: LayerKV
+    page_stride: int  # in common divisors, as the next
+    row_stride: int
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> "RowCache":
+        """Of `rows` [num_blocks, block_size, size].
+
+        Raises:
+            ConfigurationError: the arena is too large to number its rows.
+        """
+        num_blocks, block_size, size = rows.shape
+        page = rows.stride(0)
+        unit = math.gcd(page, size)
+        last = ((num_blocks - 1) * page + (block_size - 1) * size) // unit
+        if last > _MOST_NUMBER:
+            raise ConfigurationError(
+                f"{num_blocks} blocks are more than chosen tokens can be found in; give the KV cache at most "
+                f"{num_blocks * _MOST_NUMBER // last} blocks"
+            )
+        blocks = rows.as_strided((last + 1, 1, 1, size), (unit, size, size, 1))
+        return cls(LayerKV(blocks, blocks), page // unit, size // unit)
+
+    def numbers(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Blocks of `kv` with the tokens at `offsets` of `pages`; int32."""
+        return (pages.long() * self.page_stride + offsets * self.row_stride).to(torch.int32)
+
+
+class ChosenRowsAsKV:
+    """Base of `IndexedLatentBackend`s: attends by `inner`, an `AttentionBackend` that serves blocks of one token.
+
+    Each query is a request of its own for it, whose block table names the chosen rows where they lie.
+    """
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.graph_safe = False
+
+    def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), 1, softcap, sinks=sinks)
+        return None if reason is None else f"{spec}, as K and V of one head: {reason}"
+
+    def prepare(
+        self, batch: AttentionBatch, kv: LayerIndexedLatents, layers: Collection[AttentionParams]
+    ) -> QueryBatch:
+        """Which request and position each query is of."""
+        lengths = batch.query_start.diff().long()
+        requests = torch.repeat_interleave(lengths)
+        from_end = batch.query_start.long()[requests + 1] - torch.arange(len(requests), device=requests.device)
+        return QueryBatch(
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.slot_mapping,
+            batch.max_query_len,
+            batch.max_seq_len,
+            requests=requests,
+            positions=batch.seq_lens.long()[requests] - from_end,
+        )
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        params: AttentionParams,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `IndexedLatentBackend.attend`."""
+        num_queries, most = chosen.shape
+        assert len(queries) == num_queries == len(batch.requests)
+        cache, block_size = RowCache.of(latents.rows), latents.rows.shape[1]
+        positions = chosen.clamp_min(0).long()
+        pages = batch.block_tables[batch.requests[:, None], positions // block_size]
+        alone = AttentionBatch(
+            query_start=torch.arange(num_queries + 1, dtype=torch.int32, device=chosen.device),
+            seq_lens=(batch.positions + 1).clamp_max(most).to(torch.int32),
+            block_tables=cache.numbers(pages, positions % block_size),
+            slot_mapping=torch.empty(0, dtype=torch.int64, device=chosen.device),
+            max_query_len=1,
+            max_seq_len=most,
+        )
+        prepared = self._inner.prepare(alone, cache.kv, {params})
+        return self._inner.attend(queries, cache.kv, prepared, params)[..., : latents.rank]

@@ -1,0 +1,106 @@
+"""Latent attention of one layer whose queries attend to rows that they choose by index keys."""
+
+import torch
+
+from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttentionSpec
+from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.ops import Kernels
+from tandem.compute.sparse import IndexedLatentBackend, IndexQueries, QueryBatch
+from tandem.compute.step import Choices
+from tandem.models.layers.latent_attention import LatentAttention, rotated_half_split
+from tandem.models.layers.norm import LayerNorm
+from tandem.models.layers.rotary import RotaryTable
+from tandem.models.parameters import Parameters
+
+
+class SparseLatentAttention:
+    """Computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
+
+    Attends to every token as long as there are no more than are chosen, by the same way: no bit of a token depends on
+    what comes after it.
+    """
+
+    def __init__(
+        self, spec: SparseLatentAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels
+    ) -> None:
+        self._attention = LatentAttention(spec, parameters, rotary, kernels)
+        self._indexer: Indexer | None = None
+        if spec.indexer is not None:
+            self._indexer = Indexer(spec.indexer, parameters, rotary, kernels, rotary_dim=spec.rotary_dim)
+        self._chosen_by = spec.chosen_by
+        self._top_k = spec.top_k
+        self.params = self._attention.params
+
+    def write(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        backend: IndexedLatentBackend,
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries as `LatentAttention.write` gives them, then with an indexer index queries [num_tokens, num_heads,
+        head_dim] and their weights [num_tokens, num_heads] of `x` [num_tokens, hidden]; its rows and index keys are in
+        `latents` then.
+        """
+        self._attention.write_rows(x, positions, latents, batch)
+        made_of = self._attention.query_input(x)
+        queries = self._attention.queries(made_of, positions)
+        if self._indexer is None:
+            return (queries,)
+        latents.write_index_keys(self._indexer.keys(x, positions), batch.slot_mapping)
+        return queries, self._indexer.queries(made_of, positions), self._indexer.weights(x)
+
+    def attend(
+        self,
+        queries: tuple[torch.Tensor, ...],
+        latents: LayerIndexedLatents,
+        batch: QueryBatch,
+        backend: IndexedLatentBackend,
+        choices: Choices,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries choose in `latents`, or what an earlier layer's chose."""
+        attending, *asking = queries
+        if self._indexer is not None:
+            index_queries, weights = asking
+            index = IndexQueries(index_queries, weights, self._indexer.scale)
+            choices[self._chosen_by] = backend.choose(index, latents, batch, self._top_k)
+        mapped, chosen = self._attention.mapped(attending), choices[self._chosen_by]
+        return self._attention.output(backend.attend(mapped, latents, batch, self.params, chosen))
+
+
+class Indexer:
+    """Computes an `IndexerSpec`."""
+
+    def __init__(
+        self, spec: IndexerSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels, *, rotary_dim: int
+    ) -> None:
+        self._spec = spec
+        self._rotary_dim = rotary_dim
+        self._rotary = rotary
+        self._kernels = kernels
+        self._q = parameters.linear(spec.q)
+        self._k = parameters.linear(spec.k)
+        self._k_norm = LayerNorm.take(spec.k_norm, parameters)
+        self._weights = parameters.linear(spec.weights)
+        self.scale: float = spec.head_dim**-0.5
+
+    def keys(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
+        return self._rotated(self._k_norm(self._k(x)).unsqueeze(1), positions).squeeze(1)
+
+    def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim] of the latents of queries."""
+        return self._rotated(self._q(latent).view(-1, self._spec.num_heads, self._spec.head_dim), positions)
+
+    def weights(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_heads] float32 of hidden states."""
+        return self._weights(x.float()).mul_(self._spec.num_heads**-0.5)
+
+    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`x` [num_tokens, heads, head_dim], its first elements rotated."""
+        first, rest = x.tensor_split([self._rotary_dim], dim=2)
+        first = rotated_half_split(
+            first, positions, self._rotary, self._kernels, is_interleaved=self._spec.is_interleaved
+        )
+        return torch.cat((first, rest), dim=2)
