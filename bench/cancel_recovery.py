@@ -25,7 +25,7 @@ FREE_LIMIT_S = 10.0
 
 
 def prompt_of(source: random.Random, num_tokens: int) -> Asked:
-    """A prompt that nobody has seen, one token to generate after the first."""
+    """A prompt that no worker has seen, one token to generate after the first."""
     return Asked(tuple(source.randrange(10, 4000) for _ in range(num_tokens)), max_tokens=2)
 
 

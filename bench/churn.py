@@ -3,7 +3,7 @@
     python -m bench.churn [--workers 96] [--minutes 60] [--save]
 
 The hour passes on a virtual clock, in a minute or two of real time. Every second each worker reports and requests are
-paired, a tenth of which nobody ever settles; every four seconds a worker exchanges some of its blocks; every five a
+paired, a tenth of which is never settled; every four seconds a worker exchanges some of its blocks; every five a
 worker dies for good and a new one comes, or restarts under its id. Resident memory is read every five minutes.
 """
 

@@ -55,7 +55,7 @@ def _info(model: str) -> ModelInfo:
 
 
 class _Rest:
-    """Everything else that the services have: nobody calls it here."""
+    """Everything else that the services have: not called here."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def refuse(*_: object) -> None:

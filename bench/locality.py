@@ -104,14 +104,14 @@ def questions(fleet: Fleet, num_asked: int) -> dict[str, list[tuple[list[bytes],
         fleet.private(rng.randrange(fleet.num_workers), rng.randrange(fleet.chains_per_worker))
         for _ in range(num_asked)
     ]
-    everybody = fleet.num_workers
+    all_workers = fleet.num_workers
     return {
         "unknown prompt": [(blocks, 0, 0) for blocks in unknown],
         f"{SHARED_BLOCKS} blocks everywhere, then unknown": [
-            (shared + blocks[SHARED_BLOCKS:], everybody, SHARED_BLOCKS) for blocks in unknown
+            (shared + blocks[SHARED_BLOCKS:], all_workers, SHARED_BLOCKS) for blocks in unknown
         ],
-        f"{SHARED_BLOCKS} blocks everywhere, all on one": [(blocks, everybody, PROMPT_BLOCKS) for blocks in private],
-        "all blocks everywhere": [(fleet.popular(), everybody, PROMPT_BLOCKS)] * num_asked,
+        f"{SHARED_BLOCKS} blocks everywhere, all on one": [(blocks, all_workers, PROMPT_BLOCKS) for blocks in private],
+        "all blocks everywhere": [(fleet.popular(), all_workers, PROMPT_BLOCKS)] * num_asked,
     }
 
 

@@ -3,7 +3,7 @@
 Every policy sees the same fleet in virtual time (`tandem.fleet_simulation`): the router's real decisions, workers as
 fast as their roofline. Copies of the trace are laid over each other to fill several replicas; each has its own
 prefixes, and all arrivals are spread inside the trace's ticks. The best fixed pool is known in hindsight: the smallest
-that reaches the target. Elastic policies start from it, so nobody is charged for a cold start of the whole fleet.
+that reaches the target. Elastic policies start from it, so none is charged for a cold start of the whole fleet.
 """
 
 import argparse

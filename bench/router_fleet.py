@@ -86,7 +86,7 @@ class RouterFleet:
         self._lookup.close()
 
     def fill(self) -> None:
-        """Half of the prompts begin alike, and that beginning everybody holds; of each prompt eight hold more."""
+        """Half of the prompts begin alike, and every worker holds that beginning; eight hold more of each prompt."""
         prompts: dict[str, list[Sequence[bytes]]] = {name: [] for name in self._names}
         for prompt in self._prompts:
             hashes = self._hasher.hashes(self._root, prompt, BLOCK_SIZE)

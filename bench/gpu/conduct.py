@@ -1,6 +1,6 @@
 """Runs parts one after the other, each in a process of its own within its time, and writes down how each one ended.
 
-A part that crashes, hangs or poisons the device takes nobody with it. What it had found is on disk already.
+A part that crashes, hangs or poisons the device does not end the others. What it had found is on disk already.
 """
 
 import os

@@ -85,7 +85,7 @@ def _take_apart(setting: Setting, results: SectionResults, stack: Stack, batch: 
 
 
 def _graph_s(stack: Stack, batch: int) -> float:
-    """NOTE: private of the graphs, as nobody else wants a replay without its inputs."""
+    """NOTE: private to the graphs, as a replay without its inputs is of no other use."""
     graphs = stack.runner.forward.graphs
     assert graphs is not None
     return device_s(lambda: graphs._replay(batch), stack.device, REPLAYS)

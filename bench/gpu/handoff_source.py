@@ -45,7 +45,7 @@ def build_side(setting: Setting, name: str, length: int, chunk: int) -> Stack:
 
 
 def share(stack: Stack) -> None:
-    """NOTE: pages of CPU memory move when they are shared, so that comes before anybody is told of their address."""
+    """NOTE: pages of CPU memory move when they are shared, so they are shared before their address is told."""
     if not stack.arena.pages.is_cuda:
         stack.arena.pages.share_memory_()  # type: ignore[no-untyped-call]
 

@@ -54,7 +54,7 @@ def describe() -> dict[str, Any]:
 
 
 def _circumstances() -> dict[str, Any]:
-    """NOTE: where there is no git, nobody can tell the commit here; see `--git-sha`."""
+    """NOTE: where there is no git, the commit is unknown; see `--git-sha`."""
     if shutil.which("git") is not None:
         return circumstances()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

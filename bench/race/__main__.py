@@ -62,7 +62,7 @@ def race(options: argparse.Namespace) -> int:
     """The whole of it; 1 when nothing was measured."""
     directory = Path(options.directory)
     if options.at_once < 0:
-        raise ConfigurationError(f"--at-once={options.at_once} is less than nobody; give 1 or more, or 0 for what fits")
+        raise ConfigurationError(f"--at-once={options.at_once} is less than 1; give 0 for what fits")
     cpus = _cpus(options.cpus)
     asked = argparse.Namespace(**vars(options))
     systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="systems that stand side by side; 0: 4 where they fit into memory, else 1",
     )
-    parser.add_argument("--cpus", default="", help="cores for everybody, as 0-1; omitted: the first two of ours")
+    parser.add_argument("--cpus", default="", help="cores of every system, as 0-1; omitted: the first two of ours")
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
     parser.add_argument(
         "--peers-dtype",

@@ -20,7 +20,7 @@ class WrongAnswerError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The time between two events of a stream; the later one brought `num_tokens` (a mean where nobody told)."""
+    """The time between two events of a stream; the later one brought `num_tokens` (a mean if it does not tell)."""
 
     start_s: float
     end_s: float

@@ -36,7 +36,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times after which nobody waits any longer, seconds. `floor_repeats`: of each reading of the floor."""
+    """Time limits, seconds. `floor_repeats`: of each reading of the floor."""
 
     request_s: float = 900.0
     workload_s: float = 1200.0

@@ -1,6 +1,6 @@
 """Processor time and peak memory of a system's whole process trees, from /proc.
 
-A page that several processes of a tree share counts once: memory of nobody's file proportionally (PSS), and of a file
+A page that several processes of a tree share counts once: memory of no file proportionally (PSS), and of a file
 what that process holds of it that holds most, since another system may hold the same file. Never touches a process that
 is not below the given roots.
 """

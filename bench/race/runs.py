@@ -1,7 +1,7 @@
 """Runs of the race so far, one file each, so that an interrupted race goes on at the same place.
 
 A run counts only for the workload as it is defined now, and for the settings that its system has now; one whose
-settings nobody wrote down counts for none. A failure is kept for the report, and tried again next time.
+settings that were not written down does not count. A failure is kept for the report, and tried again next time.
 """
 
 import json

@@ -166,7 +166,7 @@ class Summary:
 
 
 def is_peer(system: str) -> bool:
-    """Whether somebody else made it."""
+    """Whether another system made it."""
     return system not in (AGGREGATED, SPLIT)
 
 

@@ -1,7 +1,7 @@
 """The KV tensors: one allocation for the life of the process, cut into pages.
 
 Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address blocks by index alone.
-Block 0 is the null block: padding and freed window entries point at it, nobody's tokens live in it.
+Block 0 is the null block: padding and freed window entries point at it, it holds the tokens of no request.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class LayerLatents:
     def write(self, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store `rows` [num_tokens, rank + rotary_dim] of the tokens at `slot_mapping`.
 
-        NOTE: tokens without a slot go to the null block, whose content nobody reads; so no shape depends on data.
+        NOTE: tokens without a slot go to the null block, whose content is never read; so no shape depends on data.
         """
         slots, block_size = slot_mapping.clamp_min(0), self.rows.shape[1]
         self.rows[slots // block_size, slots % block_size] = rows

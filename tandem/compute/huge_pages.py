@@ -24,9 +24,9 @@ _MADV_POPULATE_READ = 22  # NOTE: Python's mmap does not name it yet
 def cache_in_huge_pages(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
     """Brings the file into the page cache in huge pages; returns the bytes of the pieces that are now so.
 
-    A piece that is cached in small pages is dropped and read again; the kernel drops only what nobody has mapped. The
+    A piece that is cached in small pages is dropped and read again; the kernel drops only what is not mapped. The
     first piece that comes back in small pages, or slower than `LEAST_BYTES_PER_S`, is the last: more would not be worth
-    it. A file that cannot be read is left to whoever opens it next.
+    it. A file that cannot be read is left to the process that opens it next.
     """
     done = 0
     with suppress(OSError, AttributeError), path.open("rb") as file:

@@ -32,7 +32,7 @@ class WantedTokens:
     """The tokens of a step whose hidden states are asked for: the last ones of some requests, or none.
 
     The last layer that keeps state computes nothing but K and V of the others, and the layers behind it nothing at all:
-    nobody could tell from the results.
+    the results would not show it.
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending

@@ -1,4 +1,4 @@
-"""An engine's load and the cost of its steps: figures for whoever places requests. Decides nothing."""
+"""An engine's load and the cost of its steps, which routers use to place requests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

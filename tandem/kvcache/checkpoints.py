@@ -3,7 +3,7 @@
 Where a layer keeps one state and not one a token, only an end of a block at which it was written can be reused. Every
 whole block whose state was written is findable while its request still sees it: so the end of an answer is found by the
 chat's next turn, and a preempted request loses less than a block. What is kept beyond that `checkpoint_blocks` says.
-Invariant: a checkpoint only takes a block that nobody was promised, so it never delays or preempts a request.
+Invariant: a checkpoint only takes a block that is promised to no request, so it never delays or preempts a request.
 """
 
 from collections.abc import Iterable

@@ -32,7 +32,7 @@ class OpenVino:
     """`ContinuousBatchingPipeline`; see scripts/openvino_server.py for what it is told.
 
     `kv_precision`: of keys and values. 8 bits are its own default on the CPU, and prompts were slower with 16 in every
-    trial, so it races with those although nobody else rounds so much.
+    trial, so it races with those although no other system rounds so much.
     """
 
     name: str = "openvino"

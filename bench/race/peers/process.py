@@ -157,7 +157,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 def _left_after(
     grace_s: float, process: subprocess.Popen[bytes], members: Sequence[psutil.Process]
 ) -> list[psutil.Process]:
-    """Of those and the group, who still run then; asked again and again until nobody does."""
+    """Those of them and of the group that still run then; looked at again until none does."""
     deadline = time.monotonic() + grace_s
     while True:
         process.poll()

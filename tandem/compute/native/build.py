@@ -1,6 +1,6 @@
 """Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
 
-Each source is compiled by itself, as many at once as there are cores: somebody waits for their first start. A file
+Each source is compiled by itself, as many at once as there are cores: a user waits for the first start. A file
 that exists under its name is complete (temporary file, then rename), so processes may race.
 """
 

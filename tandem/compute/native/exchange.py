@@ -33,7 +33,7 @@ def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
 
 
 def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
-    """A descriptor of new memory for a group, of no name and of a size that nobody can change; the caller closes it."""
+    """A descriptor of new memory for a group, without a name, of a fixed size; the caller closes it."""
     descriptor = os.memfd_create("tandem-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, num_bytes(num_ranks, buffer_bytes))
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

@@ -183,7 +183,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 def _write(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """`x` [num_tokens, heads, head_dim] into `cache` [num_blocks, heads, block_size, head_dim].
 
-    NOTE: tokens without a slot go to the null block, whose content nobody reads; no data-dependent shape, so the step
+    NOTE: tokens without a slot go to the null block, whose content is never read; no data-dependent shape, so the step
     can be captured in a CUDA graph.
     """
     block_size = cache.shape[2]
