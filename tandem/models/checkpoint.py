@@ -21,7 +21,7 @@ SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.j
 LOSSLESS, LOSSLESS_INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _KINDS = ((SAFETENSORS, SAFETENSORS_INDEX), (LOSSLESS, LOSSLESS_INDEX), (TORCH, TORCH_INDEX))
-_RESIDENT_BYTES = 4 << 20
+_RESIDENT_BYTES = 8 << 20
 _MOST_RELEASES = (
     256  # while all is read once: each costs time for every tensor of the files, whose headers are read anew
 )

@@ -137,7 +137,9 @@ class PackedFile:
             try:
                 file.write(safetensors_header(map(self._entry, self._stored()), {_ORIGIN: str(self.origin)}))
                 for weight, weight_format, form in self.weights:
-                    pieces = load_pieces(checkpoint, weight, weight_format, self.sources, partial(self._part, checkpoint))
+                    pieces = load_pieces(
+                        checkpoint, weight, weight_format, self.sources, partial(self._part, checkpoint)
+                    )
                     for tensor in form.pack(weight, pieces):
                         file.write(tensor.view(torch.uint8).numpy().data)
                 file.flush()

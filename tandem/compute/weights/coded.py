@@ -220,7 +220,7 @@ class PackedCoded:
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """NOTE: outputs that share a row of zero points or a block of scales are not parted, and codes that stay in rows
+        """NOTE: outputs that share a row of zero points or a block of scales are not parted. Codes that stay in rows
         may be those of the mapped file.
         """
         outputs, _ = weight.shape

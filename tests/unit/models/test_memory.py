@@ -94,6 +94,7 @@ def test_peak_of_narrowing(tiny: Path, large: Path, tmp_path: Path) -> None:
     _assert_peak(tiny, tmp_path, "bfloat16")
 
 
+LARGEST_BYTES = 2048 * 8192 // 2  # of a matrix of codes
 CODED_SCRIPT = """
 import sys, torch
 from dataclasses import fields
@@ -162,11 +163,14 @@ def _save_codes(path: Path, method: str, hidden_size: int) -> Path:
 @pytest.mark.parametrize("kernels", ["pytorch", "compiled"])
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
 def test_peak_of_loading_codes(method: str, kernels: str, tmp_path: Path) -> None:
-    """Also of codes that are turned round at load: a few rows at a time lie in memory more than once."""
+    """Codes that are turned round lie in memory twice a few rows at a time. Without the compiled kernels they may be
+    those of the file, which is then mapped more than once: the kernel counts pages of each mapping.
+    """
     if kernels == "compiled":
         load_or_skip()
     small, large = _save_codes(tmp_path / "small", method, 256), _save_codes(tmp_path / "large", method, 2048)
     command = [sys.executable, "-c", CODED_SCRIPT, str(small), str(large), kernels]
     weights, growth = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert 110e6 < weights < 140e6
-    assert 0.9 * weights < growth <= PEAK_RATIO * weights
+    mapped_twice = 0 if kernels == "compiled" else 3 * LARGEST_BYTES
+    assert 0.9 * weights < growth <= PEAK_RATIO * weights + mapped_twice
