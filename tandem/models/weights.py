@@ -220,7 +220,7 @@ def load_pieces(
             yield parts
         finally:
             del parts
-            checkpoint.touched(num_bytes)
+            checkpoint.touched(num_bytes if piece is weight else 2 * num_bytes)  # NOTE: the kernel maps pages around it
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, int]:

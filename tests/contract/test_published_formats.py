@@ -191,7 +191,7 @@ def test_large_matrices_are_read_in_pieces() -> None:
     """Blocks of scales are not parted, nor is a matrix that ends within one."""
     codings = [PlainCodes(CodeKind.E4M3, Blocks(rows, 128), "scale", None) for rows in (1, 128)]
     channels, blocks = (
-        coded.PackedCoded(coding, TorchKernels(), CodedWeight, NO_ROTATIONS, rounds_rows=False) for coding in codings
+        coded.PackedCoded(coding, load_or_skip(), CodedWeight, NO_ROTATIONS, rounds_rows=False) for coding in codings
     )
     whole, cut = TensorSpec("a.weight", (5120, 2048)), TensorSpec("a.weight", (5000, 2048))
     for form, weight in ((channels, whole), (channels, cut), (blocks, whole)):
