@@ -35,6 +35,7 @@ from tandem.models.packed import PackedFile
 from tandem.models.parameters import Parameters
 from tandem.models.weights import (
     Sources,
+    load_pieces,
     load_tensor,
     match_parameters,
     sources_of_shard,
@@ -153,20 +154,19 @@ def _load(
         checkpoint.cache_in_huge_pages()
     kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
 
-    def load(tensor: TensorSpec) -> torch.Tensor:
-        key = sources[tensor.name], dtype_of(tensor, spec.dtype)
+    def load(tensor: TensorSpec, source: Source) -> torch.Tensor:
+        key = source, dtype_of(tensor, spec.dtype)
         return kept[key] if key in kept else load_tensor(checkpoint, *key, device)
 
     tensors: dict[str, torch.Tensor] = {}
     for tensor in plan.tensors:  # NOTE: kept, since a tied head shares the memory of the embedding
-        tensors[tensor.name] = kept[sources[tensor.name], dtype_of(tensor, spec.dtype)] = load(tensor)
+        source = sources[tensor.name]
+        tensors[tensor.name] = kept[source, dtype_of(tensor, spec.dtype)] = load(tensor, source)
     weights: dict[str, Weight] = {}
     for weight, weight_format in plan.weights:
         found = packed.get(weight.name)
         if found is None:  # NOTE: what it is made of is not kept, so that codes never lie in memory twice
-            parts = {tensor.name: load(tensor) for tensor in weight_format.wants(weight)}
-            found = weight_format.load(weight, parts)
-            checkpoint.touched(sum(part.nbytes for part in parts.values()))
+            found = weight_format.load(weight, load_pieces(checkpoint, weight, weight_format, sources, load))
         weights[weight.name] = found
     checkpoint.release()
     if HEAD not in weights:

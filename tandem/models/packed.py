@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.architecture.model import HEAD, ModelSpec
-from tandem.architecture.tensors import TensorSpec
+from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages, cache_in_huge_pages
 from tandem.compute.weights.base import PackedForm, Weight, WeightFormat
 from tandem.core.errors import CheckpointError
@@ -30,7 +31,7 @@ from tandem.models.file_lock import locked
 from tandem.models.load_plan import LoadingPlan, dtype_of, num_bytes_of
 from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
-from tandem.models.weights import Sources, load_tensor
+from tandem.models.weights import Sources, load_pieces, load_tensor
 
 LEAST_BYTES = 8 << 20  # below this nothing is gained
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
@@ -136,12 +137,11 @@ class PackedFile:
             try:
                 file.write(safetensors_header(map(self._entry, self._stored()), {_ORIGIN: str(self.origin)}))
                 for weight, weight_format, form in self.weights:
-                    parts = {spec.name: self._part(checkpoint, spec) for spec in weight_format.wants(weight)}
-                    for tensor in form.pack(weight, parts):
+                    pieces = load_pieces(
+                        checkpoint, weight, weight_format, self.sources, partial(self._part, checkpoint)
+                    )
+                    for tensor in form.pack(weight, pieces):
                         file.write(tensor.view(torch.uint8).numpy().data)
-                    num_bytes = sum(part.nbytes for part in parts.values())
-                    del parts
-                    checkpoint.touched(num_bytes)
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(self.path)
@@ -149,8 +149,8 @@ class PackedFile:
             finally:
                 Path(file.name).unlink(missing_ok=True)  # NOTE: it still has that name only if something failed
 
-    def _part(self, checkpoint: Checkpoint, spec: TensorSpec) -> torch.Tensor:
-        return load_tensor(checkpoint, self.sources[spec.name], dtype_of(spec, self.dtype), _CPU)
+    def _part(self, checkpoint: Checkpoint, spec: TensorSpec, source: Source) -> torch.Tensor:
+        return load_tensor(checkpoint, source, dtype_of(spec, self.dtype), _CPU)
 
     def _entry(self, spec: TensorSpec) -> tuple[str, tuple[int, ...], str, int]:
         return spec.name, spec.shape, _NAMES[dtype_of(spec, self.dtype)], num_bytes_of(spec, self.dtype)

@@ -5,7 +5,7 @@ so that loading never holds much more than the parameters themselves.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,8 @@ _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
 Sources = Mapping[str, Source]
 """Name of a `LoadingPlan`'s tensor -> the part of a tensor of the checkpoint, by the checkpoint's name."""
+
+TensorLoader = Callable[[TensorSpec, Source], torch.Tensor]
 
 
 def match_parameters(
@@ -212,6 +214,26 @@ def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, devi
         out[part].copy_(checkpoint.read(source.tensor, outline[part]))
         checkpoint.touched(step * row_bytes)
     return out.view(shape)
+
+
+def load_pieces(
+    checkpoint: Checkpoint, weight: TensorSpec, weight_format: WeightFormat, sources: Sources, load: TensorLoader
+) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The tensors of a weight's pieces, by name. None is kept by who asks for the next.
+
+    `load`: loads one tensor, of a part that is described by a source.
+    """
+    for piece in weight_format.pieces(weight):
+        parts = {}
+        for tensor in weight_format.wants(piece):
+            source = replace(tensor.source or Source(tensor.name), tensor=sources[tensor.name].tensor)
+            parts[tensor.name] = load(tensor, sources[tensor.name] if piece is weight else source)
+        num_bytes = sum(part.nbytes for part in parts.values())
+        try:
+            yield parts
+        finally:
+            del parts
+            checkpoint.touched(num_bytes if piece is weight else 2 * num_bytes)  # NOTE: the kernel maps pages around it
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, int]:

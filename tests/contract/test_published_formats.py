@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodeKind
 from tandem.compute.ops import Kernels, Matrix
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights import coded
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.coded import CodedWeight
 from tandem.compute.weights.int8_activations import Int8Product
-from tandem.compute.weights.rotations import rotate_blocks
+from tandem.compute.weights.plain_codes import Blocks, PlainCodes
+from tandem.compute.weights.rotations import NO_ROTATIONS, rotate_blocks
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import build_engine
@@ -152,6 +155,51 @@ def test_a_packed_file_holds_the_same_codes(checkpoint: Path, tmp_path: Path, mo
                     assert torch.equal(other(x), weight(x))
             if isinstance(kernels, TorchKernels):
                 assert not any(w.coded.order is Order.STRIPS for w in plain.values() if isinstance(w, CodedWeight))
+
+
+IN_PIECES = ("gptq with zero points", "fp8 blocks", "compressed nvfp4", "bitsandbytes nf4 nested", "awq")
+
+
+@pytest.mark.parametrize(
+    "name", [*IN_PIECES, *(pytest.param(name, marks=pytest.mark.slow) for name in FORMATS if name not in IN_PIECES)]
+)
+def test_a_matrix_that_is_read_in_pieces_is_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the packed file, byte for byte."""
+    save_published(BUILDERS["llama"](tmp_path / "plain"), FORMATS[name], tmp_path / "coded", tmp_path / "decoded")
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    for kernels in (TorchKernels(), load_or_skip()):
+        plain = weights_of(loaded(tmp_path / "coded", kernels))
+        loaded(tmp_path / "coded", kernels, packed_dir=tmp_path / "whole")
+        with monkeypatch.context() as patched:
+            patched.setattr(coded, "_PIECE_BYTES", 1)
+            parts = weights_of(loaded(tmp_path / "coded", kernels))
+            loaded(tmp_path / "coded", kernels, packed_dir=tmp_path / "parts")
+        for key, weight in plain.items():
+            other = parts[key]
+            if isinstance(weight, CodedWeight) and isinstance(other, CodedWeight):
+                found = dict(other.coded.tensors())
+                for part, tensor in weight.coded.tensors():
+                    assert torch.equal(found[part].view(torch.uint8), tensor.view(torch.uint8)), (key, part)
+                assert other.coded.factor == weight.coded.factor
+        for file in (tmp_path / "whole").glob("*.safetensors"):
+            assert (tmp_path / "parts" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_large_matrices_are_read_in_pieces() -> None:
+    """Blocks of scales are not parted, nor is a matrix that ends within one."""
+    codings = [PlainCodes(CodeKind.E4M3, Blocks(rows, 128), "scale", None) for rows in (1, 128)]
+    channels, blocks = (
+        coded.PackedCoded(coding, load_or_skip(), CodedWeight, NO_ROTATIONS, rounds_rows=False) for coding in codings
+    )
+    whole, cut = TensorSpec("a.weight", (5120, 2048)), TensorSpec("a.weight", (5000, 2048))
+    for form, weight in ((channels, whole), (channels, cut), (blocks, whole)):
+        rows = [piece.shape[0] for piece in form.pieces(weight)]
+        assert sum(rows) == weight.shape[0]
+        assert len(rows) > 3
+        assert {size % 128 for size in rows[:-1]} == {0}
+    assert blocks.pieces(cut) == (cut,)
 
 
 FUSED = (

@@ -1,6 +1,6 @@
 """A format of weights that are read as floats and kept as codes: any checkpoint as one of codes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from tandem.architecture.model import HEAD
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import StoredTensors, Weight, WeightFormat
+from tandem.compute.weights.base import Pieces, StoredTensors, Weight, WeightFormat
 from tandem.compute.weights.coded import CodedWeight
 from tandem.compute.weights.dense import DenseFormat
 from tests.helpers.coded_matrices import INT4
@@ -103,7 +103,11 @@ class RoundedFormat:
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
-    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (weight,)
+
+    def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
+        (parts,) = pieces
         rounding = self._of(weight)
         assert rounding is not None
         coded = round_to_codes(parts[weight.name], rounding)

@@ -14,7 +14,7 @@ from tandem.architecture.model import HEAD
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.ops import Experts, Kernels
-from tandem.compute.weights.base import ExpertLinears, Linear, StoredTensors, Weight, WeightFormat
+from tandem.compute.weights.base import ExpertLinears, Linear, Pieces, StoredTensors, Weight, WeightFormat
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import CorruptCheckpointError
 from tests.helpers import checkpoints
@@ -109,7 +109,11 @@ class ToyFormat:
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.wants(weight)
 
-    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (weight,)
+
+    def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
+        (parts,) = pieces
         scales = parts[f"{weight.name}_scale"]
         if not (scales > 0).all():
             raise CorruptCheckpointError(f"{weight.name}_scale has scales that are not positive")
@@ -130,12 +134,13 @@ class ToyPacked:
         codes, scales = self.of.wants(weight)
         return replace(codes, shape=codes.shape[::-1]), scales
 
-    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
+        (parts,) = pieces
         yield parts[weight.name].T.contiguous()
         yield parts[f"{weight.name}_scale"]
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        return self.of.load(weight, {**parts, weight.name: parts[weight.name].T})
+        return self.of.load(weight, [{**parts, weight.name: parts[weight.name].T}])
 
 
 def read_toy(fields: Fields, kernels: Kernels, stored: StoredTensors | None = None) -> Sequence[WeightFormat]:

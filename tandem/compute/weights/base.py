@@ -4,7 +4,7 @@ A format says which tensors of a checkpoint a weight is made of and, in its pack
 that all processes of a machine map. Layers and decoder call weights and know no format.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,10 @@ def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | No
     return found
 
 
+Pieces = Iterable[Mapping[str, torch.Tensor]]
+"""Of each of a weight's `pieces`, the tensors that its format wants, by name; read when it is their turn."""
+
+
 class PackedForm(Protocol):
     """Layout of weights of one format in a packed file, in the order in which this machine's kernels read them."""
 
@@ -121,8 +125,8 @@ class PackedForm(Protocol):
         """The tensors in the file, by names that no other weight has."""
         ...
 
-    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The tensors of `stored`, in that order, made of those that the format wants."""
+    def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
+        """The bytes of the tensors of `stored`, one after the other, in tensors of any size."""
         ...
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
@@ -161,12 +165,18 @@ class WeightFormat(Protocol):
         """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
         ...
 
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """The weight, or rows of it one after the other that are read one at a time: little more than the weight itself
+        is then in memory. Each has the weight's name.
+        """
+        ...
+
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors that a loaded weight keeps in memory, to count their bytes."""
         ...
 
-    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        """The weight over the tensors of `wants`, by name, on the device that computes.
+    def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
+        """The weight of the tensors of its pieces, on the device that computes.
 
         Raises:
             CheckpointError: numbers in them are impossible.

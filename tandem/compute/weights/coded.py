@@ -14,10 +14,16 @@ from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CODE_DTYPES, SUPER_DTYPE, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
-from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Weight, expert_weights
+from tandem.compute.order import Order
+from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Pieces, Weight, expert_weights
+from tandem.compute.weights.parts import source_of
 from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
+from tandem.core.errors import UnsupportedCheckpointError
 
 _ALIGNMENT = 64  # bytes of a cache line
+_PIECE_BYTES = 1 << 20  # of a weight that are read and arranged at a time
+_PIECE_ROWS = 128  # that no format parts
+_OF_ALL_ROWS = ("table", "permutation")
 
 _RANGES = (  # of activations and of the cache, which no product here reads
     *(f".{name}_{value}" for name in ("input", "output", "q", "k", "v", "prob") for value in ("scale", "zero_point")),
@@ -184,8 +190,11 @@ class CodedFormat:
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.packed.stored(weight)
 
-    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        return self.packed.made(weight, self.packed.arranged(self.packed.read(weight, parts)))
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.packed.pieces(weight)
+
+    def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
+        return self.packed.made(weight, joined(self.packed.sketch(weight), self.packed.matrices(weight, pieces)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +216,57 @@ class PackedCoded:
         return None
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in self._sketch(weight).tensors())
+        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in self.sketch(weight).tensors())
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
-    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-        coded = self.arranged(self.read(weight, parts))
-        packed = torch.zeros(self.stored(weight)[0].shape, dtype=torch.uint8)
-        tensors = dict(coded.tensors())
-        for name, view in _views(packed, self._sketch(weight)):
-            view.copy_(tensors[name])
-        packed[-_ALIGNMENT:].view(torch.float32)[0] = coded.factor
-        yield packed
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """NOTE: outputs that share a row of zero points or a block of scales are not parted. Codes that stay in rows
+        may be those of the mapped file.
+        """
+        outputs, _ = weight.shape
+        if self.sketch(weight).order is Order.ROWS:
+            return (weight,)
+        num_bytes = sum(tensor.nbytes for _, tensor in self.sketch(weight).tensors())
+        rows = max(1, _PIECE_BYTES * outputs // num_bytes // _PIECE_ROWS) * _PIECE_ROWS
+        bounds = [(start, min(start + rows, outputs)) for start in range(0, outputs, rows)]
+        source = source_of(weight)
+        found = tuple(
+            replace(weight, shape=(end - start, weight.shape[1]), source=source.rows(start, end))
+            for start, end in bounds
+        )
+        try:
+            for piece in found:
+                self.coding.wants(piece)
+        except UnsupportedCheckpointError:
+            return (weight,)
+        return found if len(found) > 1 else (weight,)
+
+    def matrices(self, weight: TensorSpec, pieces: Pieces) -> Iterator[CodedMatrix]:
+        """Of each piece, in the order that the product reads fastest."""
+        remaining = iter(pieces)
+        for piece in self.pieces(weight):
+            yield self.arranged(self.read(piece, next(remaining)))  # NOTE: no name keeps what is read, nor does a zip
+        assert next(remaining, None) is None
+
+    def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
+        """NOTE: codes are written as they come; scales and what else there is, after the last of them."""
+        others: dict[str, list[torch.Tensor]] = {}
+        sketch, factor = dict(self.sketch(weight).tensors()), 1.0
+        for matrix in self.matrices(weight, pieces):
+            yield _bytes_of(matrix.codes)
+            factor = matrix.factor
+            for name, tensor in matrix.tensors():
+                if name in _OF_ALL_ROWS:
+                    others[name] = [tensor]
+                elif name != "codes":
+                    others.setdefault(name, []).append(tensor)
+        for name, tensor in sketch.items():
+            yield from map(_bytes_of, others.get(name, ()))
+            yield torch.zeros(_padded(tensor.nbytes) - tensor.nbytes, dtype=torch.uint8)
+        yield _bytes_of(torch.nn.functional.pad(torch.tensor([factor]), (0, _ALIGNMENT // 4 - 1)))
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        packed, sketch = parts[weight.name], self._sketch(weight)
+        packed, sketch = parts[weight.name], self.sketch(weight)
         assert packed.data_ptr() % _ALIGNMENT == 0, "it begins at a cache line"
         factor = float(packed[-_ALIGNMENT:].view(torch.float32)[0])
         return self.made(weight, replace(_with(sketch, dict(_views(packed, sketch))), factor=factor))
@@ -244,9 +290,35 @@ class PackedCoded:
             return self.kernels.pack_coded(matrix)
         return matrix
 
-    def _sketch(self, weight: TensorSpec) -> CodedMatrix:
+    def sketch(self, weight: TensorSpec) -> CodedMatrix:
         """A matrix on the meta device, with the shapes of the file's tensors."""
         return self.arranged(self.coding.layout(weight).sketch())
+
+
+def joined(sketch: CodedMatrix, matrices: Iterator[CodedMatrix]) -> CodedMatrix:
+    """One matrix of those of its rows. `sketch`: its shapes."""
+    whole: dict[str, torch.Tensor] = {}
+    ends: dict[str, int] = {}
+    factor = 1.0
+    for matrix in matrices:
+        if matrix.shape == sketch.shape:
+            return matrix
+        for name, tensor in matrix.tensors():
+            if name in _OF_ALL_ROWS:
+                whole[name] = tensor
+                continue
+            if name not in whole:
+                whole[name] = torch.empty(getattr(sketch, name).shape, dtype=tensor.dtype, device=tensor.device)
+            start = ends.get(name, 0)
+            ends[name] = start + len(tensor)
+            whole[name][start : ends[name]] = tensor
+        factor = matrix.factor
+    assert all(end == len(whole[name]) for name, end in ends.items())
+    return replace(_with(sketch, whole), factor=factor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:

@@ -9,7 +9,7 @@ from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts, Kernels, Matrix
 from tandem.compute.order import Order
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight, expert_weights
+from tandem.compute.weights.base import ExpertLinears, Linear, Pieces, Weight, expert_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,12 @@ class DenseFormat:
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
-    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+    def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """NOTE: floats stay where the file is mapped."""
+        return (weight,)
+
+    def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
+        (parts,) = pieces
         return MatrixWeight(parts[weight.name], Order.ROWS, self.kernels, weight.sum_blocks)
 
 
@@ -103,7 +108,8 @@ class PackedDense:
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
-    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
+        (parts,) = pieces
         yield self.kernels.pack(parts[weight.name])
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:

@@ -241,7 +241,7 @@ class GgufBlocks:
             is_power = values.dtype == torch.float8_e8m0fnu
             is_finite = values.view(torch.uint8) != _NAN_EXPONENT if is_power else values.isfinite()
             if not is_finite.all():
-                row = int((~is_finite).any(dim=1).int().argmax())
+                row = source_of(weight).start + int((~is_finite).any(dim=1).int().argmax())
                 raise CorruptCheckpointError(
                     f"{source_of(weight).tensor}: row {row} has values that are infinite or no numbers: a scale of its "
                     f"{self.type_name} blocks is damaged; download the file again"

@@ -17,6 +17,7 @@ from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import compressed, integers
 
 PEAK_RATIO = 1.15
+CODED_PEAK_RATIO = 1.2  # NOTE: measured 1.12 to 1.16; what the allocator keeps differs between runs
 SCRIPT = """
 import sys, torch
 from tandem.models.loader import load_model
@@ -125,9 +126,14 @@ print(sum(tensor.nbytes for tensor in tensors), peak_bytes() - before)
 """
 
 
-def _save_codes(path: Path, method: str) -> Path:
-    """A Llama of 240 million parameters as GPTQ or compressed-tensors has them, of 4 bits in groups of 128."""
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "head_dim": 512}
+def _save_codes(path: Path, method: str, hidden_size: int) -> Path:
+    """A Llama as GPTQ or compressed-tensors has them, of 4 bits in groups of 128; of 2048, 240 million parameters."""
+    sizes = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
+        "num_hidden_layers": 4,
+        "head_dim": hidden_size // 4,
+    }
     checkpoints.save_tiny_llama(path, dtype="bfloat16")
     scheme = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     if method != "gptq":
@@ -157,11 +163,15 @@ def _save_codes(path: Path, method: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["pytorch", "compiled"])
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
-def test_peak_of_loading_codes(method: str, kernels: str, tiny: Path, tmp_path: Path) -> None:
-    """Also of codes that are turned round at load, and packed: a matrix at a time lies in memory up to three times."""
+def test_peak_of_loading_codes(method: str, kernels: str, tmp_path: Path) -> None:
+    """Codes that are turned round lie in memory twice a few rows at a time. Without the compiled kernels they may be
+    those of the file, which is then mapped more than once: the kernel counts pages of each mapping.
+    """
     if kernels == "compiled":
         load_or_skip()
-    command = [sys.executable, "-c", CODED_SCRIPT, str(tiny), str(_save_codes(tmp_path / "coded", method)), kernels]
+    small, large = _save_codes(tmp_path / "small", method, 256), _save_codes(tmp_path / "large", method, 2048)
+    command = [sys.executable, "-c", CODED_SCRIPT, str(small), str(large), kernels]
     weights, growth = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert 110e6 < weights < 140e6
-    assert 0.9 * weights < growth <= PEAK_RATIO * weights + 3 * LARGEST_BYTES
+    most = CODED_PEAK_RATIO * weights if kernels == "compiled" else PEAK_RATIO * weights + 3 * LARGEST_BYTES
+    assert 0.9 * weights < growth <= most
