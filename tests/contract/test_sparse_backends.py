@@ -93,9 +93,9 @@ def make(dtype: str, size: str, requests: Sequence[tuple[int, int]], *, blank: b
         max_query_len=int(lengths[:, 1].max()),
         max_seq_len=int(lengths[:, 0].max()),
     )
-    asked = torch.cat(index_queries) * (0 if blank else 1)
-    weights = normal(7, len(asked), index_heads, dtype=torch.float32)
-    index_queries_of = IndexQueries(asked, weights, index_dim**-0.5)
+    asking = torch.cat(index_queries) * (0 if blank else 1)
+    weights = normal(7, len(asking), index_heads, dtype=torch.float32)
+    index_queries_of = IndexQueries(asking, weights, index_dim**-0.5)
     return Step(spec, latents, batch, index_queries_of, torch.cat(queries), rows, keys, tables, requests)
 
 

@@ -114,7 +114,7 @@ def test_the_tokens_chosen_are_those_that_transformers_chooses(
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+    sizes: dict[str, Any] = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
     return write_byte_tokenizer(FAMILIES[request.param](tmp_path_factory.mktemp(request.param), **sizes))
 
 
