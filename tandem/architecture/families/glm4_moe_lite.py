@@ -1,12 +1,13 @@
 """Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction.
 
-Layers behind the last one predict further tokens; they are not served.
+A layer behind the last one predicts further tokens.
 """
 
 from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
+    build_model_with_further,
     further_layers,
     read_blocks,
     sigmoid_router,
@@ -36,10 +37,14 @@ def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True))
     blocks = read_blocks(
-        fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=_read_dense(fields, sizes.num_layers)
+        fields,
+        sizes,
+        sigmoid_router(fields, sizes, _ROUTING),
+        _ROUTING,
+        dense=_read_dense(fields, sizes.num_layers),
+        num_further=len(further_layers(fields, sizes)),
     )
-    layers = [base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks)]
-    model = base.build_model("glm4_moe_lite", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    model = build_model_with_further("glm4_moe_lite", fields, sizes, attention, blocks)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 
