@@ -18,9 +18,9 @@ class MtpSpec:
     """Module for multi-token prediction that a checkpoint carries behind its last layer (DeepSeek-V3,
     arXiv:2412.19437, section 2.2). Embedding and output head are the model's.
 
-    The layer's input is `projection` of [embedding_norm(embedding of the token) | hidden_norm(hidden states)], where the
-    model's hidden states are those after its final norm. `final_norm` gives both what the output head takes and what the
-    next guess takes.
+    The layer's input is `projection` of [embedding_norm(embedding of the token) | hidden_norm(hidden states)], where
+    the model's hidden states are those after its final norm. `final_norm` gives both what the output head takes and
+    what the next guess takes.
     """
 
     embedding_norm: NormSpec

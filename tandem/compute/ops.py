@@ -142,8 +142,8 @@ class Stack(Protocol):
 
         `residual`, the embeddings, is overwritten. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
         one. Layers of a KV group share a batch.
-        `wanted`: the tokens whose hidden states are returned; None = all. `states`: is filled in, but for what the final
-        norm gives.
+        `wanted`: the tokens whose hidden states are returned; None = all. `states`: is filled in, but for what the
+        final norm gives.
         """
         ...
 

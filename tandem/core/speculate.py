@@ -1,5 +1,5 @@
-"""Choices of a drafter: its name, "auto" for the one that the server prefers, or "off"; and settings, which may name the
-directory of a draft model or of a head.
+"""Choices of a drafter: its name, "auto" for the one that the server prefers, or "off"; and settings, which may name
+the directory of a draft model or of a head.
 """
 
 from typing import Final, Literal, get_args

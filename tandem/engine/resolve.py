@@ -120,13 +120,9 @@ def assemble(
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
-    served = ServedModel(model, path, tokenizer, kernels, device, formats_of, others)
+    served = ServedModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, layout, served.carries_mtp)
-    network = (
-        None
-        if drafter is None
-        else load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
-    )
+    network = load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks

@@ -183,8 +183,8 @@ class Decoder:
             backends: one for each kind of state that the model keeps.
             wanted: the tokens whose hidden states are asked for, and returned, with the batches of
                 `ModelSpec.wanted_states`; None = all.
-            states: is filled in; None = nobody reads any. NOTE: what lies behind the last layer that keeps state is only
-                of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
+            states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
+                those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
         """
         residual = self.embed(input_ids)
         if states is not None:

@@ -76,8 +76,8 @@ def read_eagle3(fields: Fields, model: ModelSpec, names: Collection[str]) -> Eag
     )
     if spec.offsets is None and num_tokens != model.vocab_size:
         raise UnsupportedCheckpointError(
-            f"{fields.where}: draft_vocab_size={num_tokens} is less than vocab_size={sizes.vocab}, so the head needs d2t, "
-            "which it lacks"
+            f"{fields.where}: draft_vocab_size={num_tokens} is less than vocab_size={sizes.vocab}, so the head needs "
+            "d2t, which it lacks"
         )
     for key in ("norm_before_fc", "use_aux_hidden_state", "parallel_drafting"):
         fields.only(key, (key == "use_aux_hidden_state",), "absent, or what published EAGLE-3 heads have")

@@ -114,7 +114,7 @@ def build_model_with_further(
     attention: Callable[[int], MixerSpec],
     blocks: Sequence[MixtureOfExpertsSpec | None],
 ) -> ModelSpec:
-    """The model of the first `num_layers` of `blocks`; those behind them belong to layers that predict further tokens."""
+    """The model of the first `num_layers` of `blocks`; the others belong to layers that predict further tokens."""
     layers = tuple(base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks))
     served, further = layers[: sizes.num_layers], layers[sizes.num_layers :]
     unserved = further_layers(fields, sizes)

@@ -217,12 +217,12 @@ class HeadDrafter:
         growing, items, rows = [], [], []
         for index, followed in enumerate(requests):
             start = followed.num_computed + depth - 1
-            if depth < limits[followed.request_id] and start < self._max_rows:
-                # NOTE: what no row from the last known one on attends to may be released, whatever becomes of guesses
-                if self._kv.grow(followed.request_id, followed.num_computed - 1, start + 1):
-                    growing.append(followed)
-                    items.append(self._item(followed, start, guesses[followed.request_id][-1:]))
-                    rows.append(hidden[index : index + 1])
+            is_wanted = depth < limits[followed.request_id] and start < self._max_rows
+            # NOTE: what no row from the last known one on attends to may be released, whatever becomes of guesses
+            if is_wanted and self._kv.grow(followed.request_id, followed.num_computed - 1, start + 1):
+                growing.append(followed)
+                items.append(self._item(followed, start, guesses[followed.request_id][-1:]))
+                rows.append(hidden[index : index + 1])
         return growing, self._forward(items, rows)
 
     def _has_room(self, followed: _Followed) -> bool:

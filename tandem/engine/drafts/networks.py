@@ -34,11 +34,12 @@ class ServedModel:
     kernels: Kernels
     device: torch.device
     formats_of: FormatReader
+    allow_pickle: bool
     load: Callable[[str], LoadedModel]
 
     def carries_mtp(self) -> bool:
         """Whether its checkpoint has a module for multi-token prediction."""
-        return carries_mtp(self.path, self.model)
+        return carries_mtp(self.path, self.model, allow_pickle=self.allow_pickle)
 
 
 class DraftingNetwork(Protocol):
@@ -71,13 +72,13 @@ class DraftingNetwork(Protocol):
         ...
 
 
-def load_network(config: EngineConfig, name: str, served: ServedModel, num_ranks: int) -> DraftingNetwork | None:
-    """The network of the drafter `name`; None = it needs none.
+def load_network(config: EngineConfig, name: str | None, served: ServedModel, num_ranks: int) -> DraftingNetwork | None:
+    """The network of the drafter `name`; None = it needs none, or there is no drafter.
 
     Raises:
         ConfigurationError: it is unreadable, or made for another model, or would have to be split among ranks.
     """
-    load = _LOADERS.get(name)
+    load = None if name is None else _LOADERS.get(name)
     return None if load is None else load(config, served, num_ranks)
 
 
@@ -92,7 +93,7 @@ def _load_eagle(config: EngineConfig, served: ServedModel, num_ranks: int) -> Dr
 
     def load() -> LoadedHead:
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
-        return _with(served, partial(load_eagle3, path), config)
+        return _with(served, partial(load_eagle3, path))
 
     _refuse_ranks(config, num_ranks)
     return load_head(config, load)
@@ -100,16 +101,16 @@ def _load_eagle(config: EngineConfig, served: ServedModel, num_ranks: int) -> Dr
 
 def _load_mtp(config: EngineConfig, served: ServedModel, num_ranks: int) -> DraftingHead:
     _refuse_ranks(config, num_ranks)
-    return load_head(config, lambda: _with(served, partial(load_mtp, served.path), config))
+    return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
-def _with(served: ServedModel, load: Callable[..., LoadedHead], config: EngineConfig) -> LoadedHead:
+def _with(served: ServedModel, load: Callable[..., LoadedHead]) -> LoadedHead:
     return load(
         served.model,
         kernels=served.kernels,
         device=served.device,
         formats_of=served.formats_of,
-        allow_pickle=config.allow_pickle,
+        allow_pickle=served.allow_pickle,
     )
 
 

@@ -83,12 +83,10 @@ class Eagle3Head:
 def _token_ids(offsets: torch.Tensor, spec: Eagle3Spec) -> torch.Tensor:
     """int64 [number of the head's tokens], each token's number in the model."""
     token_ids = offsets + torch.arange(len(offsets), device=offsets.device)
-    if (
-        len(token_ids.unique()) != len(token_ids)
-        or not 0 <= int(token_ids.min()) <= int(token_ids.max()) < spec.vocab_size
-    ):
+    least, most = int(token_ids.min()), int(token_ids.max())
+    if least < 0 or most >= spec.vocab_size or len(token_ids.unique()) != len(token_ids):
         raise CorruptCheckpointError(
-            f"d2t leads to tokens {int(token_ids.min())} to {int(token_ids.max())}, or to one twice; different ones from 0 "
-            f"to {spec.vocab_size - 1} are expected: d2t holds differences, not tokens"
+            f"d2t leads to tokens {least} to {most}, or to one twice; different ones from 0 to {spec.vocab_size - 1} are "
+            "expected: d2t holds differences, not tokens"
         )
     return token_ids
