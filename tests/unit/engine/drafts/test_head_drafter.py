@@ -158,7 +158,7 @@ def test_guesses_are_those_of_a_naive_reference(case: Case) -> None:
 def test_every_answer_is_exact(case: Case) -> None:
     """Chunks, prefix hits, preemption, and pools of the head that hold all or few requests."""
     plain = serve_alone(case.model, PROMPTS, PARAMS)
-    room = least_kv_cache_bytes(case.model, 128, 48, "float32")
+    room = least_kv_cache_bytes(case.model, 96, 48, "float32")
     for num_blocks in (64, 7):
         drafter = head_drafter(case.model, case.setting, num_blocks=num_blocks)
         engine = drafting_engine(
@@ -166,7 +166,7 @@ def test_every_answer_is_exact(case: Case) -> None:
             checking_all(drafter),
             max_num_batched_tokens=48,
             max_num_running=8,
-            max_model_len=128,
+            max_model_len=96,
             kv_cache_bytes=2 * room,
             block_size=8,
         )
@@ -226,20 +226,19 @@ def test_a_model_without_a_module_is_refused(eagle: Case, tmp_path: Path) -> Non
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hidden size": (
         {"hidden_size": 48},
-        "hidden_size=48, and the model's hidden size is 64: it is the head of another",
+        "hidden_size=48, and the model's hidden size is 64: it is the head",
     ),
     "target": ({"target_hidden_size": 32}, "target_hidden_size=32, and the model's hidden size is 64"),
     "vocabulary": ({"vocab_size": 150}, "vocab_size=150, and the model has 199 tokens"),
     "layers read": (
         {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-        "reads the inputs of layers 0, 1; three of the model",
+        "reads the inputs of layers 0, 1; three of",
     ),
     "layer beyond": ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"list of integers in \[0, 2\]"),
-    "default layers": ({"eagle_aux_hidden_state_layer_ids": None}, "reads the inputs of layers 2, 1, 0"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"default layers"}))
+@pytest.mark.parametrize("name", REFUSED)
 def test_heads_of_other_models_are_refused_by_name(eagle: Case, tmp_path: Path, name: str) -> None:
     options, message = REFUSED[name]
     head = save_eagle3(tmp_path / "head", eagle.model, **options)
