@@ -162,8 +162,9 @@ class Speculation:
         began_s = self._now_s()
         guesses = self._drafter.draft(limits)
         seconds = self._now_s() - began_s
-        if guesses:
-            self._depth_times.note(len(limits), seconds / max(map(len, guesses.values())))
+        depth = max(map(len, guesses.values()), default=0)
+        if depth:
+            self._depth_times.note(len(limits), seconds / depth)
         self._note_cost(seconds, num_requests)
         for request_id, guess in guesses.items():
             self._followed[request_id].guess = guess
