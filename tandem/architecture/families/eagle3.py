@@ -109,10 +109,10 @@ def _read_layers(fields: Fields, model: ModelSpec) -> tuple[int, ...]:
     outputs = () if nested is None else nested.indices(_LAYER_IDS, num_layers - 1)
     found = tuple(layer + 1 for layer in outputs) or fields.indices(_LAYER_IDS, num_layers)
     found = found or (2, num_layers // 2, num_layers - 3)
-    if len(found) != _NUM_LAYERS_READ or not all(0 <= layer < num_layers for layer in found):
+    if len(found) != _NUM_LAYERS_READ or len({*found} & {*range(num_layers)}) != _NUM_LAYERS_READ:
         raise UnsupportedCheckpointError(
-            f"{fields.where}: the head reads the inputs of layers {', '.join(map(str, found))}; three of the model's "
-            f"{num_layers} layers are expected: name them in {_LAYER_IDS}"
+            f"{fields.where}: the head reads the inputs of layers {', '.join(map(str, found))}; three different ones "
+            f"of the model's {num_layers} are expected: name them in {_LAYER_IDS}"
         )
     return found
 

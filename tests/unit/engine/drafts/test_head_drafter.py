@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
@@ -57,8 +58,8 @@ def mtp_case(directory: Path, family: str) -> Case:
     return Case(model, "mtp", lambda tokens, number: mtp_guess(model, tokens, number))
 
 
-def eagle_case(directory: Path, **options: Any) -> Case:
-    model = write_byte_tokenizer(save_tiny_llama(directory / "llama"))
+def eagle_case(directory: Path, *, num_layers: int = 3, **options: Any) -> Case:
+    model = write_byte_tokenizer(save_tiny_llama(directory / "llama", num_hidden_layers=num_layers))
     head = save_eagle3(directory / "eagle", model, **options)
     return Case(model, f"eagle={head}", lambda tokens, number: eagle3_guess(model, head, tokens, number))
 
@@ -72,13 +73,19 @@ CASES: dict[str, Callable[[Path], Case]] = {
         hidden_size=48,
         target_hidden_size=64,
         norm_before_residual=True,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
+        num_layers=4,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
         seed=4,
     ),
 }
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+SLOW = ("glm4_moe", "eagle, normed")
+
+
+@pytest.fixture(
+    scope="module", params=["deepseek_v3", "eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return CASES[request.param](tmp_path_factory.mktemp("heads"))
 
@@ -90,8 +97,8 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @dataclass
 class Recorded:
-    """A head's drafter, and of each request what it guessed behind which tokens. Every other token is guessed
-    right, so that right and wrong guesses alternate: the guesses handed on are those of `answers`.
+    """A head's drafter, and what it guessed behind which tokens. Handed on are up to two tokens of `answer`, the whole
+    text of the request, and then guesses: so drafts of all lengths turn out right.
     """
 
     drafter: HeadDrafter
@@ -231,8 +238,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "vocabulary": ({"vocab_size": 150}, "vocab_size=150, and the model has 199 tokens"),
     "layers read": (
         {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-        "reads the inputs of layers 0, 1; three of",
+        "reads the inputs of layers 0, 1; three different ones",
     ),
+    "one layer twice": ({"eagle_aux_hidden_state_layer_ids": [0, 2, 2]}, "three different ones"),
     "layer beyond": ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"list of integers in \[0, 2\]"),
 }
 
@@ -243,3 +251,21 @@ def test_heads_of_other_models_are_refused_by_name(eagle: Case, tmp_path: Path, 
     head = save_eagle3(tmp_path / "head", eagle.model, **options)
     with pytest.raises(ConfigurationError, match=rf"speculate='eagle={head}': the head cannot be used: .*{message}"):
         tiny_engine(eagle.model, speculate=f"eagle={head}")
+
+
+def test_damaged_heads_are_refused_by_name(eagle: Case, tmp_path: Path) -> None:
+    """Among them tokens in place of offsets."""
+    damages: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+        "tokens": (lambda w: w.update(d2t=w["d2t"] + torch.arange(80)), "d2t holds differences, not tokens"),
+        "no offsets": (lambda w: w.pop("d2t"), "so the head needs d2t, which it lacks"),
+        "no norm": (lambda w: w.pop("norm.weight"), r"lacks norm\.weight"),
+        "another": (lambda w: w.update({"fc.weight": torch.zeros(64, 128)}), r"fc\.weight has shape \[64, 128\]"),
+        "no head": (lambda w: w.pop("fc.weight"), "this is no EAGLE-3 head"),
+    }
+    for name, (damage, message) in damages.items():
+        head = save_eagle3(tmp_path / name, eagle.model)
+        tensors = load_file(head / "model.safetensors")
+        damage(tensors)
+        save_file(tensors, head / "model.safetensors")
+        with pytest.raises(ConfigurationError, match=message):
+            tiny_engine(eagle.model, speculate=f"eagle={head}")
