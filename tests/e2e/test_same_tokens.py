@@ -20,6 +20,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
 from tests.helpers.redis_server import running_redis
@@ -44,6 +45,8 @@ WORKER_FLAGS = (
 )
 SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
 DRAFT_ITSELF = ("--speculate", "draft={model}", "--num-speculative-tokens", "4")
+EAGLE = ("--speculate", "eagle={model}/eagle", "--num-speculative-tokens", "4")
+MTP = ("--speculate", "mtp", "--num-speculative-tokens", "4")
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -85,6 +88,8 @@ SETUPS = {
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
     "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=DRAFT_ITSELF),
+    "1p1d-tcp-16-eagle": Setup("llama_eagle", 1, 1, "tcp", worker_flags=EAGLE),
+    "1p1d-nixl-8-mtp": Setup("deepseek_v3_mtp", 1, 1, "nixl", 8, worker_flags=MTP),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
@@ -125,7 +130,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            (BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            (BUILDERS | RECURRENT_BUILDERS | HEAD_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 
@@ -164,7 +169,10 @@ def running(anything: Running) -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "anything",
-    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("2p2d-tcp-16-latents", "1p1d-nixl-8-mtp") else ())
+        for name in SETUPS
+    ],
     indirect=True,
 )
 def test_a_random_mix(running: Running, models: Models) -> None:

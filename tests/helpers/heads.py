@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.checkpoints import Builder
+from tests.helpers.checkpoints import Builder, save_tiny_deepseek_v3, save_tiny_llama
 
 WIDTH = 0.3  # of random weights
 
@@ -60,6 +60,23 @@ def save_eagle3(path: Path, model: Path, *, num_tokens: int = 80, seed: int = 0,
     (path / "config.json").write_text(json.dumps(config))
     save_file(eagle3_tensors(config, target["hidden_size"], seed), path / "model.safetensors")
     return path
+
+
+def save_llama_with_eagle3(path: Path, **options: Any) -> Path:
+    """A LlamaForCausalLM, and a head for it in its directory `eagle`."""
+    save_eagle3(path / "eagle", save_tiny_llama(path, **options))
+    return path
+
+
+def save_deepseek_v3_with_mtp(path: Path, **options: Any) -> Path:
+    """A DeepseekV3ForCausalLM that carries a module for multi-token prediction."""
+    return save_with_mtp(save_tiny_deepseek_v3, path, **options)
+
+
+HEAD_BUILDERS: dict[str, Builder] = {
+    "llama_eagle": save_llama_with_eagle3,
+    "deepseek_v3_mtp": save_deepseek_v3_with_mtp,
+}
 
 
 def eagle3_tensors(config: dict[str, Any], target_hidden: int, seed: int) -> dict[str, torch.Tensor]:
