@@ -22,7 +22,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
-from tandem.engine.drafts.networks import DraftingNetwork, ServedModel, load_network
+from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.executor import Executor
@@ -120,7 +120,7 @@ def assemble(
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
-    served = ServedModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
+    served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, layout, served.carries_mtp)
     network = load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)

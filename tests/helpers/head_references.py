@@ -12,10 +12,10 @@ from transformers.modeling_layers import MtpModel
 
 def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
     """The first module's guesses behind `token_ids`, reused for all, by the layer of transformers."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     # NOTE: weights of modules are found by a pattern of the class, which holds the number of layers of DeepSeek-V3
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
-    module = MtpModel.from_pretrained(model).eval()
+    module = MtpModel.from_pretrained(model)
     with torch.no_grad():
         hidden = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states[-1]
         behind, guesses = token_ids[1:], []
@@ -31,7 +31,7 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
 
 def eagle3_guess(path: Path, head: Path, token_ids: list[int], num_guesses: int) -> list[int]:
     """Guesses of the EAGLE-3 head at `head` behind `token_ids`, for the model at `path`."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
     config, w = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
     embedding = w.get("embed_tokens.weight", model.get_input_embeddings().weight)
     nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")

@@ -25,7 +25,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class TargetModel:
     """The model that a network drafts for. `load`: loads the directory of another, whole, with the same settings."""
 
     model: LoadedModel
@@ -72,7 +72,7 @@ class DraftingNetwork(Protocol):
         ...
 
 
-def load_network(config: EngineConfig, name: str | None, served: ServedModel, num_ranks: int) -> DraftingNetwork | None:
+def load_network(config: EngineConfig, name: str | None, served: TargetModel, num_ranks: int) -> DraftingNetwork | None:
     """The network of the drafter `name`; None = it needs none, or there is no drafter.
 
     Raises:
@@ -82,12 +82,12 @@ def load_network(config: EngineConfig, name: str | None, served: ServedModel, nu
     return None if load is None else load(config, served, num_ranks)
 
 
-def _load_draft_model(config: EngineConfig, served: ServedModel, num_ranks: int) -> DraftingNetwork:
+def _load_draft_model(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingNetwork:
     """NOTE: with several ranks the leader has all of it."""
     return load_draft_model(config, served.tokenizer, served.load)
 
 
-def _load_eagle(config: EngineConfig, served: ServedModel, num_ranks: int) -> DraftingHead:
+def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
     _, directory = drafter_of(config.speculate) or ("", None)
     assert directory, "choose_drafter refuses other settings"
 
@@ -99,12 +99,12 @@ def _load_eagle(config: EngineConfig, served: ServedModel, num_ranks: int) -> Dr
     return load_head(config, load)
 
 
-def _load_mtp(config: EngineConfig, served: ServedModel, num_ranks: int) -> DraftingHead:
+def _load_mtp(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
     _refuse_ranks(config, num_ranks)
     return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
-def _with(served: ServedModel, load: Callable[..., LoadedHead]) -> LoadedHead:
+def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
     return load(
         served.model,
         kernels=served.kernels,
@@ -123,7 +123,7 @@ def _refuse_ranks(config: EngineConfig, num_ranks: int) -> None:
         )
 
 
-_LOADERS: dict[str, Callable[[EngineConfig, ServedModel, int], DraftingNetwork]] = {
+_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, int], DraftingNetwork]] = {
     DRAFT: _load_draft_model,
     EAGLE: _load_eagle,
     MTP: _load_mtp,

@@ -84,7 +84,7 @@ def _token_ids(offsets: torch.Tensor, spec: Eagle3Spec) -> torch.Tensor:
     """int64 [number of the head's tokens], each token's number in the model."""
     token_ids = offsets + torch.arange(len(offsets), device=offsets.device)
     least, most = int(token_ids.min()), int(token_ids.max())
-    if least < 0 or most >= spec.vocab_size or len(token_ids.unique()) != len(token_ids):
+    if least < 0 or most >= spec.vocab_size or len({*token_ids.tolist()}) != len(token_ids):
         raise CorruptCheckpointError(
             f"d2t leads to tokens {least} to {most}, or to one twice; different ones from 0 to {spec.vocab_size - 1} "
             "are expected: d2t holds differences, not tokens"
