@@ -67,6 +67,7 @@ def eagle_case(directory: Path, *, num_layers: int = 3, **options: Any) -> Case:
 CASES: dict[str, Callable[[Path], Case]] = {
     "deepseek_v3": lambda directory: mtp_case(directory, "deepseek_v3"),
     "glm4_moe": lambda directory: mtp_case(directory, "glm4_moe"),
+    "glm4_moe_lite": lambda directory: mtp_case(directory, "glm4_moe_lite"),
     "eagle": eagle_case,
     "eagle, normed": lambda directory: eagle_case(
         directory,
@@ -80,7 +81,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = ("glm4_moe", "eagle, normed")
+SLOW = ("glm4_moe", "glm4_moe_lite", "eagle, normed")
 
 
 @pytest.fixture(
@@ -88,6 +89,11 @@ SLOW = ("glm4_moe", "eagle, normed")
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return CASES[request.param](tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(scope="module")
+def plain(case: Case) -> dict[str, list[int]]:
+    return serve_alone(case.model, PROMPTS, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +169,8 @@ def test_guesses_are_those_of_a_naive_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "num_kv_blocks"), [(64, 14), (7, 64)], ids=["preempted", "little room"])
-def test_every_answer_is_exact(case: Case, num_blocks: int, num_kv_blocks: int) -> None:
+def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_blocks: int, num_kv_blocks: int) -> None:
     """With chunks and prefix hits, in a pool of the model, or of the head, that is too small for all requests."""
-    plain = serve_alone(case.model, PROMPTS, PARAMS)
     block_bytes = least_kv_cache_bytes(case.model, 16, 16, "float32") // 2
     drafter = head_drafter(case.model, case.setting, num_blocks=num_blocks)
     engine = drafting_engine(
