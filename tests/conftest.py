@@ -36,6 +36,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _rest_collector()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FromBothEnds:
     """With `-n`."""
     return FromBothEnds(config, log)

@@ -7,6 +7,7 @@ import transformers
 
 from tests.helpers.checkpoint_sizes import SIZES
 from tests.helpers.checkpoints import Builder
+from tests.helpers.delta_checkpoints import DELTA_BUILDERS
 from tests.helpers.random_models import save
 
 _UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
@@ -50,5 +51,6 @@ RECURRENT_BUILDERS: dict[str, Builder] = {
     "lfm2": save_tiny_lfm2,
     "lfm2_moe": save_tiny_lfm2_moe,
     "granite_hybrid": save_tiny_granite_hybrid,
+    **DELTA_BUILDERS,
 }
-"""Families with recurrent states, which the reference backend alone computes."""
+"""Families with recurrent states."""

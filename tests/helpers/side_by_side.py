@@ -24,6 +24,27 @@ class FromBothEnds(LoadFileScheduling):  # type: ignore[misc]  # NOTE: xdist has
         self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
 
+    def _reschedule(self, node: Any) -> None:
+        """NOTE: a process begins a test when it knows the next, so it needs two, or to know that none is left."""
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._reschedule(node)
+
+    def remove_node(self, node: Any) -> str | None:
+        """What a process that died has not run, apart from the test that it died in, is for the others.
+
+        NOTE: xdist would give away the finished files too, and the test that crashed.
+        """
+        files = self.assigned_work.pop(node)
+        left = [(file, test) for file, tests in files.items() for test, is_done in tests.items() if not is_done]
+        if not left:
+            return None
+        for file, test in left[1:]:
+            self.workqueue.setdefault(file, {})[test] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0][1]
+
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         return next((room for room in WHOLE if file.startswith(room)), file)

@@ -32,23 +32,56 @@ class Node:
     def shutdown(self) -> None:
         self.shutting_down = True
 
+    def run(self, scheduler: FromBothEnds) -> None:
+        """NOTE: as xdist's process does, begins a test only when it knows the next, or that there is none."""
+        while self.num_done + (not self.shutting_down) < len(self.given):
+            self.num_done += 1
+            scheduler.mark_test_complete(self, self.given[self.num_done - 1])
+
 
 def report(node_id: str, when: Any, duration: float, longrepr: Any = None) -> TestReport:
     outcome: Any = "skipped" if longrepr else "passed"
     return TestReport(node_id, ("", 0, ""), {}, outcome, longrepr, when, duration=duration)
 
 
-def test_one_process_has_the_clusters_and_each_file_is_whole(pytestconfig: pytest.Config) -> None:
+@pytest.fixture
+def scheduler(pytestconfig: pytest.Config) -> FromBothEnds:
     config: Any = SimpleNamespace(
         option=SimpleNamespace(loadscopereorder=True, maxprocesses=None),
         getvalue=lambda name: {"tx": ["2*popen"]}[name],
         hook=pytestconfig.hook,
     )
-    scheduler, nodes = FromBothEnds(config), [Node("gw0"), Node("gw1")]
+    return FromBothEnds(config)
+
+
+def start(scheduler: FromBothEnds, *nodes: Node) -> None:
     for node in nodes:
         scheduler.add_node(node)
         scheduler.add_node_collection(node, TESTS)
     scheduler.schedule()
+
+
+@pytest.mark.parametrize("num_done", [0, 2, 4, 8, 11])
+def test_a_process_that_dies_leaves_each_test_that_it_has_not_begun_to_another(
+    scheduler: FromBothEnds, num_done: int
+) -> None:
+    dying, replacing = Node("gw0"), Node("gw1")
+    scheduler.numnodes = 1
+    start(scheduler, dying)
+    for index in range(num_done):
+        dying.num_done += 1
+        scheduler.mark_test_complete(dying, dying.given[index])
+    assert scheduler.remove_node(dying) == TESTS[dying.given[num_done]]
+    start(scheduler, replacing)
+    replacing.run(scheduler)
+    assert sorted(dying.given[: num_done + 1] + replacing.given) == list(range(len(TESTS)))
+    assert replacing.num_done == len(replacing.given)
+    assert scheduler.tests_finished
+
+
+def test_one_process_has_the_clusters_and_each_file_is_whole(scheduler: FromBothEnds) -> None:
+    nodes = [Node("gw0"), Node("gw1")]
+    start(scheduler, *nodes)
     while scheduler.workqueue:
         for node in nodes:
             node.num_done += 1

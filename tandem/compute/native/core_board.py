@@ -1,7 +1,7 @@
 """Workers of one machine lend each other their cores: a file that all of them map says which of them is busy.
 
 Each writes its own slot and reads the others'. A process with work uses its own cores and those of the idle; a lender
-that gets work has its cores back after the unit that is being computed there: some tens of microseconds of a product, or
+that gets work has its cores back after the unit that is being computed there: tens of microseconds of a product, or
 milliseconds of a long prompt's attention. A worker that died without a word is taken for what it last said; the next
 one of that slot says anew.
 """

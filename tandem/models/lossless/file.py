@@ -14,7 +14,7 @@ checkpoints do not find one.
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -141,9 +141,16 @@ class LosslessFile:
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Results of `work`, in order; that of a single item is computed here. Raises what the first failure raised."""
+    """Results of `work`, in order; that of a single item is computed here. Raises what the first failure raised.
+
+    Invariant: when it returns or raises no thread works on it any more, so that its file may be closed or written.
+    """
     items = list(items)
-    return [work(item) for item in items] if len(items) < 2 else list(_threads().map(work, items))
+    if len(items) < 2:
+        return [work(item) for item in items]
+    running = [_threads().submit(work, item) for item in items]
+    wait(running)
+    return [future.result() for future in running]
 
 
 @cache
