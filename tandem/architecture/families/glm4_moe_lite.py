@@ -1,6 +1,6 @@
 """Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction.
 
-A layer behind the last one predicts further tokens.
+Layers behind the last one predict further tokens; they are not served.
 """
 
 from tandem.architecture.families import base
@@ -8,7 +8,6 @@ from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
     build_model_with_further,
-    further_layers,
     read_blocks,
     sigmoid_router,
 )
@@ -42,7 +41,6 @@ def _read_model(fields: Fields) -> ModelSpec:
         sigmoid_router(fields, sizes, _ROUTING),
         _ROUTING,
         dense=_read_dense(fields, sizes.num_layers),
-        num_further=len(further_layers(fields, sizes)),
     )
     model = build_model_with_further("glm4_moe_lite", fields, sizes, attention, blocks)
     base.check_unread(fields, UNUSED_KEYS)
