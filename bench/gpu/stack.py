@@ -17,7 +17,7 @@ from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
@@ -53,9 +53,10 @@ class WatchedForwardPass(ForwardPass):
         positions: torch.Tensor,
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         self.num_computed += 1
-        return super().compute(input_ids, positions, batches, wanted)
+        return super().compute(input_ids, positions, batches, wanted, states)
 
     @property
     def replays_graphs(self) -> bool:

@@ -66,6 +66,7 @@ class ModelSpec:
         logit_scale: multiplies the logits.
         unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
+        next_layers: those among `unserved` that predict further tokens, see `heads.MtpSpec`.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
     """
 
@@ -83,6 +84,7 @@ class ModelSpec:
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
+    next_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
 

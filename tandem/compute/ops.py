@@ -13,7 +13,7 @@ import torch
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.order import Order
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,14 @@ class Stack(Protocol):
         caches: Sequence[Any],
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
         `residual`, the embeddings, is overwritten. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
         one. Layers of a KV group share a batch.
-        `wanted`: the tokens whose hidden states are returned; None = all.
+        `wanted`: the tokens whose hidden states are returned; None = all. `states`: is filled in, but for what the
+        final norm gives.
         """
         ...
 

@@ -1,6 +1,6 @@
 """One step's requests as kernels and attention read them: where their tokens are, and which of them are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,3 +42,37 @@ class WantedTokens:
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
     batches: Mapping[int, AttentionBatch]  # their requests with these tokens alone; of each KV group or state read
+
+
+class HiddenStates:
+    """Hidden states that a reader outside the model asks for, of all tokens of a step. A forward pass fills them in.
+
+    Args:
+        layers: the layers whose inputs are read, the residual stream before any norm; the number of layers stands for
+            what the final norm gives.
+
+    `tensor` [num_tokens, len(layers) * hidden]: those of a token side by side, in the order of `layers`.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self.tensor = torch.empty(0)
+
+    def begin(self, residual: torch.Tensor) -> None:
+        """Take memory for the tokens of `residual` [num_tokens, hidden], of its dtype."""
+        num_tokens, hidden = residual.shape
+        self.tensor = residual.new_empty(num_tokens, len(self.layers) * hidden)
+
+    def columns(self, layer: int) -> torch.Tensor | None:
+        """Where the states at that layer go, [num_tokens, hidden]; None = they are not read."""
+        if layer not in self.layers:
+            return None
+        hidden = self.tensor.shape[1] // len(self.layers)
+        place = self.layers.index(layer) * hidden
+        return self.tensor[:, place : place + hidden]
+
+    def note(self, layer: int, residual: torch.Tensor, x: torch.Tensor | None = None) -> None:
+        """Keep `residual`, plus `x` where there is one, if that layer is read."""
+        columns = self.columns(layer)
+        if columns is not None:
+            columns.copy_(residual if x is None else residual + x)

@@ -72,8 +72,8 @@ class EngineConfig:
         pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.
         activations: "float", or "int8": rows are rounded to 8 bits where they are multiplied by integer codes.
         allow_pickle: whether weights may be PyTorch files (`.bin`) where there are no safetensors.
-        speculate: drafter of the tokens that a step checks together: "off", "auto", "ngram", "suffix", or "draft="
-            and a smaller model's directory.
+        speculate: drafter of the tokens that a step checks together: "off", "auto", "ngram", "suffix", "mtp", or
+            "draft=" or "eagle=" and the directory of a smaller model or of a head.
         num_speculative_tokens: the most drafts of one request in a step.
     """
 

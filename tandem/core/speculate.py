@@ -1,19 +1,36 @@
-"""Choices of a drafter: its name, "auto" for the one that the server prefers, or "off"; and settings, which may name a
-draft model.
+"""Choices of a drafter: its name, "auto" for the one that the server prefers, or "off"; and settings, which may name
+the directory of a draft model or of a head.
 """
 
 from typing import Final, Literal, get_args
 
-DrafterChoice = Literal["off", "auto", "ngram", "suffix", "draft"]
+DrafterChoice = Literal["off", "auto", "ngram", "suffix", "draft", "mtp", "eagle"]
 OFF: Final = "off"
 AUTO: Final = "auto"
 DRAFT: Final = "draft"
+MTP: Final = "mtp"
+EAGLE: Final = "eagle"
 DRAFTER_CHOICES: tuple[str, ...] = get_args(DrafterChoice)
-SETTINGS = (*(name for name in DRAFTER_CHOICES if name != DRAFT), f"{DRAFT}=DIR")
+_WITH_DIRECTORY = (DRAFT, EAGLE)
+SETTINGS = tuple(f"{name}=DIR" if name in _WITH_DIRECTORY else name for name in DRAFTER_CHOICES)
 """Values of `--speculate`; DIR is a directory, or a model's name as for `--model`."""
 
 
-def draft_model(setting: str) -> str | None:
-    """The model that drafts according to a value of `--speculate`; None if none does."""
-    name, separator, directory = setting.partition("=")
-    return directory if name == DRAFT and separator else None
+def drafter_of(setting: str) -> tuple[str, str | None] | None:
+    """The choice that a value of `--speculate` makes, and the directory that it names if it must; None = it is no such
+    value.
+    """
+    name, _, directory = setting.partition("=")
+    if (
+        name not in DRAFTER_CHOICES
+        or (name in _WITH_DIRECTORY) != bool(directory)
+        or (setting != name) != bool(directory)
+    ):
+        return None
+    return name, directory or None
+
+
+def has_weights(setting: str) -> bool:
+    """Whether drafts according to a value of `--speculate` may need memory for weights and states of their own."""
+    found = drafter_of(setting)
+    return found is not None and found[0] in (AUTO, DRAFT, MTP, EAGLE)

@@ -12,7 +12,7 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.kvcache.spec import KVLayout
@@ -48,6 +48,7 @@ class ForwardPass:
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
+        self._num_prompt_layers = spec.num_prompt_layers
         self._group_of_state = _groups_by_state(arena.layout)
         self._inputs = InputBuilder(
             arena.layout,
@@ -67,16 +68,26 @@ class ForwardPass:
     def layout(self) -> KVLayout:
         return self._arena.layout
 
-    def run(self, step: SchedulerOutput) -> tuple[ModelInputs, torch.Tensor]:
+    def run(self, step: SchedulerOutput, states: HiddenStates | None = None) -> tuple[ModelInputs, torch.Tensor]:
         """Compute a step that schedules at least one token.
 
         Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size].
+
+        Args:
+            states: is filled in for all tokens; such a step is no replay of a graph.
         """
         inputs = self._inputs.build(step)
-        hidden = self.graphs.run(inputs) if self.graphs is not None else None
+        hidden = self.graphs.run(inputs) if self.graphs is not None and states is None else None
         if hidden is None:
-            hidden = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
+            hidden = self._compute(inputs, states)
         return inputs, hidden
+
+    def _compute(self, inputs: ModelInputs, states: HiddenStates | None) -> torch.Tensor:
+        """NOTE: where states are read that belong to wanted tokens only, all tokens are computed to the end."""
+        wanted = inputs.wanted
+        is_cut = wanted is not None and states is not None and max(states.layers) >= self._num_prompt_layers
+        hidden = self.compute(inputs.input_ids, inputs.positions, inputs.batches, None if is_cut else wanted, states)
+        return hidden if wanted is None or not is_cut else hidden.index_select(0, wanted.rows)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Logits, float32 [num_rows, vocab_size], of hidden states; `rows`: of these only."""
@@ -99,15 +110,16 @@ class ForwardPass:
         positions: torch.Tensor,
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """Compute without graphs. `batches` has one entry a KV group; the decoder wants one a layer that keeps state.
-        `wanted` likewise, of those that are read.
+        `wanted` likewise, of those that are read. `states`: as in `Decoder.forward`.
         """
         groups = self._group_of_state
         if wanted is not None:
             wanted = replace(wanted, batches={state: wanted.batches[groups[state]] for state in self._wanted_states})
         by_state = [batches[group] for group in groups]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states)
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

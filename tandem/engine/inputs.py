@@ -28,6 +28,7 @@ class ModelInputs:
     `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for, with a batch for each KV
     group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
     logits choose a token, one and then one a draft of each request that samples; `first_rows` each request's first.
+    `first_tokens`: each request's first among all tokens.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -36,6 +37,7 @@ class ModelInputs:
     sample_rows: torch.Tensor  # [num_sampling + num_drafts] int64
     first_rows: tuple[int, ...] = ()
     wanted: WantedTokens | None = None
+    first_tokens: tuple[int, ...] = ()
 
 
 class InputBuilder:
@@ -87,8 +89,9 @@ class InputBuilder:
         if num_wanted.sum() < query_start[-1]:
             wanted = self._wanted(rows[order], positions, query_start, ends, num_wanted)
         wanted_start = np.concatenate(([0], np.cumsum(num_wanted)))
-        first_rows, last_rows = np.empty_like(rows), np.empty_like(rows)
+        first_rows, last_rows, first_tokens = np.empty_like(rows), np.empty_like(rows), np.empty_like(rows)
         first_rows[order], last_rows[order] = wanted_start[:-1], wanted_start[1:] - 1
+        first_tokens[order] = query_start[:-1]
         sample_rows = [
             row
             for last, item in zip(last_rows.tolist(), step.scheduled, strict=True)
@@ -102,6 +105,7 @@ class InputBuilder:
             sample_rows=self._tensor(np.array(sample_rows, dtype=np.int64)),
             first_rows=tuple(first_rows.tolist()),
             wanted=wanted,
+            first_tokens=tuple(first_tokens.tolist()),
         )
 
     def _wanted(

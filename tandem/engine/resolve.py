@@ -16,7 +16,7 @@ from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
-from tandem.compute.native.sampling import load_draws
+from tandem.compute.native.sampling import NativeDraws, load_draws
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.compute.weights.row_rounding import check_rows_are_rounded, rounding_rows
 from tandem.core.clock import Clock
@@ -24,10 +24,8 @@ from tandem.core.config import FLOAT, EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
-from tandem.core.speculate import DRAFT
-from tandem.engine.drafts.choose import choose_drafter, choose_speculation
-from tandem.engine.drafts.draft_model import load_draft_model
-from tandem.engine.drafts.model_drafter import ModelDrafter
+from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
+from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.executor import Executor
@@ -131,11 +129,11 @@ def assemble(
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
-    drafter = choose_drafter(config, layout)
-    draft = None
-    if drafter == DRAFT:
-        draft = load_draft_model(config, tokenizer, partial(load, memory_bytes=memory_bytes - model.weight_bytes))
-    sizes = resolve_sizes(config, model.spec, layout, device, None if draft is None else draft.layout)
+    others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
+    served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
+    drafter = choose_drafter(config, layout, served.carries_mtp)
+    network = load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
+    sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
@@ -163,20 +161,8 @@ def assemble(
         max_model_len=sizes.max_model_len,
     )
     draws = load_draws() if isinstance(kernels, NativeKernels) else None
-
-    def make_drafter() -> ModelDrafter:
-        assert draft is not None
-        return draft.drafter(
-            config,
-            device,
-            vocab_size=model.spec.vocab_size,
-            num_blocks=sizes.num_draft_blocks,
-            max_chunk_tokens=sizes.max_num_batched_tokens,
-            max_model_len=sizes.max_model_len,
-            draws=draws,
-        )
-
-    speculation = speculation or choose_speculation(config, drafter, make_drafter)
+    if speculation is None and drafter is not None:
+        speculation = _speculation(config, drafter, network, model.spec, sizes, device, draws)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
     engine = Engine(
         runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
@@ -201,6 +187,30 @@ def _activations(config: EngineConfig, device: torch.device, formats_of: FormatR
             f"activations={config.activations!r} is computed on the CPU, not on {device}; leave it out"
         )
     return rounding_rows(formats_of)
+
+
+def _speculation(
+    config: EngineConfig,
+    name: str,
+    network: DraftingNetwork | None,
+    spec: ModelSpec,
+    sizes: EngineSizes,
+    device: torch.device,
+    draws: NativeDraws | None,
+) -> Speculation:
+    """Speculation with the drafter `name`, of `network` where it has one."""
+    if network is None:
+        return Speculation(FROM_TEXT[name](), config.num_speculative_tokens)
+    drafter = network.drafter(
+        config,
+        device,
+        vocab_size=spec.vocab_size,
+        num_blocks=sizes.num_draft_blocks,
+        max_chunk_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        draws=draws,
+    )
+    return Speculation(drafter, config.num_speculative_tokens)
 
 
 def _led(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tandem.compute.native.sampling import NativeDraws
+from tandem.compute.step import HiddenStates
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
@@ -66,14 +67,22 @@ class ModelRunner:
         states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
-        inputs, hidden = self._forward.run(step)
+        states_read = self._states_read()
+        inputs, hidden = self._forward.run(step, states_read)
         sampled = self._sample(step, inputs, hidden, states)
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
             return ExecutorOutput(sampled, prompt_logprobs)
         self._speculation.begin(step)
+        if states_read is not None:
+            self._speculation.observe(step, inputs.first_tokens, states_read.tensor)
         drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
         return ExecutorOutput(sampled, prompt_logprobs, drafts)
+
+    def _states_read(self) -> HiddenStates | None:
+        """Those that the drafter asks for; None = none."""
+        layers = () if self._speculation is None else self._speculation.layers_read
+        return HiddenStates(layers) if layers else None
 
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]

@@ -15,7 +15,7 @@ from tandem.architecture.rope import RopeSpec
 from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, Choices, WantedTokens
+from tandem.compute.step import AttentionBatch, Choices, HiddenStates, WantedTokens
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.mixers import build_mixer, take_queries
@@ -148,12 +148,12 @@ class Decoder:
         self.spec = spec
         self.parameters = parameters
         self._kernels = kernels
-        self._embedding = TokenEmbedding.take(spec, parameters, kernels)
+        self.embedding = TokenEmbedding.take(spec, parameters, kernels)
         self._head = parameters.weights[HEAD]
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
-        self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
+        self._embedding_scale = rounded(spec.embedding_scale, self.embedding.dtype)
         ropes = [layer.mixer.rope for layer in spec.layers]
-        tables = build_rotary_tables(ropes, spec.max_position_embeddings, self._embedding.device)
+        tables = build_rotary_tables(ropes, spec.max_position_embeddings, self.embedding.device)
         self._layers = tuple(
             DecoderLayer(layer, state, parameters, tables, kernels)
             for layer, state in zip(spec.layers, spec.state_of_layer, strict=True)
@@ -175,6 +175,7 @@ class Decoder:
         batches: Sequence[AttentionBatch],
         backends: Backends,
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`.
 
@@ -184,11 +185,15 @@ class Decoder:
             backends: one for each kind of state that the model keeps.
             wanted: the tokens whose hidden states are asked for, and returned, with the batches of
                 `ModelSpec.wanted_states`; None = all.
+            states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
+                those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
         """
-        residual = self._embed(input_ids)
+        residual = self.embed(input_ids)
+        if states is not None:
+            states.begin(residual)
         chosen: list[StateBackend[Any]] = [backends[kind] for kind in self._kinds]
         if self._stack is not None and {backend.name for backend in chosen} == {self._stack.attention}:
-            return self._stack.forward(residual, positions, kv, batches, wanted)
+            return self._noted(self._stack.forward(residual, positions, kv, batches, wanted, states), states)
         embeddings = residual.clone() if self._keeps_embeddings else None
         prepared = prepare_by_state(chosen, dict(enumerate(batches)), kv, self._readers)
         tokens = StepTokens(input_ids, positions, prepared, embeddings)
@@ -196,11 +201,18 @@ class Decoder:
             wanted = replace(wanted, batches=prepare_by_state(chosen, wanted.batches, kv, self._readers))
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers, 1):
+            if states is not None:
+                states.note(index - 1, residual, x)
             asked = wanted if index == self._num_prompt_layers else None
             residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen[layer.state], asked)
             if not len(residual):
                 return residual
-        return add_and_norm(self._final_norm, residual, x)
+        return self._noted(add_and_norm(self._final_norm, residual, x), states)
+
+    def _noted(self, hidden: torch.Tensor, states: HiddenStates | None) -> torch.Tensor:
+        if states is not None:
+            states.note(len(self._layers), hidden)
+        return hidden
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone."""
@@ -211,6 +223,7 @@ class Decoder:
         logits = logits if scale == 1.0 else logits.mul_(scale)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = self._embedding(input_ids)
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [n] -> [n, hidden], what the first layer begins with."""
+        hidden = self.embedding(input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)

@@ -1,6 +1,6 @@
 """The plan of loading a model: its tensors, and the format of each of its weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,13 @@ class LoadingPlan:
             weights = [entry for entry in weights if entry != (spec.head, table) or not spec.tie_word_embeddings]
             weights.append((spec.embedding, table))
         return cls(tuple(tensors), tuple(weights))
+
+    @classmethod
+    def of_tensors(cls, tensors: Iterable[TensorSpec], formats: Sequence[WeightFormat]) -> "LoadingPlan":
+        """Of a network beside a model, whose embedding and output head are maps like any others. Raises as `of`."""
+        found = tuple(tensors)
+        weights = ((tensor, choose_format(tensor, formats)) for tensor in found if tensor.is_weight)
+        return cls(tuple(tensor for tensor in found if not tensor.is_weight), tuple(weights))
 
     def stored(self) -> Iterator[TensorSpec]:
         """All that a checkpoint must have. A tied head and the embedding are made of the same."""

@@ -16,11 +16,9 @@ from tandem.architecture.quantisation import read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import head_bounds, shard_model
-from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.collectives import Collectives
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import Weight
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.compute.weights.shards import JoinedWeight, SummedWeight
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
@@ -30,13 +28,12 @@ from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
 from tandem.models.layers.rotary import check_ropes
-from tandem.models.load_plan import LoadingPlan, dtype_of
+from tandem.models.load_plan import LoadingPlan
 from tandem.models.packed import PackedFile
 from tandem.models.parameters import Parameters
 from tandem.models.weights import (
     Sources,
-    load_pieces,
-    load_tensor,
+    load_parameters,
     match_parameters,
     sources_of_shard,
     stored_names,
@@ -152,26 +149,9 @@ def _load(
     packed = {} if file is None else file.load(checkpoint)
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
-    kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
-
-    def load(tensor: TensorSpec, source: Source) -> torch.Tensor:
-        key = source, dtype_of(tensor, spec.dtype)
-        return kept[key] if key in kept else load_tensor(checkpoint, *key, device)
-
-    tensors: dict[str, torch.Tensor] = {}
-    for tensor in plan.tensors:  # NOTE: kept, since a tied head shares the memory of the embedding
-        source = sources[tensor.name]
-        tensors[tensor.name] = kept[source, dtype_of(tensor, spec.dtype)] = load(tensor, source)
-    weights: dict[str, Weight] = {}
-    for weight, weight_format in plan.weights:
-        found = packed.get(weight.name)
-        if found is None:  # NOTE: what it is made of is not kept, so that codes never lie in memory twice
-            found = weight_format.load(weight, load_pieces(checkpoint, weight, weight_format, sources, load))
-        weights[weight.name] = found
-    checkpoint.release()
-    if HEAD not in weights:
-        weights[HEAD] = weights[EMBEDDING]
-    return Parameters(tensors, weights)
+    parameters = load_parameters(checkpoint, plan, sources, spec.dtype, device, packed)
+    weights = parameters.weights
+    return parameters if HEAD in weights else Parameters(parameters.tensors, {**weights, HEAD: weights[EMBEDDING]})
 
 
 def _refuse_coded(plan: LoadingPlan, collectives: Collectives) -> None:

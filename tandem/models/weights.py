@@ -14,10 +14,11 @@ from tandem.architecture.expert_stacks import with_stored_stacks
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages
-from tandem.compute.weights.base import StoredTensor, StoredTensors, WeightFormat
+from tandem.compute.weights.base import StoredTensor, StoredTensors, Weight, WeightFormat
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.load_plan import LoadingPlan
+from tandem.models.load_plan import LoadingPlan, dtype_of
+from tandem.models.parameters import Parameters
 
 _PIECE_BYTES = 4 << 20
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -51,6 +52,13 @@ def match_parameters(
         spec, stored = _resolve_tie(checkpoint, spec, stored)
     spec = with_stored_stacks(spec, stored)
     plan = LoadingPlan.of(spec, formats)
+    return spec, plan, match_plan(checkpoint, plan, formats, stored)
+
+
+def match_plan(
+    checkpoint: Checkpoint, plan: LoadingPlan, formats: Sequence[WeightFormat], stored: Mapping[str, str]
+) -> Sources:
+    """The sources of all tensors of a plan; raises as `match_parameters`."""
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
     _check_names(checkpoint, stored, {source.tensor for source in wanted.values()}, formats)
@@ -58,7 +66,7 @@ def match_parameters(
     for tensor in tensors:
         _check_tensor(checkpoint, sources[tensor.name], tensor)
     _check_nothing_is_left(checkpoint, sources, tensors)
-    return spec, plan, sources
+    return sources
 
 
 def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
@@ -234,6 +242,35 @@ def load_pieces(
         finally:
             del parts
             checkpoint.touched(num_bytes if piece is weight else 2 * num_bytes)  # NOTE: the kernel maps pages around it
+
+
+def load_parameters(
+    checkpoint: Checkpoint,
+    plan: LoadingPlan,
+    sources: Sources,
+    dtype: str,
+    device: torch.device,
+    packed: Mapping[str, Weight] | None = None,
+) -> Parameters:
+    """Loads all that a plan has, for a model of `dtype`. `packed`: weights that are in memory already."""
+    kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
+
+    def load(tensor: TensorSpec, source: Source) -> torch.Tensor:
+        key = source, dtype_of(tensor, dtype)
+        return kept[key] if key in kept else load_tensor(checkpoint, *key, device)
+
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in plan.tensors:  # NOTE: kept, since a tied head shares the memory of the embedding
+        source = sources[tensor.name]
+        tensors[tensor.name] = kept[source, dtype_of(tensor, dtype)] = load(tensor, source)
+    weights: dict[str, Weight] = {}
+    for weight, weight_format in plan.weights:
+        found = None if packed is None else packed.get(weight.name)
+        if found is None:  # NOTE: what it is made of is not kept, so that codes never lie in memory twice
+            found = weight_format.load(weight, load_pieces(checkpoint, weight, weight_format, sources, load))
+        weights[weight.name] = found
+    checkpoint.release()
+    return Parameters(tensors, weights)
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, int]:

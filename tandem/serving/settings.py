@@ -129,8 +129,8 @@ class EngineSettings(Settings):
     )
     speculate: str = Field(
         "off",
-        description="drafter of the tokens that a step checks: off, auto, ngram, suffix, or draft=DIR for a smaller "
-        "model with the same tokenizer",
+        description="drafter of the tokens that a step checks: off, auto, ngram, suffix, draft=DIR for a smaller model "
+        "with the same tokenizer, mtp for the checkpoint's own module, or eagle=DIR for an EAGLE-3 head",
     )
     num_speculative_tokens: int = Field(
         7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"

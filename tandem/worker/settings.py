@@ -14,7 +14,7 @@ from tandem.architecture.tensors import MAX_RANKS
 from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.core.speculate import OFF, draft_model
+from tandem.core.speculate import OFF, has_weights
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.peer_settings import PeerSettings
@@ -121,7 +121,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
     def engine_config(self) -> EngineConfig:
         config = replace(super().engine_config(), pin_share=self.pin_share)
         # NOTE: prompts are computed without drafts
-        has_no_use = self.role is Role.PREFILL and draft_model(self.speculate) is not None
+        has_no_use = self.role is Role.PREFILL and has_weights(self.speculate)
         return replace(config, speculate=OFF) if has_no_use else config
 
     def open_core_board(self) -> CoreBoard | None:

@@ -20,6 +20,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
 from tests.helpers.redis_server import running_redis
@@ -44,6 +45,8 @@ WORKER_FLAGS = (
 )
 SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
 DRAFT_ITSELF = ("--speculate", "draft={model}", "--num-speculative-tokens", "4")
+EAGLE = ("--speculate", "eagle={model}/eagle", "--num-speculative-tokens", "4")
+MTP = ("--speculate", "mtp", "--num-speculative-tokens", "4")
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -85,6 +88,8 @@ SETUPS = {
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
     "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=DRAFT_ITSELF),
+    "1p1d-tcp-16-eagle": Setup("llama_eagle", 1, 1, "tcp", worker_flags=EAGLE),
+    "1p1d-nixl-8-mtp": Setup("deepseek_v3_mtp", 1, 1, "nixl", 8, worker_flags=MTP),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
@@ -99,7 +104,7 @@ SETUPS = {
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
-SLOW = ("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
+SLOW = ("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
 """Clusters of which `make test` tests nothing."""
 QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
@@ -132,7 +137,8 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            (BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS)[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            builders = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | HEAD_BUILDERS
+            builders[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path
 

@@ -249,6 +249,7 @@ def build_model(
     logit_softcap: float = 0.0,
     logit_scale: float = 1.0,
     unserved: tuple[str, ...] = (),
+    next_layers: tuple[LayerSpec, ...] = (),
 ) -> ModelSpec:
     """The model of these layers, with the tokens and the tie of embedding and head that `fields` have."""
     defaults = sizes.defaults
@@ -267,6 +268,7 @@ def build_model(
         logit_softcap=logit_softcap,
         logit_scale=logit_scale,
         unserved=unserved,
+        next_layers=next_layers,
     )
 
 

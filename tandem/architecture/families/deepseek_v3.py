@@ -1,12 +1,13 @@
 """DeepseekV3ForCausalLM: DeepSeek-V3 and R1, Kimi-K2. Latent attention; experts in groups, chosen by sigmoid.
 
-Layers behind the last one predict further tokens; they are not served.
+A layer behind the last one predicts further tokens.
 """
 
 from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
+    build_model_with_further,
     further_layers,
     read_blocks,
     sigmoid_router,
@@ -34,9 +35,9 @@ def _read_model(fields: Fields) -> ModelSpec:
     attention = read_latent_attention(
         fields, sizes, LatentDefaults(), is_interleaved=fields.flag("rope_interleave", True)
     )
-    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING)
-    layers = [base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks)]
-    model = base.build_model("deepseek_v3", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
+    blocks = read_blocks(fields, sizes, router, _ROUTING, num_further=num_further)
+    model = build_model_with_further("deepseek_v3", fields, sizes, attention, blocks)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 

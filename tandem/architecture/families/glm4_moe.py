@@ -1,11 +1,19 @@
 """Glm4MoeForCausalLM: GLM 4.5 to 4.7. Half of each head is rotated; experts are chosen by sigmoid with a correction.
 
-Layers behind the last one predict further tokens; they are not served.
+A layer behind the last one predicts further tokens.
 """
+
+from functools import partial
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.grouped_experts import RoutingDefaults, further_layers, read_blocks, sigmoid_router
+from tandem.architecture.families.grouped_experts import (
+    RoutingDefaults,
+    build_model_with_further,
+    further_layers,
+    read_blocks,
+    sigmoid_router,
+)
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -26,12 +34,10 @@ _ROUTING = RoutingDefaults(num_experts=128, top_k=8, width=1408, num_dense=1)
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     rope, bias, norms = sizes.rope(fields), fields.flag("attention_bias", False), fields.flag("use_qk_norm", False)
-    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING)
-    layers = [
-        base.pre_norm_layer(sizes, index, base.attention(sizes, index, rope, qkv_bias=bias, head_norms=norms), block)
-        for index, block in enumerate(blocks)
-    ]
-    model = base.build_model("glm4_moe", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
+    blocks = read_blocks(fields, sizes, router, _ROUTING, num_further=num_further)
+    attention = partial(base.attention, sizes, rope=rope, qkv_bias=bias, head_norms=norms)
+    model = build_model_with_further("glm4_moe", fields, sizes, attention, blocks)
     base.check_unread(fields, TRAINING_KEYS)
     return model
 

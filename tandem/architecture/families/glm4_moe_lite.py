@@ -7,7 +7,7 @@ from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
-    further_layers,
+    build_model_with_further,
     read_blocks,
     read_dense,
     sigmoid_router,
@@ -37,8 +37,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True))
     dense = read_dense(fields, sizes.num_layers, _ROUTING.num_dense)
     blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
-    layers = [base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks)]
-    model = base.build_model("glm4_moe_lite", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    model = build_model_with_further("glm4_moe_lite", fields, sizes, attention, blocks)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 

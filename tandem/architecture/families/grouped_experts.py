@@ -1,6 +1,6 @@
 """Experts in groups, with shared experts and some dense first layers, with the tensor names of DeepSeek."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,8 @@ from tandem.architecture.families.experts import (
 )
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import REQUIRED, Fields
+from tandem.architecture.mixers import MixerSpec
+from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
@@ -78,6 +80,7 @@ def read_blocks(
     *,
     dense: Sequence[bool] | None = None,
     are_stacked: bool = False,
+    num_further: int = 0,
 ) -> list[MixtureOfExpertsSpec | None]:
     """One for each layer; None = a gated block of the usual size.
 
@@ -85,6 +88,7 @@ def read_blocks(
         router: its names are without a prefix.
         dense: the layers without experts; None = the first ones.
         are_stacked: the experts of a layer are stored as one stack.
+        num_further: layers behind the last one, all with experts.
     """
     fields.only("moe_layer_freq", (1,), "1 (experts in every layer behind the dense ones)")
     width = fields.count("moe_intermediate_size", defaults.width, high=1 << 20)
@@ -94,7 +98,7 @@ def read_blocks(
         dense = [index < num_dense for index in range(sizes.num_layers)]
     return [
         None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
-        for index, is_dense in enumerate(dense)
+        for index, is_dense in enumerate([*dense, *[False] * num_further])
     ]
 
 
@@ -116,9 +120,23 @@ def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
 
 
 def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
-    """Prefixes of the tensors of additional layers that predict further tokens (MTP); they are not served."""
+    """Prefixes of the tensors of additional layers that predict further tokens (MTP)."""
     num_further = max(fields.count(name, 1, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
     return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
+
+
+def build_model_with_further(
+    family: str,
+    fields: Fields,
+    sizes: base.Sizes,
+    attention: Callable[[int], MixerSpec],
+    blocks: Sequence[MixtureOfExpertsSpec | None],
+) -> ModelSpec:
+    """The model of the first `num_layers` of `blocks`; the others belong to layers that predict further tokens."""
+    layers = tuple(base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks))
+    served, further = layers[: sizes.num_layers], layers[sizes.num_layers :]
+    unserved = further_layers(fields, sizes)
+    return base.build_model(family, fields, sizes, served, unserved=unserved, next_layers=further)
 
 
 def _block(

@@ -21,9 +21,9 @@ from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoic
 from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
 from tandem.compute.ops import Matrix, Numbers, StackLayer, StackMixture, StackShape
 from tandem.compute.order import Order
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
-STACK_FIELDS = "11q3d21q"
+STACK_FIELDS = "11q3d23q"
 MAX_HEAD_DIM = 256
 _WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
 
@@ -98,6 +98,7 @@ class NativeStack:
         caches: Sequence[LayerKV],
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """See `tandem.compute.ops.Stack`."""
         shape, first = self._shape, batches[0]
@@ -110,6 +111,7 @@ class NativeStack:
         assert first.query_start.dtype == first.seq_lens.dtype == torch.int32
         where = torch.tensor(self._where(caches, batches, num_tokens), dtype=torch.int64)  # [num_layers * 7]
         scratch = self._scratch_for(num_tokens)
+        read = None if states is None else _state_pointers(states, len(self._layers))
         out = torch.empty_like(residual) if wanted is None else residual.new_empty(len(wanted.rows), shape.hidden_size)
         self._call(
             DTYPE_CODES[residual.dtype],
@@ -141,6 +143,7 @@ class NativeStack:
             self._order,
             torch.get_num_threads(),
             *_wanted_fields(wanted, len(self._layers) - 1),
+            *((0, 0) if states is None or read is None else (read.data_ptr(), states.tensor.stride(0))),
         )
         return out
 
@@ -261,6 +264,12 @@ def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, .
         batch.block_tables.stride(0),
         batch.seq_lens.shape[0],
     )
+
+
+def _state_pointers(states: HiddenStates, num_layers: int) -> torch.Tensor:
+    """[num_layers] int64: where each layer's input goes; 0 = nowhere."""
+    columns = [states.columns(layer) for layer in range(num_layers)]
+    return torch.tensor([0 if x is None else x.data_ptr() for x in columns], dtype=torch.int64)
 
 
 def _scratch_width(shape: StackShape, itemsize: int) -> int:

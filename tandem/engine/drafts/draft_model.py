@@ -10,7 +10,7 @@ from tandem.compute.backends import choose_backends
 from tandem.compute.native.sampling import NativeDraws
 from tandem.core.config import EngineConfig
 from tandem.core.errors import CheckpointError, ConfigurationError
-from tandem.core.speculate import draft_model
+from tandem.core.speculate import drafter_of
 from tandem.engine.drafts.model_drafter import ModelDrafter
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.sampler import Sampler
@@ -78,10 +78,11 @@ def load_draft_model(config: EngineConfig, tokenizer: Tokenizer, load: Callable[
         ConfigurationError: it is unreadable, of an unsupported family, of another vocabulary, too large, or keeps a
             state that cannot be rewound.
     """
-    name = draft_model(config.speculate)
-    assert name, "choose_drafter refuses other settings"
+    found = drafter_of(config.speculate)
+    assert found is not None, "choose_drafter refuses other settings"
+    assert found[1], "choose_drafter refuses drafters that lack their directory"
     try:
-        path = resolve_model_path(name, allow_pickle=config.allow_pickle)
+        path = resolve_model_path(found[1], allow_pickle=config.allow_pickle)
         _require_same_vocabulary(tokenizer, Tokenizer.load(path))
         model = load(str(path))
         layout = build_layout(model.spec.kv_specs, config.block_size)

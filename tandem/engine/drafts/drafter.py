@@ -1,9 +1,11 @@
-"""Drafter: the seam between guessing tokens and checking them."""
+"""Drafter: the seam between guessing tokens and checking them; and what one may read of the checking model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from tandem.scheduler.output import NewRequest
+import torch
+
+from tandem.scheduler.output import NewRequest, SchedulerOutput
 
 
 class Drafter(Protocol):
@@ -29,4 +31,27 @@ class Drafter(Protocol):
 
     def end(self, request_id: str) -> None:
         """Forget a request: it has ended, or will be described again."""
+        ...
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """The second face of a drafter that guesses from hidden states of the served model.
+
+    `layers`: the layers whose inputs it reads, as in `HiddenStates`.
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
+        """Take the states of a step, of requests that are followed and of others.
+
+        Called after `begin` of its new requests, and before `extend` with the tokens that it chose: so states of drafts
+        that turn out to be wrong are among these.
+
+        Args:
+            first_tokens: of each scheduled request, its first row in `states`.
+            states: [num_tokens, len(layers) * hidden]; valid until the next step.
+        """
         ...

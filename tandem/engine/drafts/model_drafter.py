@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.core.hashing import extend_hashes
-from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.drawing import drawing_state
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
@@ -82,16 +82,12 @@ class ModelDrafter:
         self._released: list[str] = []
 
     def begin(self, request: NewRequest) -> None:
-        params = request.params
-        drawing = SamplingParams(
-            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
-        )
         self._followed[request.request_id] = _Followed(
             request.request_id,
             [*request.prompt_token_ids, *request.output_token_ids],
             len(request.prompt_token_ids),
             request.hash_root,
-            SamplingState(drawing, request.seed, (), (), (), self._vocab_size),
+            drawing_state(request, self._vocab_size),
         )
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:

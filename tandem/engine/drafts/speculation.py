@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+import torch
+
 from tandem.core.speculate import OFF
 from tandem.engine.drafts.allowance import Allowance
-from tandem.engine.drafts.drafter import Drafter
+from tandem.engine.drafts.drafter import Drafter, StateReader
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
 from tandem.scheduler.output import SampledToken, SchedulerOutput
 
@@ -38,7 +40,7 @@ class Speculation:
     """Drafts of one executor's requests.
 
     Args:
-        drafter: guesses.
+        drafter: guesses; is told hidden states if it is a `StateReader` too.
         max_drafts: the most tokens guessed for a request and step.
         adapts: whether the number of drafts follows what was measured; else all guesses are checked.
         now_s: clock by which the drafter is timed.
@@ -53,6 +55,7 @@ class Speculation:
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._drafter = drafter
+        self._reader = drafter if isinstance(drafter, StateReader) else None
         self._max_drafts = max_drafts
         self._adapts = adapts
         self._now_s = now_s
@@ -63,6 +66,18 @@ class Speculation:
         self._pause, self._num_paused = _FIRST_PAUSE, 0
         self._acceptance = _FIRST_ACCEPTANCE
         self._followed: dict[str, _Followed] = {}
+
+    @property
+    def layers_read(self) -> tuple[int, ...]:
+        """Layers whose inputs the drafter reads, see `HiddenStates`; empty = it reads none."""
+        return () if self._reader is None else self._reader.layers
+
+    def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
+        """Hand a step's hidden states to the drafter, see `StateReader`; after `begin`, before `drafts`."""
+        assert self._reader is not None
+        began_s = self._now_s()
+        self._reader.observe(step, first_tokens, states)
+        self._note_cost(self._now_s() - began_s, len(step.scheduled))
 
     def begin(self, step: SchedulerOutput) -> None:
         """Forget and follow the requests that a step releases and describes."""
@@ -147,12 +162,17 @@ class Speculation:
         began_s = self._now_s()
         guesses = self._drafter.draft(limits)
         seconds = self._now_s() - began_s
-        if guesses:
-            self._depth_times.note(len(limits), seconds / max(map(len, guesses.values())))
-        self._allowance.note_gain(-seconds / self._plain_times.seconds(num_requests))
+        depth = max(map(len, guesses.values()), default=0)
+        if depth:
+            self._depth_times.note(len(limits), seconds / depth)
+        self._note_cost(seconds, num_requests)
         for request_id, guess in guesses.items():
             self._followed[request_id].guess = guess
         return guesses
+
+    def _note_cost(self, seconds: float, num_requests: int) -> None:
+        """Record time of the drafter's own."""
+        self._allowance.note_gain(-seconds / self._plain_times.seconds(num_requests))
 
     def _lengths(self, sizes: Mapping[str, int], num_rows: int, depth_s: float = 0.0) -> Mapping[str, int]:
         """Number of drafts to check of guesses of these sizes; requests that should have none are left out."""

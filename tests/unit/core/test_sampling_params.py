@@ -45,7 +45,7 @@ def test_defaults_are_plain_sampling() -> None:
         ("grammar", "a" * (MAX_GRAMMAR_CHARACTERS + 1)),
         ("reasoning", (1, 2)),
         ("skip_special_tokens", 1),
-        ("speculate", "eagle"),
+        ("speculate", "medusa"),
         ("speculate", ["ngram"]),
         ("logit_bias", {-1: 0.0}),
         ("logit_bias", {1: math.inf}),

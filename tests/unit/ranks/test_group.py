@@ -69,6 +69,21 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     assert all(ends(process) for process in processes)
 
 
+def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
+    """It was split: its products waited until the deadline for ranks that had none of it."""
+    config = ranked_config(checkpoint, speculate=f"draft={checkpoint}")
+    expected = answers(build_engine(ranked_config(checkpoint)))
+    with led_engine(config, 2, deadline_s=20.0) as (engine, _):
+        assert answers(engine) == expected
+        assert engine.counters.num_drafted > 0
+
+
+def test_heads_are_refused_by_name(checkpoint: Path) -> None:
+    config = ranked_config(checkpoint, speculate="mtp")
+    with pytest.raises(ConfigurationError, match=r"speculate='mtp' is not served with tp=2 yet"), led_engine(config, 2):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(

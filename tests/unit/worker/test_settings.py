@@ -67,7 +67,8 @@ def test_a_core_board_that_is_not_there_is_named() -> None:
         settings_of(core_board="/nowhere/board:3").open_core_board()
 
 
-def test_prefill_workers_load_no_draft_model() -> None:
-    settings = {"model": "m", "speculate": "draft=small"}
+@pytest.mark.parametrize("drafter", ["draft=small", "eagle=head", "mtp", "auto"])
+def test_prefill_workers_load_no_drafting_network(drafter: str) -> None:
+    settings = {"model": "m", "speculate": drafter}
     assert PrefillSettings.model_validate(settings).engine_config().speculate == "off"
-    assert DecodeSettings.model_validate(settings).engine_config().speculate == "draft=small"
+    assert DecodeSettings.model_validate(settings).engine_config().speculate == drafter

@@ -60,6 +60,12 @@ struct Cache {
   const int64_t* slots;
 };
 
+// Where a reader wants the residual stream at the inputs of layers: a pointer for each layer, null where it is not read.
+struct States {
+  char* const* rows;  // null: nobody reads
+  int64_t stride;     // in elements
+};
+
 struct StackArguments {
   int64_t dtype, activation, unit_offset, hidden, ffn, num_heads, num_kv_heads, head_dim, block_size,
       num_experts, top_k;
@@ -73,6 +79,7 @@ struct StackArguments {
   const int32_t *query_start, *seq_lens;
   int64_t num_tokens, num_requests, is_packed, threads;
   Wanted wanted;
+  States states;
 };
 
 class Stack {
@@ -92,6 +99,7 @@ class Stack {
     for (int64_t i = 0; i < a.num_layers; ++i) {
       const Layer& layer = a.layers[i];
       i == 0 ? norm(a.residual, layer.input_norm, nullptr, normed) : norm(delta, layer.input_norm, a.residual, normed);
+      if (a.states.rows && a.states.rows[i]) copy_states(a.states.rows[i]);
       project(layer);
       rotate_and_write(layer, a.caches[i]);
       const bool leaves_some_out = a.wanted.rows && i + 1 == a.num_layers;
@@ -112,6 +120,12 @@ class Stack {
   int64_t* chosen;
   float* weights;
   char *normed, *qkv, *attended, *gated, *delta, *logits;
+
+  void copy_states(char* rows) const {
+    const int64_t row_bytes = a.hidden * element_bytes;
+    for (int64_t i = 0; i < num_tokens; ++i)
+      std::memcpy(rows + i * a.states.stride * element_bytes, static_cast<char*>(a.residual) + i * row_bytes, row_bytes);
+  }
 
   // After the last layer's keys and values nobody reads a token that is not asked for.
   void keep_wanted() {

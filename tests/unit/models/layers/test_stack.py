@@ -22,7 +22,7 @@ from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.compute.weights.base import StoredTensors, WeightFormat
@@ -86,9 +86,15 @@ def _load(path: Path, dtype: str, kernels: NativeKernels, formats_of: FormatRead
 
 
 def _run(
-    decoder: Decoder, backend: AttentionBackend, asked: Sequence[Sequence[int]] | None = None
+    decoder: Decoder,
+    backend: AttentionBackend,
+    asked: Sequence[Sequence[int]] | None = None,
+    read: Sequence[HiddenStates] = (),
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The hidden states of every step, and the arena afterwards. `asked`: of how many of each request's last tokens."""
+    """The hidden states of every step, and the arena afterwards.
+
+    `asked`: of how many of each request's last tokens. `read`: is filled in, one of each step.
+    """
     layout = build_layout(decoder.spec.kv_specs, BLOCK_SIZE)
     arena = Arena(layout, 1 + len(STEPS[0]) * MAX_BLOCKS * len(layout.groups), CPU)
     tables = torch.randperm(arena.num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
@@ -98,7 +104,8 @@ def _run(
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
         wanted = None if asked is None else _wanted(by_layer, decoder.spec.wanted_states, asked[index])
-        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, {KVSpec: backend}, wanted))
+        states = read[index] if read else None
+        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, {KVSpec: backend}, wanted, states))
     return hidden, arena.pages
 
 
@@ -229,6 +236,21 @@ def test_those_asked_for_have_the_bits_they_have_among_all(path: Path, dtype: st
             else:  # NOTE: PyTorch's products have other bits for other numbers of rows
                 torch.testing.assert_close(step, torch.cat(rows), rtol=2e-2, atol=2e-2)
         assert torch.equal(pages, expected_pages)
+
+
+def test_states_that_are_read_have_the_bits_of_the_layers(path: Path, kernels: NativeKernels) -> None:
+    """Of all tokens, of those too that nobody asks for at the end; and reading changes no bit."""
+    decoder = _load(path, "bfloat16", kernels).decoder
+    layers = (0, decoder.spec.num_prompt_layers - 1)
+    found: list[list[torch.Tensor]] = []
+    for backend in (NativeBackend(CPU), OneByOne(CPU)):
+        read = [HiddenStates(layers) for _ in STEPS]
+        hidden, pages = _run(decoder, backend, ASKED, read)
+        found.append([*hidden, pages, *(states.tensor for states in read)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    expected, _ = _run(decoder, NativeBackend(CPU), ASKED)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found[0], strict=False))
+    assert [len(states.tensor) for states in read] == [sum(lengths) for lengths in STEPS]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,0 +1,97 @@
+"""Heads: small networks that guess further tokens from a model's hidden states, as specs.
+
+A row of a head stands for a position of the text. It takes the model's hidden states there and the token behind it, and
+guesses the token behind that. The next guess takes the head's own output in place of the model's states.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.architecture.feed_forward import GatedSpec
+from tandem.architecture.mixers import AttentionSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpSpec:
+    """Module for multi-token prediction that a checkpoint carries behind its last layer (DeepSeek-V3,
+    arXiv:2412.19437, section 2.2). Embedding and output head are the model's.
+
+    The layer's input is `projection` of [embedding_norm(embedding of the token) | hidden_norm(hidden states)], where
+    the model's hidden states are those after its final norm. `final_norm` gives both what the output head takes and
+    what the next guess takes.
+    """
+
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    projection: LinearSpec
+    layer: LayerSpec
+    final_norm: NormSpec
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for norm in (self.embedding_norm, self.hidden_norm, self.final_norm):
+            yield from norm.tensors()
+        yield from self.projection.tensors()
+        yield from self.layer.tensors()
+
+
+def mtp_of(model: ModelSpec) -> MtpSpec | None:
+    """The module of a model's first layer behind the last, with the tensor names of DeepSeek; None = it has none."""
+    if not model.next_layers:
+        return None
+    prefix, hidden, eps = f"model.layers.{model.num_layers}", model.hidden_size, model.final_norm.eps
+    return MtpSpec(
+        embedding_norm=NormSpec(f"{prefix}.enorm", hidden, eps),
+        hidden_norm=NormSpec(f"{prefix}.hnorm", hidden, eps),
+        projection=LinearSpec(f"{prefix}.eh_proj", hidden, 2 * hidden),
+        layer=model.next_layers[0],
+        final_norm=NormSpec(f"{prefix}.shared_head.norm", hidden, eps),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Spec:
+    """EAGLE-3 head in the published layout (arXiv:2503.01840).
+
+    `fusion` makes one hidden state of those of three layers. Attention reads [embedding_norm(embedding of the token) |
+    hidden_norm(hidden state)], twice as wide as the hidden state, to which its output is added.
+
+    Args:
+        layers_read: layers of the model whose inputs are taken.
+        hidden_size: of the head.
+        vocab_size: of the model.
+        embedding: the head's own; None = the model's.
+        head: to logits of the head's tokens, of which there may be fewer than the model has.
+        offsets: [number of the head's tokens], what each token's number is less than the model's; None = the tokens
+            are the model's.
+        adds_to_normed: the output of attention is added to the hidden state after its norm.
+    """
+
+    layers_read: tuple[int, ...]
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    embedding: TensorSpec | None
+    fusion: LinearSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    attention: AttentionSpec
+    feed_forward_norm: NormSpec
+    feed_forward: GatedSpec
+    final_norm: NormSpec
+    head: LinearSpec
+    offsets: TensorSpec | None
+    adds_to_normed: bool
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        if self.embedding is not None:
+            yield self.embedding
+        for norm in (self.embedding_norm, self.hidden_norm, self.feed_forward_norm, self.final_norm):
+            yield from norm.tensors()
+        for linear in (self.fusion, self.head):
+            yield from linear.tensors()
+        yield from self.attention.tensors()
+        yield from self.feed_forward.tensors()
+        if self.offsets is not None:
+            yield self.offsets

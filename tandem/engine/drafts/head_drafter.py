@@ -1,0 +1,263 @@
+"""Drafter by a head: guesses from the served model's own hidden states (MTP, EAGLE-3).
+
+Row i of a request belongs to its position `first + i`: the model's states there and the token behind it. Rows wait
+until guesses are asked for, or until as many wait as a step has tokens, so that prompts are computed in chunks and
+answers nobody drafts for cost little. A request whose earlier states this worker never saw (taken over from another
+worker, found in the prefix cache, preempted) starts cold at the first position it computes. Rotary embeddings see
+distances only, so its rows are counted from there.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tandem.compute.arena import Arena
+from tandem.compute.attention import Backends
+from tandem.engine.drafts.drawing import drawing_state
+from tandem.engine.inputs import InputBuilder
+from tandem.engine.logits import SamplingState
+from tandem.engine.sampler import Sampler
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.manager import KVCacheManager
+from tandem.models.heads.base import Head
+from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.step_deltas import TableChanges
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One request.
+
+    token_ids: prompt and output.
+    first: position of its first row; None = no states of it are known.
+    num_computed: rows whose state is in the pool.
+    waiting: the model's states of the rows behind those, [n, width] each.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    state: SamplingState
+    first: int | None = None
+    num_computed: int = 0
+    waiting: list[torch.Tensor] = field(default_factory=list)
+    table: BlockTable | None = None
+    changes: TableChanges = field(default_factory=TableChanges)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting))
+
+    @property
+    def num_ready(self) -> int:
+        """Waiting rows whose token is known."""
+        if self.first is None:
+            return 0
+        return min(self.num_waiting, len(self.token_ids) - 1 - self.first - self.num_computed)
+
+    def follows(self, position: int) -> bool:
+        """Whether states from `position` on continue those that are known."""
+        return self.first is not None and 0 <= position - self.first - self.num_computed <= self.num_waiting
+
+    def split(self, num_rows: int) -> torch.Tensor:
+        """Take the first `num_rows` of the waiting rows, at least one."""
+        rows = torch.cat(self.waiting)
+        self.waiting = [rows[num_rows:]] if num_rows < len(rows) else []
+        return rows[:num_rows]
+
+    def forget(self) -> None:
+        """Forget all rows."""
+        self.first, self.num_computed = None, 0
+        self.waiting.clear()
+
+
+class HeadDrafter:
+    """A `Drafter`, and its `StateReader`. Guesses are drawn as in `ModelDrafter`.
+
+    Args:
+        head: guesses.
+        arena: memory of the rows' states, of one layer.
+        kv: its blocks.
+        backends: attention over it.
+        sampler: draws the guesses.
+        vocab_size: of the served model.
+        max_num_requests: requests that are followed at once.
+        max_model_len: longest request in tokens.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        arena: Arena,
+        kv: KVCacheManager,
+        backends: Backends,
+        sampler: Sampler,
+        *,
+        vocab_size: int,
+        max_num_requests: int,
+        max_model_len: int,
+    ) -> None:
+        self._head = head
+        self._arena = arena
+        self._kv = kv
+        self._backends = backends
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._max_rows = max_model_len
+        self._inputs = InputBuilder(
+            arena.layout,
+            max_num_requests=max_num_requests,
+            max_model_len=max_model_len,
+            device=arena.pages.device,
+            wanted_groups=(0,),
+        )
+        self._followed: dict[str, _Followed] = {}
+        self._released: list[str] = []
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._head.layers_read
+
+    def begin(self, request: NewRequest) -> None:
+        self._followed[request.request_id] = _Followed(
+            request.request_id,
+            [*request.prompt_token_ids, *request.output_token_ids],
+            len(request.prompt_token_ids),
+            drawing_state(request, self._vocab_size),
+        )
+
+    @torch.inference_mode()
+    def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
+        """Keep the states of a step. If more rows wait than a chunk may have, they are computed."""
+        for item, row in zip(step.scheduled, first_tokens, strict=True):
+            followed = self._followed.get(item.request_id)
+            if followed is not None:
+                self._add(followed, item.start, states[row : row + item.num_tokens].clone())
+        if sum(followed.num_waiting for followed in self._followed.values()) > self._kv.max_chunk_tokens:
+            self._catch_up(self._followed.values())
+
+    def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
+        self._followed[request_id].token_ids += token_ids
+
+    @torch.inference_mode()
+    def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+        """One step computes the rows that wait, each further one adds a token to every guess. A request without new
+        states, or without room in the pool, is left out.
+        """
+        guesses: dict[str, list[int]] = {}
+        growing, hidden = self._catch_up(self._followed[request_id] for request_id in limits)
+        depth = 0
+        while growing:
+            drawn = self._draw(growing, hidden, depth)
+            good = [index for index, token in enumerate(drawn) if token.is_token]
+            growing, hidden = [growing[index] for index in good], hidden[good]
+            for followed, index in zip(growing, good, strict=True):
+                guesses.setdefault(followed.request_id, []).append(drawn[index].token_id)
+            depth += 1
+            growing, hidden = self._compute_guesses(growing, hidden, guesses, limits, depth)
+        return guesses
+
+    def end(self, request_id: str) -> None:
+        self._forget(self._followed.pop(request_id))
+
+    def check(self) -> None:
+        """Check that the blocks are accounted for.
+
+        Raises:
+            AssertionError: they are not.
+        """
+        self._kv.check()
+        assert self._followed or self._kv.usage.used == 0, "blocks of the head are used by nobody"
+
+    def _add(self, followed: _Followed, position: int, states: torch.Tensor) -> None:
+        """Add the states from `position` on. Those of wrong guesses that wait there are replaced."""
+        if not followed.follows(position):
+            self._forget(followed)
+            followed.first = position
+        assert followed.first is not None
+        num_kept = position - followed.first - followed.num_computed
+        followed.waiting = [*([followed.split(num_kept)] if num_kept else []), states]
+
+    def _forget(self, followed: _Followed) -> None:
+        """Forget the rows of a request, and release its blocks."""
+        followed.forget()
+        if followed.table is not None:
+            self._kv.close(followed.request_id)
+            self._released.append(followed.request_id)
+            followed.table, followed.changes = None, TableChanges()
+
+    def _catch_up(self, requests: Iterable[_Followed]) -> tuple[list[_Followed], torch.Tensor]:
+        """Compute the waiting rows whose token is known, of requests that have some. Returns these requests, and what
+        the head gave for the last row of each.
+        """
+        ready = [followed for followed in requests if followed.num_ready > 0 and self._has_room(followed)]
+        items, states = [], []
+        for followed in ready:
+            assert followed.first is not None
+            num_rows, start = followed.num_ready, followed.num_computed
+            behind = followed.first + start + 1
+            items.append(self._item(followed, start, followed.token_ids[behind : behind + num_rows]))
+            states.append(followed.split(num_rows))
+            followed.num_computed += num_rows
+        return ready, self._forward(items, [self._head.fuse(rows) for rows in states])
+
+    def _compute_guesses(
+        self,
+        requests: Sequence[_Followed],
+        hidden: torch.Tensor,
+        guesses: Mapping[str, Sequence[int]],
+        limits: Mapping[str, int],
+        depth: int,
+    ) -> tuple[list[_Followed], torch.Tensor]:
+        """Compute the rows of the last guesses, of requests that may have more than `depth` and have room for it.
+
+        Their states are overwritten by those of the tokens that are chosen.
+        """
+        growing, items, rows = [], [], []
+        for index, followed in enumerate(requests):
+            start = followed.num_computed + depth - 1
+            is_wanted = depth < limits[followed.request_id] and start < self._max_rows
+            # NOTE: what no row from the last known one on attends to may be released, whatever becomes of guesses
+            if is_wanted and self._kv.grow(followed.request_id, followed.num_computed - 1, start + 1):
+                growing.append(followed)
+                items.append(self._item(followed, start, guesses[followed.request_id][-1:]))
+                rows.append(hidden[index : index + 1])
+        return growing, self._forward(items, rows)
+
+    def _has_room(self, followed: _Followed) -> bool:
+        """Whether the pool has blocks for the rows that are ready; a request without is forgotten, to start cold."""
+        end = followed.num_computed + followed.num_ready
+        if followed.table is None:
+            nothing = self._kv.match((), 1)
+            if self._kv.can_open(nothing, end):
+                followed.table = self._kv.open(followed.request_id, nothing, (), end)
+        if followed.table is not None and self._kv.grow(followed.request_id, followed.num_computed, end):
+            return True
+        self._forget(followed)
+        return False
+
+    def _item(self, followed: _Followed, start: int, token_ids: Sequence[int]) -> ScheduledRequest:
+        assert followed.table is not None
+        blocks = followed.changes.of(followed.table)
+        return ScheduledRequest(followed.request_id, start, token_ids, samples=True, blocks=blocks)
+
+    def _forward(self, items: Sequence[ScheduledRequest], hidden: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute rows, given the hidden states of each request's; returns those of the last row of each."""
+        if not items:
+            return torch.empty(0)
+        released, self._released = tuple(self._released), []
+        inputs = self._inputs.build(SchedulerOutput((), tuple(items), released))
+        in_order = sorted(range(len(items)), key=inputs.first_tokens.__getitem__)
+        rows = torch.cat([hidden[index] for index in in_order])
+        found = self._head.forward(
+            inputs.input_ids, inputs.positions, rows, self._arena.layers, inputs.batches[0], self._backends
+        )
+        last = [first + item.num_tokens - 1 for first, item in zip(inputs.first_tokens, items, strict=True)]
+        return found[last]
+
+    def _draw(self, requests: Sequence[_Followed], hidden: torch.Tensor, depth: int) -> Sequence[SampledToken]:
+        for followed in requests:
+            followed.state.num_output_tokens = len(followed.token_ids) - followed.num_prompt_tokens + depth
+        logits = self._head.logits(hidden)[:, : self._vocab_size]
+        return self._sampler.sample(logits, [followed.state for followed in requests])

@@ -1,0 +1,66 @@
+"""Loads a head beside a served model as a drafter, or refuses it by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tandem.compute.arena import Arena
+from tandem.compute.backends import choose_backends
+from tandem.compute.native.sampling import NativeDraws
+from tandem.core.config import EngineConfig
+from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.engine.drafts.head_drafter import HeadDrafter
+from tandem.engine.sampler import Sampler
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.models.heads.base import LoadedHead
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingHead:
+    """A head in memory, and the layout of its state."""
+
+    loaded: LoadedHead
+    layout: KVLayout
+
+    def drafter(
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        *,
+        vocab_size: int,
+        num_blocks: int,
+        max_chunk_tokens: int,
+        max_model_len: int,
+        draws: NativeDraws | None,
+    ) -> HeadDrafter:
+        """The drafter, with a pool of `num_blocks` blocks; takes their memory. Arguments as for `DraftModel.drafter`.
+
+        Raises:
+            ConfigurationError: no backend reads its state.
+        """
+        kv = KVCacheManager(self.layout, num_blocks, max_chunk_tokens=max_chunk_tokens, prefix_caching=False)
+        return HeadDrafter(
+            self.loaded.head,
+            Arena(self.layout, num_blocks + 1, device),
+            kv,
+            choose_backends(config.attention_backend, device, self.layout, 0.0),
+            Sampler(draws),
+            vocab_size=vocab_size,
+            max_num_requests=config.max_num_running,
+            max_model_len=min(max_model_len, self.loaded.max_positions),
+        )
+
+
+def load_head(config: EngineConfig, load: Callable[[], LoadedHead]) -> DraftingHead:
+    """The head that `config.speculate` names.
+
+    Raises:
+        ConfigurationError: `load` refuses it; the message says why.
+    """
+    try:
+        loaded = load()
+    except (CheckpointError, ConfigurationError) as error:
+        raise ConfigurationError(f"speculate={config.speculate!r}: the head cannot be used: {error}") from error
+    return DraftingHead(loaded, build_layout([loaded.head.state], config.block_size))

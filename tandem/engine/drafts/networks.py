@@ -1,0 +1,130 @@
+"""Networks that draft beside a served model, by the name of their drafter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tandem.compute.native.sampling import NativeDraws
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.formats import FormatReader
+from tandem.core.config import EngineConfig
+from tandem.core.errors import ConfigurationError
+from tandem.core.speculate import DRAFT, EAGLE, MTP, drafter_of
+from tandem.engine.drafts.draft_model import load_draft_model
+from tandem.engine.drafts.drafter import Drafter
+from tandem.engine.drafts.heads import DraftingHead, load_head
+from tandem.kvcache.spec import KVLayout
+from tandem.models.heads.base import LoadedHead
+from tandem.models.heads.load import carries_mtp, load_eagle3, load_mtp
+from tandem.models.loader import LoadedModel, resolve_model_path
+from tandem.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """The model that a network drafts for. `load`: loads the directory of another, whole, with the same settings."""
+
+    model: LoadedModel
+    path: Path
+    tokenizer: Tokenizer
+    kernels: Kernels
+    device: torch.device
+    formats_of: FormatReader
+    allow_pickle: bool
+    load: Callable[[str], LoadedModel]
+
+    def carries_mtp(self) -> bool:
+        """Whether its checkpoint has a module for multi-token prediction."""
+        return carries_mtp(self.path, self.model, allow_pickle=self.allow_pickle)
+
+
+class DraftingNetwork(Protocol):
+    """A network in memory. `layout`: of its state."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    def drafter(
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        *,
+        vocab_size: int,
+        num_blocks: int,
+        max_chunk_tokens: int,
+        max_model_len: int,
+        draws: NativeDraws | None,
+    ) -> Drafter:
+        """The drafter, with a pool of `num_blocks` blocks; takes their memory.
+
+        Args:
+            vocab_size: of the served model.
+            max_chunk_tokens: of prompts computed at once.
+            max_model_len: longest request in tokens.
+
+        Raises:
+            ConfigurationError: no backend reads its state.
+        """
+        ...
+
+
+def load_network(config: EngineConfig, name: str | None, served: TargetModel, num_ranks: int) -> DraftingNetwork | None:
+    """The network of the drafter `name`; None = it needs none, or there is no drafter.
+
+    Raises:
+        ConfigurationError: it is unreadable, or made for another model, or would have to be split among ranks.
+    """
+    load = None if name is None else _LOADERS.get(name)
+    return None if load is None else load(config, served, num_ranks)
+
+
+def _load_draft_model(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingNetwork:
+    """NOTE: with several ranks the leader has all of it."""
+    return load_draft_model(config, served.tokenizer, served.load)
+
+
+def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
+    _, directory = drafter_of(config.speculate) or ("", None)
+    assert directory, "choose_drafter refuses other settings"
+
+    def load() -> LoadedHead:
+        path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
+        return _with(served, partial(load_eagle3, path))
+
+    _refuse_ranks(config, num_ranks)
+    return load_head(config, load)
+
+
+def _load_mtp(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
+    _refuse_ranks(config, num_ranks)
+    return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
+
+
+def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
+    return load(
+        served.model,
+        kernels=served.kernels,
+        device=served.device,
+        formats_of=served.formats_of,
+        allow_pickle=served.allow_pickle,
+    )
+
+
+def _refuse_ranks(config: EngineConfig, num_ranks: int) -> None:
+    """NOTE: a head shares the model's embedding and output head, of which each rank has a part."""
+    if num_ranks > 1:
+        raise ConfigurationError(
+            f"speculate={config.speculate!r} is not served with tp={num_ranks} yet; use ngram, suffix or draft=DIR, "
+            "or tp=1"
+        )
+
+
+_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, int], DraftingNetwork]] = {
+    DRAFT: _load_draft_model,
+    EAGLE: _load_eagle,
+    MTP: _load_mtp,
+}

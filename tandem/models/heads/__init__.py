@@ -1,0 +1,1 @@
+"""Heads in memory: small networks that guess further tokens from a model's hidden states."""

@@ -1,0 +1,91 @@
+"""Loads a head beside a model, or refuses it by name."""
+
+from pathlib import Path
+
+import torch
+
+from tandem.architecture.families import eagle3
+from tandem.architecture.heads import mtp_of
+from tandem.architecture.quantisation import read_config
+from tandem.architecture.registry import find_family
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.formats import FormatReader, read_formats
+from tandem.core.errors import ConfigurationError
+from tandem.models.checkpoint import open_checkpoint
+from tandem.models.heads.base import LoadedHead
+from tandem.models.heads.eagle3 import Eagle3Head
+from tandem.models.heads.mtp import MtpHead
+from tandem.models.load_plan import LoadingPlan
+from tandem.models.loader import LoadedModel
+from tandem.models.weights import load_parameters, match_plan, stored_names, stored_tensors
+
+_SHARED = (".shared_head.head.weight", ".embed_tokens.weight")  # copies of the model's own
+
+
+def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> bool:
+    """Whether the checkpoint of a model has a module for multi-token prediction; it has none with several."""
+    spec = mtp_of(model.spec)
+    if spec is None or len(model.spec.next_layers) > 1:
+        return False
+    fields = read_config(path)
+    names = stored_names(open_checkpoint(path, allow_pickle=allow_pickle), find_family(fields).parameter_name)
+    return f"{spec.projection.name}.weight" in names
+
+
+def load_mtp(
+    path: Path,
+    model: LoadedModel,
+    *,
+    kernels: Kernels,
+    device: torch.device,
+    formats_of: FormatReader = read_formats,
+    allow_pickle: bool = False,
+) -> LoadedHead:
+    """The module for multi-token prediction that the checkpoint of `model`, at `path`, carries.
+
+    Raises:
+        ConfigurationError: it carries none, or several, of which the others would have to be chained.
+        CheckpointError: its tensors are not as they should be.
+    """
+    spec = mtp_of(model.spec)
+    if spec is None or not carries_mtp(path, model, allow_pickle=allow_pickle):
+        num_layers = len(model.spec.next_layers)
+        found = f"{num_layers} modules, and one is served" if num_layers > 1 else "no module for multi-token prediction"
+        raise ConfigurationError(f"the checkpoint has {found}; use another drafter, or off")
+    fields = read_config(path)
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    names = stored_names(checkpoint, find_family(fields).parameter_name)
+    prefix = f"model.layers.{model.spec.num_layers}."
+    own = {name: source for name, source in names.items() if name.startswith(prefix) and not name.endswith(_SHARED)}
+    formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
+    plan = LoadingPlan.of_tensors(spec.tensors(), formats)
+    sources = match_plan(checkpoint, plan, formats, own)
+    parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
+    head = MtpHead(spec, model.decoder, parameters, kernels)
+    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings)
+
+
+def load_eagle3(
+    path: Path,
+    model: LoadedModel,
+    *,
+    kernels: Kernels,
+    device: torch.device,
+    formats_of: FormatReader = read_formats,
+    allow_pickle: bool = False,
+) -> LoadedHead:
+    """The EAGLE-3 head in the directory `path`, for `model`.
+
+    Raises:
+        CheckpointError: it is no such head, damaged, or that of another model.
+    """
+    fields = read_config(path)
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    names = stored_names(checkpoint, eagle3.parameter_name)
+    spec = eagle3.read_eagle3(fields, model.spec, names)
+    formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
+    plan = LoadingPlan.of_tensors(spec.tensors(), formats)
+    sources = match_plan(checkpoint, plan, formats, names)
+    parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
+    head = Eagle3Head(spec, model.decoder, parameters, kernels)
+    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings)

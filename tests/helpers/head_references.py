@@ -1,0 +1,84 @@
+"""Heads computed naively: every guess from the whole text, without caches, by plain PyTorch and by transformers."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers.modeling_layers import MtpModel
+
+
+def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
+    """The first module's guesses behind `token_ids`, reused for all, by the layer of transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    # NOTE: weights of modules are found by a pattern of the class, which holds the number of layers of DeepSeek-V3
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
+    module = MtpModel.from_pretrained(model)
+    with torch.no_grad():
+        hidden = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states[-1]
+        behind, guesses = token_ids[1:], []
+        for _ in range(num_guesses):
+            rows = module.forward_layer(
+                0, hidden, torch.arange(len(behind))[None], None, input_ids=torch.tensor([behind])
+            )
+            guesses.append(int(model.lm_head(rows[0, -1]).argmax()))
+            hidden = torch.cat((hidden, rows[:, -1:]), dim=1)
+            behind = [*behind, guesses[-1]]
+    return guesses
+
+
+def eagle3_guess(path: Path, head: Path, token_ids: list[int], num_guesses: int) -> list[int]:
+    """Guesses of the EAGLE-3 head at `head` behind `token_ids`, for the model at `path`."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    config, w = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    embedding = w.get("embed_tokens.weight", model.state_dict()["model.embed_tokens.weight"])
+    nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+    layers = config.get("eagle_aux_hidden_state_layer_ids") if nested is None else [layer + 1 for layer in nested]
+    with torch.no_grad():
+        states = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+        hidden = torch.cat([states[layer][0] for layer in layers], dim=1) @ w["fc.weight"].T
+        behind, guesses = token_ids[1:], []
+        for _ in range(num_guesses):
+            out = _eagle3_layer(config, w, embedding[torch.tensor(behind)], hidden)
+            logits = w["lm_head.weight"] @ _norm(out[-1], w["norm.weight"], config)
+            own = int(logits.argmax())
+            guesses.append(own + int(w["d2t"][own]))
+            hidden = torch.cat((hidden, out[-1:]))
+            behind = [*behind, guesses[-1]]
+    return guesses
+
+
+def _eagle3_layer(
+    config: dict[str, float], w: dict[str, torch.Tensor], embedded: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """[num_rows, hidden] of the rows' embeddings and hidden states."""
+    normed = _norm(hidden, w["midlayer.hidden_norm.weight"], config)
+    x = torch.cat((_norm(embedded, w["midlayer.input_layernorm.weight"], config), normed), dim=1)
+    num_rows, size = len(x), int(config["head_dim"])
+    q, k, v = (
+        (x @ w[f"midlayer.self_attn.{name}_proj.weight"].T).view(num_rows, -1, size).transpose(0, 1) for name in "qkv"
+    )
+    groups = len(q) // len(k)
+    q, k = _rotated(q, config["rope_theta"]), _rotated(k, config["rope_theta"]).repeat_interleave(groups, 0)
+    attended = functional.scaled_dot_product_attention(q, k, v.repeat_interleave(groups, 0), is_causal=True)
+    mixed = attended.transpose(0, 1).reshape(num_rows, -1) @ w["midlayer.self_attn.o_proj.weight"].T
+    residual = mixed + (normed if config.get("norm_before_residual") else hidden)
+    y = _norm(residual, w["midlayer.post_attention_layernorm.weight"], config)
+    gate, up, down = (w[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return residual + (functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, config: dict[str, float]) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]) * weight
+
+
+def _rotated(x: torch.Tensor, theta: float) -> torch.Tensor:
+    """[heads, num_rows, size], half-split."""
+    size = x.shape[-1]
+    frequencies = theta ** -(torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,275 @@
+"""Heads as drafters: guesses against naive references, rows that follow the accepted tokens, exact answers."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tandem.core.errors import ConfigurationError
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.head_drafter import HeadDrafter
+from tandem.engine.drafts.speculation import Speculation
+from tandem.engine.engine import Engine
+from tandem.scheduler.output import NewRequest, SchedulerOutput
+from tandem.text.grammar import regex_grammar
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, save_tiny_llama
+from tests.helpers.engines import drafting_engine, drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
+from tests.helpers.handoff import Side, hand_off
+from tests.helpers.head_drafters import head_drafter
+from tests.helpers.head_references import eagle3_guess, mtp_guess
+from tests.helpers.heads import change_config, save_eagle3, save_with_mtp
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.tokenizers import write_byte_tokenizer
+
+VOCAB_SIZE = 199
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+PARAMS = {
+    "greedy": GREEDY,
+    "sampled": SamplingParams(max_tokens=24, seed=3, top_p=0.9, ignore_eos=True),
+    "penalised": SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3),
+    "grammar": SamplingParams(max_tokens=24, seed=6, grammar=regex_grammar("([a-c]{2}-[0-9]{2} ){3,}")),
+}
+
+
+def prompt_of(seed: int, num_tokens: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(6, VOCAB_SIZE) for _ in range(num_tokens)]
+
+
+PROMPTS = {name: prompt_of(index, 5 + 17 * index) for index, name in enumerate(PARAMS)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint with a head. `guess`: of (checkpoint, tokens, number), by the reference."""
+
+    model: Path
+    setting: str
+    guess: Callable[[list[int], int], list[int]]
+
+
+def mtp_case(directory: Path, family: str) -> Case:
+    model = write_byte_tokenizer(save_with_mtp((BUILDERS | EXPERT_BUILDERS)[family], directory / family))
+    return Case(model, "mtp", lambda tokens, number: mtp_guess(model, tokens, number))
+
+
+def eagle_case(directory: Path, *, num_layers: int = 3, **options: Any) -> Case:
+    model = write_byte_tokenizer(save_tiny_llama(directory / "llama", num_hidden_layers=num_layers))
+    head = save_eagle3(directory / "eagle", model, **options)
+    return Case(model, f"eagle={head}", lambda tokens, number: eagle3_guess(model, head, tokens, number))
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "deepseek_v3": lambda directory: mtp_case(directory, "deepseek_v3"),
+    "glm4_moe": lambda directory: mtp_case(directory, "glm4_moe"),
+    "eagle": eagle_case,
+    "eagle, normed": lambda directory: eagle_case(
+        directory,
+        hidden_size=48,
+        target_hidden_size=64,
+        norm_before_residual=True,
+        num_layers=4,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+        seed=4,
+    ),
+}
+
+
+SLOW = ("glm4_moe", "eagle, normed")
+
+
+@pytest.fixture(
+    scope="module", params=["deepseek_v3", "eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return CASES[request.param](tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(scope="module")
+def plain(case: Case) -> dict[str, list[int]]:
+    return serve_alone(case.model, PROMPTS, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def eagle(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return eagle_case(tmp_path_factory.mktemp("eagle"))
+
+
+@dataclass
+class Recorded:
+    """A head's drafter, and what it guessed behind which tokens. Handed on are up to two tokens of `answer`, the whole
+    text of the request, and then guesses: so drafts of all lengths turn out right.
+    """
+
+    drafter: HeadDrafter
+    answer: Sequence[int] = ()
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    seen: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.drafter.layers
+
+    def begin(self, request: NewRequest) -> None:
+        self.tokens[request.request_id] = [*request.prompt_token_ids, *request.output_token_ids]
+        self.drafter.begin(request)
+
+    def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
+        self.drafter.observe(step, first_tokens, states)
+
+    def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
+        self.tokens[request_id] += token_ids
+        self.drafter.extend(request_id, token_ids)
+
+    def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
+        handed_on = {}
+        for request_id, guess in self.drafter.draft(limits).items():
+            tokens = self.tokens[request_id]
+            self.seen.append(([*tokens], [*guess]))
+            known = self.answer[len(tokens) : len(tokens) + len(self.seen) % 3]
+            handed_on[request_id] = [*known, *guess][: limits[request_id]]
+        return handed_on
+
+    def end(self, request_id: str) -> None:
+        self.drafter.end(request_id)
+
+
+def checking_all(drafter: Any, num_drafts: int = 3) -> Speculation:
+    return Speculation(drafter, num_drafts, adapts=False)
+
+
+def answers_of(engine: Engine) -> dict[str, list[int]]:
+    for name, prompt in PROMPTS.items():
+        engine.add_request(prompt, PARAMS[name], request_id=name)
+    outputs = drain(engine)
+    return {name: token_ids(outputs[name, 0]) for name in PROMPTS}
+
+
+def test_guesses_are_those_of_a_naive_reference(case: Case) -> None:
+    """Behind right and wrong drafts, and a prompt in three chunks. A state of a wrong guess must not remain."""
+    prompt = PROMPTS["penalised"]
+    answer = serve_alone(case.model, {"r": prompt}, {"r": GREEDY})["r"]
+    recorded = Recorded(head_drafter(case.model, case.setting), [*prompt, *answer])
+    engine = drafting_engine(case.model, checking_all(recorded), max_num_batched_tokens=16, max_num_running=8)
+    engine.add_request(prompt, GREEDY, request_id="r")
+    assert token_ids(drain(engine)["r", 0]) == answer
+    assert engine.counters.num_drafted > engine.counters.num_accepted > 0
+    assert len(recorded.seen) > 8
+    for tokens, guess in recorded.seen[::3]:
+        assert guess == case.guess(tokens, len(guess))
+    assert len({guess[0] for _, guess in recorded.seen}) > 3
+    engine.step()
+    recorded.drafter.check()
+
+
+@pytest.mark.parametrize(("num_blocks", "num_kv_blocks"), [(64, 14), (7, 64)], ids=["preempted", "little room"])
+def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_blocks: int, num_kv_blocks: int) -> None:
+    """With chunks and prefix hits, in a pool of the model, or of the head, that is too small for all requests."""
+    block_bytes = least_kv_cache_bytes(case.model, 16, 16, "float32") // 2
+    drafter = head_drafter(case.model, case.setting, num_blocks=num_blocks)
+    engine = drafting_engine(
+        case.model,
+        checking_all(drafter),
+        max_num_batched_tokens=32,
+        max_model_len=96,
+        kv_cache_bytes=num_kv_blocks * block_bytes,
+        block_size=8,
+    )
+    for _ in range(2):
+        assert answers_of(engine) == plain
+        drafter.check()
+    assert engine.counters.num_drafted > 0
+    is_preempted, has_hits = engine.counters.num_preemptions > 0, engine.counters.num_cached_prompt_tokens > 0
+    assert is_preempted if num_kv_blocks == 14 else has_hits
+
+
+def test_logits_are_those_without_drafts_bit_for_bit(case: Case) -> None:
+    """With compiled kernels, which hand out hidden states from inside their call of all layers."""
+    load_or_skip()
+    options = {"native_kernels": True, "attention_backend": "auto", "dtype": "bfloat16"}
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=3)
+    found = []
+    for speculate in ("off", case.setting):
+        engine = tiny_engine(case.model, **options, speculate=speculate, max_num_batched_tokens=32)
+        request_id = engine.add_request(PROMPTS["grammar"], params)
+        found.append([output.logprobs for output in drain(engine)[request_id, 0]])
+    assert engine.model.drafter == case.setting.partition("=")[0]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_what_another_worker_began_starts_cold(eagle: Case, name: str) -> None:
+    """The states of its prompt stayed there. It is drafted for nevertheless, and exactly."""
+    options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8}
+    source = Side(eagle.model, **options)
+    destination = Side(eagle.model, **options, speculate=eagle.setting)
+    prompt = PROMPTS["grammar"]
+    answer = hand_off(source, destination, prompt, PARAMS[name])
+    assert answer == serve_alone(eagle.model, {"r": prompt}, {"r": PARAMS[name]})["r"]
+    assert destination.engine.counters.num_drafted > 0
+
+
+def test_auto_takes_the_module_of_the_checkpoint(tmp_path: Path, eagle: Case) -> None:
+    carrying = mtp_case(tmp_path, "deepseek_v3").model
+    assert tiny_engine(carrying, speculate="auto").model.drafter == "mtp"
+    assert tiny_engine(eagle.model, speculate="auto").model.drafter == "suffix"
+
+
+def test_a_model_without_a_module_is_refused(eagle: Case, tmp_path: Path) -> None:
+    promised = write_byte_tokenizer(BUILDERS["deepseek_v3"](tmp_path / "promised"))
+    several = mtp_case(tmp_path, "deepseek_v3").model
+    change_config(several, lambda config: config.update(num_hidden_layers=2, num_nextn_predict_layers=2))
+    for model, message in (
+        (eagle.model, "no module"),
+        (promised, "no module"),
+        (several, "2 modules, and one is served"),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"speculate='mtp': the head cannot be used: .*{message}"):
+            tiny_engine(model, speculate="mtp")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "hidden size": (
+        {"hidden_size": 48},
+        "hidden_size=48, and the model's hidden size is 64: it is the head",
+    ),
+    "target": ({"target_hidden_size": 32}, "target_hidden_size=32, and the model's hidden size is 64"),
+    "vocabulary": ({"vocab_size": 150}, "vocab_size=150, and the model has 199 tokens"),
+    "layers read": (
+        {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+        "reads the inputs of layers 0, 1; three different ones",
+    ),
+    "one layer twice": ({"eagle_aux_hidden_state_layer_ids": [0, 2, 2]}, "three different ones"),
+    "layer beyond": ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"list of integers in \[0, 2\]"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_heads_of_other_models_are_refused_by_name(eagle: Case, tmp_path: Path, name: str) -> None:
+    options, message = REFUSED[name]
+    head = save_eagle3(tmp_path / "head", eagle.model, **options)
+    with pytest.raises(ConfigurationError, match=rf"speculate='eagle={head}': the head cannot be used: .*{message}"):
+        tiny_engine(eagle.model, speculate=f"eagle={head}")
+
+
+def test_damaged_heads_are_refused_by_name(eagle: Case, tmp_path: Path) -> None:
+    """Among them tokens in place of offsets."""
+    damages: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+        "tokens": (lambda w: w.update(d2t=w["d2t"] + torch.arange(80)), "d2t holds differences, not tokens"),
+        "no offsets": (lambda w: w.pop("d2t"), "so the head needs d2t, which it lacks"),
+        "no norm": (lambda w: w.pop("norm.weight"), r"lacks norm\.weight"),
+        "another": (lambda w: w.update({"fc.weight": torch.zeros(64, 128)}), r"fc\.weight has shape \[64, 128\]"),
+        "no head": (lambda w: w.pop("fc.weight"), "this is no EAGLE-3 head"),
+    }
+    for name, (damage, message) in damages.items():
+        head = save_eagle3(tmp_path / name, eagle.model)
+        tensors = load_file(head / "model.safetensors")
+        damage(tensors)
+        save_file(tensors, head / "model.safetensors")
+        with pytest.raises(ConfigurationError, match=message):
+            tiny_engine(eagle.model, speculate=f"eagle={head}")
