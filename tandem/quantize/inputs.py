@@ -6,7 +6,13 @@ Routers and other small maps are not coded; nor are those of per-layer embedding
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec, SquaredReluSpec
+from tandem.architecture.feed_forward import (
+    FeedForwardSpec,
+    GatedSpec,
+    MixtureOfExpertsSpec,
+    ParallelSpec,
+    SquaredReluSpec,
+)
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.recurrent_mixers import RecurrentMixer

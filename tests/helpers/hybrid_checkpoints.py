@@ -41,7 +41,7 @@ _NEMOTRON: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 24,
     "routed_scaling_factor": 2.5,
-    "time_step_min": 0.0,  # NOTE: transformers applies another to a prompt and not to what follows
+    "time_step_min": 1e-30,  # NOTE: transformers applies another to a prompt and not to what follows
 }
 
 
