@@ -30,7 +30,7 @@ _DEFAULTS = base.Defaults(
     vocab=131_072,
 )
 _ROUTING = RoutingDefaults(num_experts=8, width=7688, top_k=2, num_dense=0)
-_KINDS = {"M": "linear_attention", "*": base.FULL, "-": "mlp", "E": "moe"}  # by their letters in a pattern
+_KINDS = {"M": "linear_attention", "E": "moe", "*": base.FULL, "-": "mlp"}  # by their letters in a pattern
 _OLD_NAMES = {"mamba": "linear_attention", "attention": base.FULL}
 _MIXERS = ("linear_attention", base.FULL)
 _UNUSED_KEYS = (

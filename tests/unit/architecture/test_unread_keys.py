@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.backbone import UNUSED_KEYS as BACKBONE_KEYS
+from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
 from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
