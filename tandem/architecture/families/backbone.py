@@ -1,4 +1,4 @@
-"""Mamba-2 under the names of its first checkpoints, which Nemotron-H kept: tensors of a `backbone`, one norm a layer."""
+"""Mamba-2 under the names that Nemotron-H shares with it: tensors of a `backbone`, one norm in each layer."""
 
 import re
 from typing import Final

@@ -35,8 +35,7 @@ _OLD_NAMES = {"mamba": "linear_attention", "attention": base.FULL}
 _MIXERS = ("linear_attention", base.FULL)
 _UNUSED_KEYS = (
     *("mamba_proj_bias", "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type"),
-    *("partial_rotary_factor", "rope_theta", "attention_head_dim", "num_hidden_layers", "layer_types"),
-    *("num_nextn_predict_layers",),
+    *("partial_rotary_factor", "rope_theta", "attention_head_dim", "num_nextn_predict_layers"),
 )
 
 
@@ -121,6 +120,8 @@ def _read_kinds(fields: Fields) -> tuple[str, ...]:
     kinds = tuple(_OLD_NAMES.get(kind, kind) for kind in kinds or _KINDS.values())
     if not {*kinds} <= {*_KINDS.values()}:
         raise fields.unsupported(name, ", ".join(f"{kind} ({letter})" for letter, kind in _KINDS.items()))
+    if fields.optional_count("num_hidden_layers", high=1 << 10) not in (None, len(kinds)):
+        raise fields.wrong("num_hidden_layers", f"{len(kinds)}, as many as {name} has")
     follows = zip(("mlp", *kinds), kinds, strict=False)
     if any(before not in _MIXERS and kind not in _MIXERS for before, kind in follows):
         raise fields.unsupported(name, "layers in which each mlp or moe follows one that mixes tokens")

@@ -58,6 +58,7 @@ def test_a_model_of_recurrences_keeps_nothing_a_token() -> None:
         (NEMOTRON | {"hybrid_override_pattern": "ME-*"}, "layers in which each mlp or moe follows one that mixes"),
         (NEMOTRON | {"hybrid_override_pattern": "-M*-"}, "layers in which each mlp or moe follows one that mixes"),
         (NEMOTRON | {"hybrid_override_pattern": "MX"}, 'hybrid_override_pattern="MX" is not served; supported: lin'),
+        (NEMOTRON | {"num_hidden_layers": 5}, "num_hidden_layers must be 4, as many as layer_types has, found 5"),
         (NEMOTRON | {"moe_latent_size": 32}, "moe_latent_size=32 is not served; supported: absent"),
         (NEMOTRON | {"mlp_hidden_act": "silu"}, 'mlp_hidden_act="silu" is not served; supported: relu2'),
         (NEMOTRON | {"mamba_hidden_act": "gelu"}, 'mamba_hidden_act="gelu" is not served; supported: silu'),
