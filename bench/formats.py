@@ -4,7 +4,7 @@ A checkpoint of floats is rounded to the nearest codes while it is loaded: speed
 output head has 16 bits beside bfloat16 weights and int8 codes with a scale for each output beside all others.
 
 The floor of a single stream is the time in which the bytes of a token (weights, scales, the context's KV) come from
-memory, at the bandwidth measured before and after the run.
+memory, at the bandwidth measured before and after the run. Formats whose name ends with "int8 activations" round rows.
 
 Expected before the first run, of one stream and the shape of Qwen3-0.6B: time goes with bytes unless decoding codes
 takes the processor longer than memory takes. With AVX2 eight codes of int8 or int4 take five instructions (shift, mask,
@@ -41,6 +41,7 @@ WORKLOADS = (
 SCALE_BITS = 16
 KV_BYTES = 512 << 20
 INT8 = Rounding(CodeKind.INT8, None)
+ROUNDING_INT8 = Rounding(CodeKind.INT8, None, rounds_rows=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ FORMATS = (
     Format("fp8, groups of 128", Rounding(CodeKind.E4M3, 128), INT8),
     Format("int4, groups of 128", Rounding(CodeKind.TABLE4, 128), INT8),
     Format("int4, groups of 32", Rounding(CodeKind.TABLE4, 32), INT8),
+    Format("int8, by channel, int8 activations", ROUNDING_INT8, ROUNDING_INT8),
+    Format("int4, groups of 128, int8 activations", Rounding(CodeKind.TABLE4, 128, rounds_rows=True), ROUNDING_INT8),
+    Format("int4, groups of 32, int8 activations", Rounding(CodeKind.TABLE4, 32, rounds_rows=True), ROUNDING_INT8),
 )
 
 
@@ -131,10 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=[*SHAPES, *EXPERT_SHAPES], default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in FORMATS], help="these formats")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     prioritise()
-    report = measure(arguments.shape, arguments.rounds)
+    formats = tuple(each for each in FORMATS if arguments.only is None or each.name in arguments.only)
+    report = measure(arguments.shape, arguments.rounds, formats)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.gpu.machine import stand_in_for_missing
 
-SECTIONS = ("checks", "decode", "prefill", "batched", "handoff", "graphs")
+SECTIONS = ("checks", "triton", "decode", "prefill", "batched", "handoff", "graphs")
 MODELS = ("qwen3-8b", "llama-3.1-8b")
 
 
@@ -42,6 +42,13 @@ _CHECKS = (
     Part("checks", "sampling", "sampling_checks:run", 60),
     Part("checks", "memory", "memory_checks:run", 60),
 )
+_TRITON = (
+    Part("triton", "checks", "triton_checks:run", 180),
+    Part("triton", "products", "triton_times:products", 120),
+    Part("triton", "experts", "triton_times:experts", 60),
+    Part("triton", "latents", "triton_times:latents", 60),
+    Part("triton", "recurrence", "triton_times:recurrence", 40),
+)
 _BY_MODEL = (
     ("decode", "", "decode:run", 150.0, MODELS),
     ("prefill", "", "prefill:run", 90.0, MODELS),
@@ -54,7 +61,7 @@ _BY_MODEL = (
 
 def plan(sections: Sequence[str], models: Sequence[str]) -> list[Part]:
     """The parts of these sections in their fixed order; `models`: those wanted, empty = each section's own choice."""
-    parts = [part for part in _CHECKS if part.section in sections]
+    parts = [part for part in (*_CHECKS, *_TRITON) if part.section in sections]
     for section, name, function, limit_s, usual in _BY_MODEL:
         if section in sections:
             parts += [Part(section, name, function, limit_s, model) for model in models or usual]

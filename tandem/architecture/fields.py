@@ -42,6 +42,25 @@ class Fields:
         self.where = where
         self._values = values
         self._asked: set[str] = set()
+        self._names: Mapping[str, str] = {}  # in the file, by the name that is asked for
+
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """The same object for code that asks for a key under another name: `names` from the file's to that. Messages
+        have the file's; what is read of one is read of both.
+
+        Raises:
+            CorruptCheckpointError: the file has a key under both names, with different values.
+        """
+        values = dict(self._values)
+        given = {theirs: ours for theirs, ours in names.items() if theirs in values}
+        for theirs, ours in given.items():
+            value = values.pop(theirs)
+            if values.setdefault(ours, value) != value:
+                raise self.wrong(theirs, f"{ours}, which the file also has")
+        found = Fields(values, self.where)
+        self._asked.update(given)
+        found._asked, found._names = self._asked, {ours: theirs for theirs, ours in given.items()}
+        return found
 
     def get(self, name: str) -> object:
         """The raw value, None when absent."""
@@ -147,12 +166,13 @@ class Fields:
     def wrong(self, name: str, accepted: str) -> CorruptCheckpointError:
         """The error for an invalid value."""
         found = json.dumps(self._values[name])[:80] if name in self._values else "nothing"
-        return CorruptCheckpointError(f"{self.where}: {name} must be {accepted}, found {found}")
+        return CorruptCheckpointError(f"{self.where}: {self._names.get(name, name)} must be {accepted}, found {found}")
 
     def unsupported(self, name: str, supported: str) -> UnsupportedCheckpointError:
         """The error for a valid value that Tandem does not compute."""
         found = json.dumps(self._values.get(name))[:80]
-        return UnsupportedCheckpointError(f"{self.where}: {name}={found} is not served; supported: {supported}")
+        shown = self._names.get(name, name)
+        return UnsupportedCheckpointError(f"{self.where}: {shown}={found} is not served; supported: {supported}")
 
     def only(self, name: str, accepted: Sequence[object], supported: str) -> None:
         """Refuses any value outside `accepted`; absent and null pass."""

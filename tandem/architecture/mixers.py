@@ -5,7 +5,7 @@ those with a recurrent state in `recurrent_mixers`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
@@ -36,6 +36,7 @@ class AttentionSpec:
         v_norm: of each head's `head_dim` elements.
         reads_state_of: the layer before whose K and V are read; this one keeps none. None = its own.
         sinks: [num_heads], a score for each head that takes part in the softmax and has no value (gpt-oss).
+        is_gated: behind each head's query `q` gives as many elements whose sigmoid multiplies what the head attends to.
     """
 
     q: LinearSpec
@@ -55,6 +56,7 @@ class AttentionSpec:
     reads_state_of: int | None = None
     sinks: TensorSpec | None = None
     query_scaling: QueryScaling | None = None
+    is_gated: bool = field(default=False, repr=False)  # NOTE: not in fingerprints, where the size of `q` shows it
 
     def tensors(self) -> Iterator[TensorSpec]:
         for linear in filter(None, (self.q, self.k, self.v, self.o)):

@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
     "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),
+    "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
     "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Entry("lfm2_moe", "lfm2_moe"),
     "Mamba2ForCausalLM": Entry("mamba2", "mamba2"),
@@ -43,12 +44,17 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "Olmo3ForCausalLM": Entry("olmo3", "olmo3"),
     "Phi3ForCausalLM": Entry("phi3", "phi3"),
     "Qwen2MoeForCausalLM": Entry("qwen2_moe", "qwen2_moe"),
+    "Qwen3NextForCausalLM": Entry("qwen3_next", "qwen3_next"),
+    "Qwen3_5ForCausalLM": Entry("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5MoeForCausalLM": Entry("qwen3_5_moe", "qwen3_5_moe_text"),
     "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
     "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
     "Gemma4ForCausalLM": Entry("gemma4", "gemma4_text"),
     "Gemma4ForConditionalGeneration": Entry("gemma4_conditional", "gemma4"),
     "Mistral3ForConditionalGeneration": Entry("mistral3_conditional", "mistral3"),
+    "Qwen3_5ForConditionalGeneration": Entry("qwen3_5_conditional", "qwen3_5"),
+    "Qwen3_5MoeForConditionalGeneration": Entry("qwen3_5_conditional", "qwen3_5_moe"),
 }
 
 

@@ -88,12 +88,14 @@ def read_rope(
     default_theta: float,
     default_share: float = 1.0,
     served_shares: tuple[float, ...] | None = (1.0,),
+    harmless: tuple[str, ...] = (),
 ) -> RopeSpec:
     """The embedding that `parameters` (the object `rope_parameters` or `rope_scaling`; None = plain) describes.
 
     Args:
         default_share: part of each head that is rotated where the checkpoint does not say.
         served_shares: values of `partial_rotary_factor` that the family serves; None = all.
+        harmless: keys of `parameters` that change nothing for text.
 
     Raises:
         UnsupportedCheckpointError: a rope type or option that is not served.
@@ -115,7 +117,7 @@ def read_rope(
     stretched_to = 0
     if original is not None and rope_type in _STRETCHING:
         stretched_to = int(min(original * _factor(parameters), MAX_COUNT))
-    parameters.refuse_unread(_READ_ELSEWHERE)
+    parameters.refuse_unread((*_READ_ELSEWHERE, *harmless))
     return RopeSpec(rotary_dim, theta, scaling, attention_factor, stretched_to)
 
 
@@ -127,6 +129,7 @@ def flat_rope(
     theta: float = DEFAULT_THETA,
     default_share: float = 1.0,
     served_shares: tuple[float, ...] | None = (1.0,),
+    harmless: tuple[str, ...] = (),
 ) -> RopeSpec:
     """The rotary embedding of a family whose layers all share one: `rope_scaling` (older files) wins over
     `rope_parameters`, and `rope_theta` is looked up in it first, as transformers does.
@@ -140,6 +143,7 @@ def flat_rope(
         default_theta=config.number("rope_theta", theta),
         default_share=default_share,
         served_shares=served_shares,
+        harmless=harmless,
     )
 
 

@@ -26,7 +26,8 @@ class Source:
     """Part of one tensor of a checkpoint.
 
     The steps apply in this order: entry `index` of a stack, transposition of the last two dimensions, rows
-    `start:stop:step`, columns from the first to the one before the second of `within` (None = all).
+    `start:stop:step`, columns from the first to the one before the second of `within` (None = all). With a `period`
+    they are rows `start:stop` of each `period` rows, as where the heads of several maps lie side by side.
     """
 
     tensor: str
@@ -36,6 +37,7 @@ class Source:
     stop: int | None = None
     step: int = 1
     within: tuple[int, int] | None = field(default=None, repr=False)  # NOTE: only shards have some, fingerprints none
+    period: int | None = field(default=None, repr=False)  # NOTE: not in fingerprints; a family has one layout
 
     @property
     def is_whole(self) -> bool:
@@ -43,7 +45,8 @@ class Source:
         return self == Source(self.tensor)
 
     def rows(self, first: int, end: int) -> "Source":
-        """Rows `first` to `end - 1` of this part, which has at least so many."""
+        """Rows `first` to `end - 1` of this part, which has at least so many and no period."""
+        assert self.period is None
         return replace(self, start=self.start + first * self.step, stop=self.start + (end - 1) * self.step + 1)
 
     def columns(self, first: int, end: int) -> "Source":

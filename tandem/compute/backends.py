@@ -49,14 +49,17 @@ BACKENDS: BackendTable = {
     },
     LatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
-        "cuda": (_LATENT_REFERENCE,),
+        "cuda": (BackendEntry("triton", "tandem.compute.cuda.latents", "TritonLatentBackend"), _LATENT_REFERENCE),
     },
     RecurrentSpec: {
         "cpu": (
             BackendEntry("native", "tandem.compute.native.recurrent", "NativeRecurrentBackend"),
             _RECURRENT_REFERENCE,
         ),
-        "cuda": (_RECURRENT_REFERENCE,),
+        "cuda": (
+            BackendEntry("triton", "tandem.compute.cuda.recurrent", "TritonRecurrentBackend"),
+            _RECURRENT_REFERENCE,
+        ),
     },
 }
 

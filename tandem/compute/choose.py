@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.native.bindings import load
 from tandem.compute.ops import Kernels
 from tandem.compute.torch.kernels import TorchKernels
@@ -13,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
-    """The compiled kernels on the CPU, PyTorch elsewhere.
+    """The compiled kernels on the CPU, Triton's on NVIDIA GPUs, PyTorch's elsewhere.
 
     Args:
         device: where the model computes.
@@ -25,7 +26,7 @@ def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
     if device.type != "cpu":
         if native:
             raise ConfigurationError(f"native_kernels=True: the compiled kernels serve the CPU, not {device}")
-        return TorchKernels()
+        return _for_gpu(device)
     if native is False:
         return TorchKernels()
     try:
@@ -35,3 +36,11 @@ def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
             raise
         _log.warning("the compiled CPU kernels are not used, answers will be slow: %s", error)
         return TorchKernels()
+
+
+def _for_gpu(device: torch.device) -> Kernels:
+    reason = TritonKernels.missing(device)
+    if reason is None:
+        return TritonKernels()
+    _log.warning("Triton's kernels are not used, weights as codes are decoded before each product: %s", reason)
+    return TorchKernels()

@@ -14,6 +14,8 @@ import torch
 from tandem.compute.order import Order
 
 TABLE_SIZE: Final = 16
+SUM_BLOCK: Final = 128
+"""Inputs whose products the compiled kernels add up in order, from zero; blocks of them are added in a tree."""
 SCALE_DTYPES: Final = (
     torch.float32,
     torch.bfloat16,
@@ -66,6 +68,8 @@ class CodedMatrix:
         super_size: inputs, a multiple of `group_size`; 0 = there are no such.
         factor: of all scales.
         permutation: int64 [in]; what is multiplied is `x[:, permutation]`: codes lie in another order than inputs.
+        rounds_rows: rows are rounded to 8 bits before they are multiplied, see `rounded_rows.round_rows`; only if
+            `has_integers`.
         order: of what lies in memory. In `STRIPS`, codes, scales and offsets have a layout of the kernels' own.
     """
 
@@ -81,6 +85,7 @@ class CodedMatrix:
     super_size: int = 0
     factor: float = 1.0
     permutation: torch.Tensor | None = None
+    rounds_rows: bool = False
     order: Order = Order.ROWS
 
     def __post_init__(self) -> None:
@@ -114,6 +119,19 @@ class CodedMatrix:
     def num_supers(self) -> int:
         """Number per row."""
         return -(-self.shape[1] // self.super_size) if self.super_size else 0
+
+    @property
+    def segment_size(self) -> int:
+        """Inputs whose products are added before they are multiplied by a scale: a group, or a part of a longer one."""
+        return min(self.group_size, SUM_BLOCK)
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether numbers without their scale are signed bytes, or such of a table times a power of two."""
+        if self.table is None:
+            return self.kind is CodeKind.INT8
+        scaled = self.table * 2.0 ** torch.arange(8)[:, None]
+        return bool(((scaled == scaled.round()) & (scaled >= -128) & (scaled <= 127)).all(dim=1).any())
 
     @property
     def num_bytes(self) -> int:

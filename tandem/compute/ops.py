@@ -201,7 +201,7 @@ class Kernels(Protocol):
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """`linear` by the numbers that codes stand for: sums over a group in float32, times its scale, plus its offset
-        times the sum of its inputs.
+        times the sum of its inputs. With `matrix.rounds_rows` of rows rounded to 8 bits; a group's sum is then exact.
         """
         ...
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tandem.core.errors import ConfigurationError
 
 MAX_SPECULATIVE_TOKENS = 32
+FLOAT, INT8 = "float", "int8"
+ACTIVATIONS = (FLOAT, INT8)
 _MAXIMA = {
     "max_num_batched_tokens": 1 << 20,
     "max_num_running": 1 << 16,
@@ -68,6 +70,7 @@ class EngineConfig:
         num_threads: CPU threads of the model; None = PyTorch's choice.
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
         pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.
+        activations: "float", or "int8": rows are rounded to 8 bits where they are multiplied by integer codes.
         allow_pickle: whether weights may be PyTorch files (`.bin`) where there are no safetensors.
         speculate: drafter of the tokens that a step checks together: "off", "auto", "ngram", "suffix", or "draft="
             and a smaller model's directory.
@@ -92,6 +95,7 @@ class EngineConfig:
     num_threads: int | None = None
     native_kernels: bool | None = None
     pack_weights: bool = True
+    activations: str = FLOAT
     allow_pickle: bool = False
     speculate: str = "off"
     num_speculative_tokens: int = 7
@@ -104,6 +108,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 _require_within(name, value, 2 if name == "max_model_len" else 1, _MAXIMA.get(name))
+        if self.activations not in ACTIVATIONS:
+            raise ConfigurationError(
+                f"activations={self.activations!r} is not served; choose one of {', '.join(ACTIVATIONS)}"
+            )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigurationError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1"

@@ -16,8 +16,9 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.native.sampling import load_draws
 from tandem.compute.weights.formats import FormatReader, read_formats
+from tandem.compute.weights.row_rounding import check_rows_are_rounded, rounding_rows
 from tandem.core.clock import Clock
-from tandem.core.config import EngineConfig, SchedulerConfig
+from tandem.core.config import FLOAT, EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
@@ -117,7 +118,14 @@ def assemble(
         collectives=None if ranks is None else ranks.collectives,
     )
     memory_bytes = _memory_bytes(device)
-    model = load(str(path), max_model_len=config.max_model_len, memory_bytes=memory_bytes)
+    model = load(
+        str(path),
+        max_model_len=config.max_model_len,
+        memory_bytes=memory_bytes,
+        formats_of=_activations(config, device, formats_of),  # NOTE: not a draft model's, whose numbers shape no answer
+    )
+    if config.activations != FLOAT:
+        check_rows_are_rounded(model.decoder.parameters.weights.values())
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
@@ -180,6 +188,17 @@ def assemble(
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
     return Assembly(engine, arena, model.spec, masks)
+
+
+def _activations(config: EngineConfig, device: torch.device, formats_of: FormatReader) -> FormatReader:
+    """Formats that multiply rows as the configuration says."""
+    if config.activations == FLOAT:
+        return formats_of
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"activations={config.activations!r} is computed on the CPU, not on {device}; leave it out"
+        )
+    return rounding_rows(formats_of)
 
 
 def _led(

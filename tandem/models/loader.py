@@ -145,7 +145,9 @@ def _load(
     packed_dir: Path | None,
 ) -> Parameters:
     """Weights from the packed file where there is one; the others, and all tensors, from the checkpoint."""
-    file = None if packed_dir is None else PackedFile.of(checkpoint, plan, sources, spec, packed_dir)
+    file = None
+    if packed_dir is not None and device.type == "cpu":  # NOTE: what is mapped is the CPU's memory
+        file = PackedFile.of(checkpoint, plan, sources, spec, packed_dir)
     packed = {} if file is None else file.load(checkpoint)
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from tandem.architecture.expert_stacks import with_stored_stacks
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages
@@ -33,7 +34,8 @@ def match_parameters(
     formats: Sequence[WeightFormat],
     stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
-    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`.
+    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`, and with
+    experts made of stacks where they are stored so.
 
     `stored`: see `stored_names`.
 
@@ -45,6 +47,7 @@ def match_parameters(
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
+    spec = with_stored_stacks(spec, stored)
     plan = LoadingPlan.of(spec, formats)
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
@@ -134,7 +137,7 @@ def _some(names: list[str]) -> str:
 def _check_tensor(checkpoint: Checkpoint, source: Source, tensor: TensorSpec) -> None:
     name, stored = source.tensor, checkpoint.outline(source.tensor)
     try:
-        found = tuple(_part(stored, source).shape)
+        found = _shape(_part(stored, source), source)
     except (IndexError, RuntimeError) as error:
         raise CorruptCheckpointError(
             f"{name} has shape {list(stored.shape)}, config.json calls for {_shown(source)} of it; {_REMEDY}"
@@ -152,7 +155,8 @@ def _check_tensor(checkpoint: Checkpoint, source: Source, tensor: TensorSpec) ->
 def _shown(source: Source) -> str:
     """The part that `source` describes."""
     entry = "" if source.index is None else f"entry {source.index}, "
-    return f"{entry}rows {source.start}:{'' if source.stop is None else source.stop}:{source.step}"
+    rows = f"{entry}rows {source.start}:{'' if source.stop is None else source.stop}:{source.step}"
+    return rows if source.period is None else f"{rows} of each {source.period}"
 
 
 def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: Iterable[TensorSpec]) -> None:
@@ -170,11 +174,19 @@ def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: It
 
 
 def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
-    """The view that `source` describes."""
+    """The view that `source` describes; with a period its rows have two dimensions, that of periods first."""
     view = stored if source.index is None else stored[source.index]
     view = view.transpose(-2, -1) if source.transposed else view
-    view = view if source.is_whole else view[source.start : source.stop : source.step]
+    if source.period is not None:
+        view = view.view(-1, source.period, *view.shape[1:])[:, source.start : source.stop]
+    elif not source.is_whole:
+        view = view[source.start : source.stop : source.step]
     return view if source.within is None else view[..., slice(*source.within)]
+
+
+def _shape(part: torch.Tensor, source: Source) -> tuple[int, ...]:
+    """Of the parameter that is made of `part`, the view of `source`."""
+    return tuple(part.shape if source.period is None else (part.shape[0] * part.shape[1], *part.shape[2:]))
 
 
 def sources_of_shard(shard: LoadingPlan, whole: LoadingPlan, sources: Sources) -> Sources:
@@ -187,10 +199,11 @@ def sources_of_shard(shard: LoadingPlan, whole: LoadingPlan, sources: Sources) -
 def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Loads the part described by `source`, as `dtype` on `device`."""
     outline = _part(checkpoint.outline(source.tensor), source)
+    shape = _shape(outline, source)
     if outline.dtype == dtype and device.type == "cpu" and outline.is_contiguous():
         stored = checkpoint.read(source.tensor, outline)
         advise_huge_pages(stored)
-        return stored
+        return stored.view(shape)
     out = torch.empty(outline.shape, dtype=dtype, device=device)
     advise_huge_pages(out)
     rows, row_bytes, step = _pieces(outline)
@@ -198,7 +211,7 @@ def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, devi
         part = slice(start, start + step)
         out[part].copy_(checkpoint.read(source.tensor, outline[part]))
         checkpoint.touched(step * row_bytes)
-    return out
+    return out.view(shape)
 
 
 def _pieces(tensor: torch.Tensor) -> tuple[int, int, int]:

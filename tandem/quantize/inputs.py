@@ -73,7 +73,8 @@ def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[
             yield SharedInput((block.down,))
             yield SharedInput((block.up,), norm)
         case MixtureOfExpertsSpec():
-            for expert in (*block.experts, *filter(None, (block.shared,))):
+            shared = () if block.shared is None else (block.shared,)
+            for expert in (*block.experts, *shared):
                 yield from _of_block(expert, None)  # NOTE: the router reads what the norm gives, too
         case ParallelSpec():
             for branch in block.branches:

@@ -119,6 +119,11 @@ class EngineSettings(Settings):
     pack_weights: bool = Field(
         True, description="keep a second copy of the weights on disk, in TANDEM_CACHE_DIR, as the CPU's kernels want it"
     )
+    activations: str = Field(
+        "float",
+        description="float, or int8 on a CPU: round what integer codes of weights are multiplied with, for speed; "
+        "answers change a little",
+    )
     allow_pickle: bool = Field(
         False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
     )
@@ -150,6 +155,7 @@ class EngineSettings(Settings):
             num_threads=self.num_threads,
             native_kernels=self.native_kernels,
             pack_weights=self.pack_weights,
+            activations=self.activations,
             allow_pickle=self.allow_pickle,
             speculate=self.speculate,
             num_speculative_tokens=self.num_speculative_tokens,

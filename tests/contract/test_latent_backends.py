@@ -94,8 +94,8 @@ def test_what_no_backend_reads_is_refused_with_reasons() -> None:
     with pytest.raises(ConfigurationError) as error:
         choose_backends("native", CPU, build_layout([LatentSpec(600, 64, "float32")], 16), 0.0)
     assert "native: latent 600 + rotated key 64 float32, as K and V of one head: " in str(error.value)
-    with pytest.raises(ConfigurationError, match="LatentSpec: triton does not read this kind of state"):
-        choose_backends("triton", torch.device("cuda"), build_layout([LatentSpec(512, 64, "bfloat16")], 16), 0.0)
+    with pytest.raises(ConfigurationError, match="LatentSpec: varlen does not read this kind of state"):
+        choose_backends("varlen", torch.device("cuda"), build_layout([LatentSpec(512, 64, "bfloat16")], 16), 0.0)
 
 
 def test_a_model_of_both_kinds_has_a_backend_for_each() -> None:

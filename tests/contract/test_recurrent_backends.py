@@ -1,10 +1,13 @@
 """Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import Arena, LayerRecurrent
+from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.native.recurrent import NativeRecurrentBackend
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.compute.step import AttentionBatch
@@ -59,7 +62,20 @@ def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torc
 
 
 FORMS = [(False, False), (True, False), (True, True)]
-BACKENDS = {"reference": ReferenceRecurrentBackend, "native": NativeRecurrentBackend}
+Backend = ReferenceRecurrentBackend | NativeRecurrentBackend | TritonRecurrentBackend
+BACKENDS: dict[str, Callable[[torch.device], Backend]] = {
+    "reference": ReferenceRecurrentBackend,
+    "native": NativeRecurrentBackend,
+    "triton": TritonRecurrentBackend,  # interpreted
+}
+
+
+def backend_of(name: str) -> Backend:
+    if name == "native":
+        load_or_skip()
+    if name == "triton":
+        pytest.importorskip("triton", reason="triton is not installed")
+    return BACKENDS[name](torch.device("cpu"))
 
 
 def params_of(by_column: bool) -> RecurrenceParams:
@@ -78,15 +94,23 @@ def state_of() -> LayerRecurrent:
     return state
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
+CUTS = [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))]
+
+
+@pytest.mark.parametrize(
+    ("backend_name", "cuts"),
+    [
+        *((name, cuts) for name in ("reference", "native") for cuts in CUTS),
+        ("triton", CUTS[2]),
+        *(pytest.param("triton", cuts, marks=pytest.mark.slow) for cuts in CUTS if cuts != CUTS[2]),
+    ],
+    ids=lambda each: each if isinstance(each, str) else len(each),
+)
 @pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-@pytest.mark.parametrize("cuts", [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))], ids=len)
 def test_any_cut_equals_the_recurrence(
     backend_name: str, is_delta: bool, by_column: bool, cuts: tuple[int, ...]
 ) -> None:
-    if backend_name == "native":
-        load_or_skip()
-    state, params, backend = state_of(), params_of(by_column), BACKENDS[backend_name](torch.device("cpu"))
+    state, params, backend = state_of(), params_of(by_column), backend_of(backend_name)
     found = []
     for start, stop in zip((0, *cuts), cuts, strict=False):
         batch = backend.prepare(batch_of(start, stop), state, ())
@@ -97,11 +121,11 @@ def test_any_cut_equals_the_recurrence(
     torch.testing.assert_close(state.matrices[LAST_BLOCK + 1].double(), last, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend_name", ["native", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(is_delta: bool, by_column: bool) -> None:
+def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is_delta: bool, by_column: bool) -> None:
     """Two requests of the same tokens: one whole in one step; the other cut, its last part beside all of the first."""
-    load_or_skip()
-    params, backend = params_of(by_column), NativeRecurrentBackend(torch.device("cpu"))
+    params, backend = params_of(by_column), backend_of(backend_name)
     cuts, state, found = (1, 2, 30, 37), state_of(), []
     for start, stop in zip((0, *cuts), cuts, strict=False):
         batch = backend.prepare(batch_of(start, stop), state, ())

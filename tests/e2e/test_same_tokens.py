@@ -90,11 +90,16 @@ SETUPS = {
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
+    "2p2d-tcp-8-delta": Setup("kimi_linear", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
+SLOW = ("2p2d-tcp-16-latents", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
+"""Clusters of which `make test` tests nothing."""
+QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
 
 
@@ -164,7 +169,7 @@ def running(anything: Running) -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "anything",
-    [pytest.param(name, marks=pytest.mark.slow if name == "2p2d-tcp-16-latents" else ()) for name in SETUPS],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SETUPS],
     indirect=True,
 )
 def test_a_random_mix(running: Running, models: Models) -> None:
@@ -191,14 +196,20 @@ def test_every_pair_of_workers_serves(running: Running) -> None:
     assert len(sources) == running.setup.prefill * running.setup.decode
 
 
-def test_what_was_expected_is_what_transformers_says(models: Models) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in QUICK_FAMILIES else pytest.mark.slow)
+        for family in sorted({setup.family for setup in SETUPS.values()})
+    ],
+)
+def test_what_was_expected_is_what_transformers_says(family: str, models: Models) -> None:
     """The greedy, plain ones of the mix."""
-    for family in sorted({setup.family for setup in SETUPS.values()}):
-        asks, wanted = models.mix(family)
-        plain = [i for i, ask in enumerate(asks) if _is_plain(ask.params)]
-        assert len(plain) > 5
-        told = transformers_greedy(models.path(family), [asks[i] for i in plain])
-        assert [wanted[i][0].token_ids for i in plain] == told
+    asks, wanted = models.mix(family)
+    plain = [i for i, ask in enumerate(asks) if _is_plain(ask.params)]
+    assert len(plain) > 5
+    told = transformers_greedy(models.path(family), [asks[i] for i in plain])
+    assert [wanted[i][0].token_ids for i in plain] == told
 
 
 @pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
@@ -301,7 +312,9 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def _num_groups(family: str) -> int:
     """Kinds of layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3}.get(family, 1)
+    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3, "qwen3_next": 3, "kimi_linear": 3}.get(
+        family, 1
+    )
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:

@@ -15,6 +15,12 @@ import torch
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.delta_checkpoints import (
+    save_tiny_kimi_linear,
+    save_tiny_qwen3_5_conditional,
+    save_tiny_qwen3_5_moe,
+    save_tiny_qwen3_next,
+)
 from tests.helpers.specs import attention_of
 from tests.helpers.stepping import REFERENCE, Stepper
 
@@ -103,6 +109,11 @@ CASES = {
     "qwen3-moe": Case(QWEN3_MOE),
     "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
     **{name: Case(build) for name, build in (checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()},
+    "qwen3-next": Case(save_tiny_qwen3_next),
+    "qwen3-next-biases": Case(save_tiny_qwen3_next, {"attention_bias": True, "norm_topk_prob": False}),
+    "qwen3.5-moe": Case(save_tiny_qwen3_5_moe, {"linear_num_key_heads": 4}),
+    "kimi-linear": Case(save_tiny_kimi_linear),
+    "qwen3.5-multimodal": Case(save_tiny_qwen3_5_conditional),
     "gemma4-multimodal": Case(checkpoints.save_tiny_gemma4_conditional),
     "gemma4-multimodal-moe": Case(checkpoints.save_tiny_gemma4_conditional, GEMMA4_MOE),
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),

@@ -7,6 +7,7 @@ import transformers
 
 from tests.helpers.checkpoint_sizes import SIZES
 from tests.helpers.checkpoints import Builder
+from tests.helpers.delta_checkpoints import DELTA_BUILDERS
 from tests.helpers.random_models import save
 
 _UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
@@ -81,5 +82,6 @@ RECURRENT_BUILDERS: dict[str, Builder] = {
     "granite_hybrid": save_tiny_granite_hybrid,
     "mamba2": save_tiny_mamba2,
     "nemotron_h": save_tiny_nemotron_h,
+    **DELTA_BUILDERS,
 }
-"""Families with recurrent states, which the reference backend alone computes."""
+"""Families with recurrent states."""

@@ -13,10 +13,11 @@ from tandem.compute.native.sampling import NativeDraws, load_draws
 # What a processor of each level has beside what this one may have: a test then runs the code for lesser ones too.
 _FLAGS_OF = {
     "native": set(),
+    "x86-64-v2": {"sse4_2", "popcnt"},
     "x86-64-v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
-ARCHITECTURES = tuple(_FLAGS_OF)
+ARCHITECTURES = ("native", "x86-64-v3", "x86-64-v4")
 
 
 def load_or_skip(architecture: str = "native") -> NativeKernels:

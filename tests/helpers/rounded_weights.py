@@ -27,6 +27,7 @@ class Rounding:
     scales: torch.dtype = torch.bfloat16
     has_offsets: bool = False
     is_permuted: bool = False
+    rounds_rows: bool = False
 
 
 def round_to_codes(numbers: torch.Tensor, rounding: Rounding) -> CodedMatrix:
@@ -56,6 +57,7 @@ def round_to_codes(numbers: torch.Tensor, rounding: Rounding) -> CodedMatrix:
         table=INT4.clone() if rounding.kind is CodeKind.TABLE4 else None,
         offsets=offsets,
         permutation=permutation,
+        rounds_rows=rounding.rounds_rows,
     )
 
 

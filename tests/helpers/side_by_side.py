@@ -43,7 +43,8 @@ class FromBothEnds(LoadFileScheduling):  # type: ignore[misc]  # NOTE: xdist has
             self.workqueue.setdefault(file, {})[test] = False
         for other in self.assigned_work:
             self._reschedule(other)
-        return left[0][1]
+        crashed: str = left[0][1]
+        return crashed
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

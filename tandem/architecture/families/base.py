@@ -115,8 +115,10 @@ class Sizes:
         """A norm over the hidden state, or over `size` elements."""
         return NormSpec(name, self.hidden if size is None else size, self.eps, self.unit_offset)
 
-    def rope(self, fields: Fields, rotary_share: float | None = None) -> RopeSpec:
-        """The rotary embedding that all layers share. `rotary_share`: where the family's own key says it."""
+    def rope(self, fields: Fields, rotary_share: float | None = None, harmless: tuple[str, ...] = ()) -> RopeSpec:
+        """The rotary embedding that all layers share. `rotary_share`: where the family's own key says it; `harmless`:
+        options of it that change nothing for text.
+        """
         defaults = self.defaults
         return flat_rope(
             fields,
@@ -125,6 +127,7 @@ class Sizes:
             theta=defaults.theta,
             default_share=rotary_share or defaults.rotary_share or 1.0,
             served_shares=(1.0,) if defaults.rotary_share is None else None,
+            harmless=harmless,
         )
 
 

@@ -5,10 +5,11 @@ Routers are given without a prefix: `mixture_of_experts` and `mixtral_experts` a
 
 from typing import Final
 
+from tandem.architecture.expert_stacks import from_stack
 from tandem.architecture.families import base
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, RouterSpec
 from tandem.architecture.fields import Fields
-from tandem.architecture.tensors import LinearSpec, ShardAxis, Source
+from tandem.architecture.tensors import LinearSpec, ShardAxis
 
 TRAINING_KEYS: Final = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # `transformers` takes each for the others
@@ -40,23 +41,11 @@ def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> Mixtu
 
 
 def stacked_experts(sizes: base.Sizes, prefix: str, num_experts: int, intermediate: int) -> tuple[GatedSpec, ...]:
-    """Experts stored as two stacks: gate and up together, gate first; and down."""
-
-    def expert(index: int) -> GatedSpec:
-        def half(name: str, start: int) -> LinearSpec:
-            source = Source(f"{prefix}.gate_up_proj", index, start=start, stop=start + intermediate)
-            return LinearSpec(f"{prefix}.{index}.{name}", intermediate, sizes.hidden, weight_source=source)
-
-        down = LinearSpec(
-            f"{prefix}.{index}.down_proj",
-            sizes.hidden,
-            intermediate,
-            axis=ShardAxis.ROW,
-            weight_source=Source(f"{prefix}.down_proj", index),
-        )
-        return GatedSpec(half("gate_proj", 0), half("up_proj", intermediate), down, sizes.activation)
-
-    return tuple(expert(index) for index in range(num_experts))
+    """Experts stored as stacks, see `expert_stacks`."""
+    return tuple(
+        from_stack(base.gated(sizes, f"{prefix}.{expert}", intermediate), prefix, expert)
+        for expert in range(num_experts)
+    )
 
 
 def _mixtral_expert(sizes: base.Sizes, prefix: str) -> GatedSpec:

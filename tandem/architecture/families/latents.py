@@ -16,13 +16,16 @@ _MOST = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDefaults:
-    """Values that transformers assumes for absent keys, in elements. `query_rank` None = queries have no latent."""
+    """Values that transformers assumes for absent keys, in elements. `query_rank` None = queries have no latent;
+    `has_positions` False = nothing is rotated, though a part of each head is named so.
+    """
 
     rank: int = 512
     query_rank: int | None = 1536
     plain_dim: int = 128
     rotary_dim: int = 64
     value_dim: int = 128
+    has_positions: bool = True
 
 
 def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
@@ -35,7 +38,12 @@ def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
 
 
 def read_latent_attention(
-    fields: Fields, sizes: base.Sizes, defaults: LatentDefaults, *, is_interleaved: bool, rope: RopeSpec | None = None
+    fields: Fields,
+    sizes: base.Sizes,
+    defaults: LatentDefaults,
+    *,
+    is_interleaved: bool = False,
+    rope: RopeSpec | None = None,
 ) -> Callable[[int], LatentAttentionSpec]:
     """Reads the attention of each layer, by index. `rope`: None = from the file, for the rotated elements."""
     rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
@@ -44,9 +52,11 @@ def read_latent_attention(
     value_dim = fields.count("v_head_dim", defaults.value_dim, high=_MOST)
     _check_copies(fields, sizes, plain_dim, rotary_dim)
     bias = fields.flag("attention_bias", False)
-    if rope is None:
+    scale = (plain_dim + rotary_dim) ** -0.5
+    if defaults.has_positions:
+        scale *= _stretched_scale(fields)
+    if defaults.has_positions and rope is None:
         rope = flat_rope(fields, head_dim=rotary_dim, max_positions=sizes.max_positions, theta=sizes.defaults.theta)
-    scale = (plain_dim + rotary_dim) ** -0.5 * _stretched_scale(fields)
     heads, hidden = sizes.num_heads, sizes.hidden
     queries = heads * (plain_dim + rotary_dim)
 

@@ -42,7 +42,7 @@ def _read_model(fields: Fields) -> ModelSpec:
             sizes,
             index,
             base.attention(sizes, index, rope, window=window, qkv_bias=bias),
-            _with_shared(sizes, index, block, width),
+            with_shared(sizes, index, block, width),
         )
         for index, (window, block) in enumerate(zip(windows, blocks, strict=True))
     ]
@@ -51,9 +51,10 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-def _with_shared(
+def with_shared(
     sizes: base.Sizes, index: int, block: MixtureOfExpertsSpec | None, width: int
 ) -> FeedForwardSpec | None:
+    """`block` of layer `index`, where it has experts with a shared block of `width` beside them."""
     if block is None:
         return None
     prefix = f"{base.layer_prefix(index)}.mlp"

@@ -32,7 +32,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def read_blocks(
-    fields: Fields, sizes: base.Sizes, *, num_experts: int, top_k: int, width: int
+    fields: Fields, sizes: base.Sizes, *, num_experts: int, top_k: int, width: int, renormalise: bool = False
 ) -> list[MixtureOfExpertsSpec | None]:
     """Reads the block of each layer; None = the usual gated block. The arguments are the defaults of absent keys."""
     num_experts = read_num_experts(fields, num_experts)
@@ -40,7 +40,7 @@ def read_blocks(
     width = fields.count("moe_intermediate_size", width, high=1 << 20)
     step = fields.count("decoder_sparse_step", 1)
     dense = fields.indices("mlp_only_layers", sizes.num_layers)
-    renormalise = fields.flag("norm_topk_prob", False)
+    renormalise = fields.flag("norm_topk_prob", renormalise)
 
     def block(index: int) -> MixtureOfExpertsSpec | None:
         if index in dense or (index + 1) % step:

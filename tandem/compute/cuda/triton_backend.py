@@ -111,7 +111,7 @@ class TritonBackend:
 
 
 def num_splits_for(max_seq_len: int, split_tokens: int) -> int:
-    """Splits that cover `max_seq_len` positions; the twin of `_split_start` in the kernels."""
+    """Splits that cover `max_seq_len` positions; the twin of `split_start` in the kernels."""
     covered = num_splits = 0
     while covered < max_seq_len:
         covered += split_tokens << (num_splits // SPLITS_PER_LEVEL)

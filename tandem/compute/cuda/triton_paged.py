@@ -21,7 +21,7 @@ BATCH_ARGUMENTS = ["table_stride", "num_splits", "num_requests"]
 
 
 @triton.jit
-def _split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
+def split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
     """First position of a split: eight are SPLIT tokens long, eight twice that, and so on; long contexts have few.
 
     NOTE: constants stand on the right of tensors, since the interpreter of Triton 3.7 makes a constant of the product.
@@ -135,10 +135,10 @@ def decode_kernel(
         return
     seq_len = tl.load(seq_lens + request)
     position = seq_len - 1
-    begin = _split_start(split, SPLIT)
+    begin = split_start(split, SPLIT)
     if WINDOW > 0:
         begin = tl.maximum(begin, position - WINDOW + 1)
-    end = tl.minimum(_split_start(split + 1, SPLIT), seq_len)
+    end = tl.minimum(split_start(split + 1, SPLIT), seq_len)
     if begin >= end:
         return
     rows = tl.arange(0, TILE_M)
@@ -209,7 +209,7 @@ def combine_kernel(
     running_max = float("-inf")
     running_sum = 0.0
     for split in range(num_splits):
-        if (_split_start(split, SPLIT) < seq_len) & (_split_start(split + 1, SPLIT) > first):
+        if (split_start(split, SPLIT) < seq_len) & (split_start(split + 1, SPLIT) > first):
             entry = (request.to(tl.int64) * NUM_HEADS + head) * num_splits + split
             split_max = tl.load(partial_stats + entry * 2)
             split_sum = tl.load(partial_stats + entry * 2 + 1)

@@ -5,11 +5,10 @@ import struct
 
 import torch
 
-from tandem.compute.codes import CodedMatrix
+from tandem.compute.codes import SUM_BLOCK, CodedMatrix
 from tandem.compute.native.codes import SCALE_DTYPE_CODES
 
-CODED_FIELDS = "8qd7q"
-SUM_BLOCK = 128  # inputs whose products are added up in order, from zero; blocks of them are added in a tree
+CODED_FIELDS = "9qd7q"
 STEP = 8  # inputs whose codes lie together
 _pack = struct.Struct(f"={CODED_FIELDS}").pack
 
@@ -29,6 +28,7 @@ def are_alike(first: CodedMatrix, second: CodedMatrix) -> bool:
         (first.kind, first.shape[1], first.group_size) == (second.kind, second.shape[1], second.group_size)
         and (first.offsets is None) == (second.offsets is None)
         and first.order is second.order
+        and first.rounds_rows == second.rounds_rows
         and _are_equal(first.table, second.table)
         and _are_equal(first.permutation, second.permutation)
     )
@@ -56,6 +56,7 @@ def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
         0 if matrix.offsets is None else SCALE_DTYPE_CODES[matrix.offsets.dtype],
         matrix.order,
         matrix.super_size,
+        matrix.rounds_rows,
         matrix.factor,
         *(0 if x is None else x.data_ptr() for x in tensors),
     )

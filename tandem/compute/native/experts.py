@@ -41,7 +41,7 @@ def _serves(experts: Sequence[ExpertWeights]) -> bool:
 
 
 def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
-    """NOTE: permutations and tables may be each expert's own."""
+    """NOTE: permutations may be each expert's own, and tables too unless rows are rounded for their numbers."""
     layouts, devices = set(), set()
     for expert in experts:
         gate, up, down = expert.gate, expert.up, expert.down
@@ -50,9 +50,16 @@ def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
         assert isinstance(down, CodedMatrix)
         if not (serves_codes(gate) and serves_codes(down) and are_alike(gate, up)):
             return False
-        layouts.add(tuple((x.kind, x.group_size, x.offsets is None) for x in (gate, down)))
+        layouts.add(tuple(_layout(x) for x in (gate, down)))
         devices |= {x.codes.device.type for x in (gate, up, down)}
     return len(layouts) == 1 and devices == {"cpu"}
+
+
+def _layout(matrix: CodedMatrix) -> tuple[object, ...]:
+    """Equal of all experts for one walk over rows."""
+    numbers = matrix.table if matrix.rounds_rows else None
+    table = None if numbers is None else tuple(numbers.tolist())
+    return matrix.kind, matrix.group_size, matrix.offsets is None, matrix.rounds_rows, table
 
 
 class NativeExperts:

@@ -6,6 +6,7 @@ promise.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -14,6 +15,7 @@ from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.ops import ExpertChoice, Experts, ExpertWeights, StackLayer, StackShape
 from tandem.compute.order import Order
+from tandem.compute.rounded_rows import round_rows
 
 _DECODED_NUMBERS = 1 << 22  # at a time
 
@@ -63,8 +65,12 @@ class TorchKernels:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """NOTE: numbers are rounded to the dtype of `x`, some rows at a time so that memory stays small."""
+        """NOTE: numbers are rounded to the dtype of `x`, some rows at a time so that memory stays small. Where rows are
+        rounded to 8 bits the product is float32's.
+        """
         outputs, inputs = matrix.shape
+        if matrix.rounds_rows:
+            return self._rounding_linear(x, matrix, bias).to(out_dtype or x.dtype)
         rows = max(1, _DECODED_NUMBERS // inputs)
         parts = [
             functional.linear(x, matrix.decode(x.dtype, start=start, stop=start + rows))
@@ -72,6 +78,12 @@ class TorchKernels:
         ]
         product = torch.cat(parts, dim=1)
         return (product if bias is None else product.add_(bias)).to(out_dtype or x.dtype)
+
+    def _rounding_linear(self, x: torch.Tensor, matrix: CodedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+        plain = replace(matrix, rounds_rows=False, permutation=None)
+        ordered = x if matrix.permutation is None else x[:, matrix.permutation]
+        rows = round_rows(ordered, matrix.segment_size)
+        return self.coded_linear(rows, plain, None if bias is None else bias.float())
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.einsum("nhi,hoi->nho", x, weight)

@@ -145,7 +145,9 @@ Product = type[CodedWeight]
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too."""
+    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too. `rounds_rows`: as in a
+    `CodedMatrix`.
+    """
 
     coding: Coding
     choice: Choice
@@ -153,15 +155,17 @@ class CodedFormat:
     product: "Product" = CodedWeight
     rotations: Rotations = NO_ROTATIONS
     has_tables: bool = False
+    rounds_rows: bool = False
 
     @property
     def name(self) -> str:
         product = "" if self.product is CodedWeight else f"-{self.product.__name__}"
-        return f"{self.coding.name}{product}{self.rotations.name}"
+        rounding = "-int8-activations" if self.rounds_rows else ""
+        return f"{self.coding.name}{product}{self.rotations.name}{rounding}"
 
     @property
     def packed(self) -> "PackedCoded":
-        return PackedCoded(self.coding, self.kernels, self.product, self.rotations)
+        return PackedCoded(self.coding, self.kernels, self.product, self.rotations, self.rounds_rows)
 
     def refusal(self, weight: TensorSpec) -> str | None:
         return self.choice(weight)
@@ -192,6 +196,7 @@ class PackedCoded:
     kernels: Kernels
     product: "Product"
     rotations: Rotations
+    rounds_rows: bool
 
     @property
     def layout(self) -> str:
@@ -222,13 +227,15 @@ class PackedCoded:
 
     def made(self, weight: TensorSpec, coded: CodedMatrix) -> Weight:
         """The weight of these codes, with its rotations."""
+        if self.rounds_rows and coded.has_integers:
+            coded = replace(coded, rounds_rows=True)
         return self.rotations.rotated(weight, self.product(coded, self.kernels))
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
-        """In rows, on one device."""
-        coded = self.coding.read(weight, parts)
+        """In rows, on the device of `parts`. NOTE: codings move bits about on the CPU."""
+        device = next(iter(parts.values())).device
+        coded = self.coding.read(weight, {name: part.cpu() for name, part in parts.items()})
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
-        device = coded.codes.device
         return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:

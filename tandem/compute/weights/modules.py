@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.architecture.tensors import TensorSpec
+from tandem.compute.codes import SUM_BLOCK
 from tandem.compute.weights.base import Choice, StoredTensors
 from tandem.compute.weights.parts import FLOATS, module_of, source_of, tensor_name
 from tandem.core.errors import CorruptCheckpointError
 
-_SUM_BLOCK, _LEAST_GROUP = 128, 8  # inputs; see `coded_matrix.serves` of the compiled kernels
+_LEAST_GROUP = 8  # inputs; see `coded_matrix.serves` of the compiled kernels
 _LINEAR, _REGEX = "Linear", "re:"
 _MODEL = "model."
 _PREFIXES = ("language_model.model.", "model.language_model.")  # of a text model inside another, in configurations
@@ -39,8 +40,8 @@ def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
 
 def checked_group(fields: Fields, key: str, size: int) -> int:
     """Raises `UnsupportedCheckpointError` where products have no sums over groups of so many inputs."""
-    if size % _SUM_BLOCK and (_SUM_BLOCK % size or size % _LEAST_GROUP):
-        raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {_SUM_BLOCK} inputs and its multiples")
+    if size % SUM_BLOCK and (SUM_BLOCK % size or size % _LEAST_GROUP):
+        raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {SUM_BLOCK} inputs and its multiples")
     return size
 
 

@@ -63,7 +63,7 @@ def beside(
         part = replace(source, tensor=name, transposed=transposed)
     else:
         stop = source.start + weight.shape[0]
-        if source.step != 1 or source.start % rows or stop % rows:
+        if source.step != 1 or source.period is not None or source.start % rows or stop % rows:
             raise UnsupportedCheckpointError(
                 f"{name} has one row for {rows} outputs, and {weight.name} begins or ends between two; "
                 "serve the checkpoint in another format"

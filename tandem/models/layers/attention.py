@@ -13,6 +13,7 @@ from tandem.compute.step import AttentionBatch
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
+from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
 
 
@@ -50,11 +51,12 @@ class Attention:
         batch: AttentionBatch,
         backend: AttentionBackend,
     ) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V, where the layer has its
-        own, are in `kv` then.
+        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden], each with its gate behind it where
+        there are gates; its K and V, where the layer has its own, are in `kv` then.
         """
         spec, norm = self._spec, self._head_q_norm
-        queries = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.head_dim)
+        found = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.q.outputs // spec.num_heads)
+        queries, gates = found[..., : spec.head_dim].contiguous(), found[..., spec.head_dim :]
         weight = None if norm is None else norm.weight
         eps, unit_offset = (1e-6, False) if norm is None else (norm.spec.eps, norm.spec.unit_offset)
         cos, sin = self._rotary.cos, self._rotary.sin
@@ -79,7 +81,7 @@ class Attention:
             )
         if self._query_factors is not None:
             queries.mul_(self._query_factors[positions].to(queries.dtype))
-        return queries
+        return torch.cat((queries, gates), dim=2) if spec.is_gated else queries
 
     def _values(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_kv_heads, head_dim], in memory of their own: `keys` are rotated in place."""
@@ -92,7 +94,11 @@ class Attention:
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
-        return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
+        if not self._spec.is_gated:
+            return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
+        queries, gates = torch.split(queries, self._spec.head_dim, dim=2)
+        found = backend.attend(queries.contiguous(), kv, batch, self.params)
+        return self._o((found * rowwise_sigmoid(gates)).flatten(1))
 
 
 def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:

@@ -85,7 +85,7 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec) -> bool:
         and not (layer.per_layer_embedding or layer.output_scale)
         and layer.residual_scale == 1.0
         and mixer.rope is not None
-        and not (mixer.sinks or mixer.query_scaling)
+        and not (mixer.sinks or mixer.query_scaling or mixer.is_gated)
     )
 
 

@@ -17,6 +17,7 @@ from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3
 from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
 from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
 from tandem.architecture.families.phi3 import DROPOUT_KEYS
+from tandem.architecture.families.qwen3_5_conditional import IMAGE_KEYS as QWEN3_5_IMAGE_KEYS
 from tandem.architecture.families.state_space import CHUNK_KEYS
 from tandem.architecture.fields import Fields
 from tandem.architecture.registry import ARCHITECTURES, find_family
@@ -33,6 +34,8 @@ LATENT = {
     "moe_intermediate_size": 16,
 }
 HYBRID = ["conv", "full_attention", "conv"]
+DELTA = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+SHARED = {"shared_expert_intermediate_size": 16}
 GEMMA4_TYPES = ["sliding_attention", "full_attention", "full_attention"]
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -48,7 +51,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "granite": {},
     "ministral3": {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     "mixtral": {},
-    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 16},
+    "qwen2_moe": EXPERTS | SHARED,
     "qwen3_moe": {},
     "deepseek_v2": LATENT | {"n_group": 1, "topk_group": 1},
     "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
@@ -65,11 +68,21 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {"n_groups": 2, "mamba_num_heads": 4},
+    "qwen3_next": DELTA | EXPERTS | SHARED,
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA | EXPERTS | SHARED,
+    "kimi_linear": DELTA | EXPERTS | {"num_key_value_heads": 4, "pad_token_id": 0},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
 }
 """The kinds of text model that are served, each with what it needs beside the sizes to be a small one."""
 
-WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
+WRAPPERS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 """Multimodal models that are served, and the kind of the text model in each."""
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
@@ -151,7 +164,7 @@ def test_whatever_transformers_reads_of_a_wrapper_is_read_or_known(model_type: s
     fields = Fields(config.to_dict(), "config.json")
     find_family(fields).read_model(fields)
     assert {"text_config", "vision_config"} <= recorder.names
-    others = (GEMMA3_IMAGE_KEYS, GEMMA4_OTHER_PARTS_KEYS, MISTRAL3_IMAGE_KEYS)
+    others = (GEMMA3_IMAGE_KEYS, GEMMA4_OTHER_PARTS_KEYS, MISTRAL3_IMAGE_KEYS, QWEN3_5_IMAGE_KEYS)
     assert unknown(recorder, fields, *others) == set()
 
 

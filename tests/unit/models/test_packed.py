@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.ops import Kernels
+from tandem.compute.ops import Kernels, Matrix
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models import file_lock, packed
 from tandem.models.loader import LoadedModel, load_model
@@ -53,12 +53,21 @@ def answers(model: LoadedModel) -> torch.Tensor:
     """Logits of hidden states, and all layers' matrices by the MLP of each."""
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     for layer in model.decoder._layers:
+        assert layer._feed_forward is not None
         hidden = hidden + layer._feed_forward(hidden)
     return model.decoder.logits(hidden)
 
 
 def files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.safetensors"))
+
+
+def test_another_device_has_weights_of_its_own(kernels: NativeKernels, checkpoint: Path, tmp_path: Path) -> None:
+    """Regression: weights that a file holds were taken for those of a GPU; what is mapped is the CPU's memory."""
+    model = load_model(str(checkpoint), device=torch.device("meta"), kernels=kernels, packed_dir=tmp_path / "packed")
+    assert not files(tmp_path / "packed")
+    matrices = [weight.matrix for weight in model.decoder.parameters.weights.values()]
+    assert {matrix.tensor.device.type for matrix in matrices if isinstance(matrix, Matrix)} == {"meta"}
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -14,6 +14,7 @@ from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpda
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2, save_tiny_mamba2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -49,6 +50,13 @@ def recurring(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def replacing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the gated delta rule."""
+    path = tmp_path_factory.mktemp("worker-qwen3-next")
+    return write_byte_tokenizer(save_tiny_qwen3_next(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+
+
+@pytest.fixture(scope="module")
 def expected(granite_hybrid: Path) -> list[int]:
     return alone(granite_hybrid, PROMPT, GREEDY)
 
@@ -80,6 +88,7 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
         ("hybrid", "nixl", SAMPLED),
         ("convolving", "cma", SAMPLED),
         ("recurring", "tcp", GREEDY),
+        ("replacing", "nixl", GREEDY),
     ],
 )
 def test_tokens_handed_over_are_those_of_one_engine(

@@ -66,9 +66,12 @@ struct GatedProductArguments {
   int64_t out_stride, m, n, threads;
 };
 
+constexpr int kTableSize = 16;  // of codes of 4 bits
+
 // A matrix [n, k] as codes with scales: rows as Python has them, or strips (`coded.h`). Null: it has no such thing.
 struct CodedWeights {
   int64_t kind, n, k, group_size, scale_dtype, offset_dtype, is_packed, super_size;
+  int64_t rounds_rows;  // to 8 bits before they are multiplied (`integer_rows.h`)
   double factor;
   const void *codes, *scales, *offsets;
   const uint16_t *super_scales, *super_offsets;  // float16, of `super_size` inputs each: scales are multiples of them
@@ -100,7 +103,7 @@ struct CodedLinearArguments {
   int64_t out_stride, m, threads;
 };
 
-// Gate and up are decoded alike, with the same groups and the same permutation.
+// Gate and up are decoded alike, with the same groups and the same permutation, and round rows alike.
 struct CodedGatedLinearArguments {
   int64_t dtype, activation;
   const void* x;

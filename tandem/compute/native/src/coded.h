@@ -13,7 +13,7 @@ namespace tandem {
 
 enum CodeKind : int { kTable4 = 0, kInt8 = 1, kE4m3 = 2 };
 enum ScaleDType : int { kE4m3Scale = 3, kE8m0Scale = 4, kInt8Scale = 5 };  // beside those of `DType`
-constexpr int kStepInputs = 8, kTableSize = 16;
+constexpr int kStepInputs = 8;
 
 typedef uint32_t UintVec __attribute__((vector_size(sizeof(Vec))));
 TANDEM_INLINE UintVec load_lanes(const uint32_t* p) { UintVec v; std::memcpy(&v, p, sizeof v); return v; }
@@ -107,10 +107,7 @@ template <> struct Numbers<kTable4> {
   }
 };
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kByteTable4 = 3;  // of 4 bits, a table whose numbers are bytes times a power of two: one shuffle looks up 32
-
-// Log2 of what the table's numbers are to be multiplied by for that; negative: they are no such.
+// Log2 of what a table's numbers are to be multiplied by to be signed bytes; negative: they are no such.
 TANDEM_INLINE int byte_table_shift(const float* table) {
   for (int shift = 0; shift < 8; ++shift) {
     bool is_whole = true;
@@ -122,6 +119,9 @@ TANDEM_INLINE int byte_table_shift(const float* table) {
   }
   return -1;
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kByteTable4 = 3;  // of 4 bits, a table whose numbers are bytes times a power of two: one shuffle looks up 32
 
 template <> struct Numbers<kByteTable4> {
   static constexpr int kWords = 1;

@@ -12,14 +12,12 @@ namespace {
 TANDEM_INLINE const CodedWeights& codes_of(const void* matrix) { return *static_cast<const CodedWeights*>(matrix); }
 TANDEM_INLINE CodedShape shape_of(const CodedWeights& w) { return {w.k, segment_of(w)}; }
 
-template <class T> class CodedExperts {
-  using P = Multiplied<T>;
-
+// `Prepared`: makes rows ready, rounded or not.
+template <class T, class Prepared> class CodedExperts {
  public:
-  explicit CodedExperts(const ExpertsArguments& arguments)
+  CodedExperts(const ExpertsArguments& arguments, const Prepared& ready, const Prepared& gated_ready)
       : a(arguments), inner_(shape_of(codes_of(a.experts->gate))), outer_(shape_of(codes_of(a.experts->down))),
-        ready_(inner_, codes_of(a.experts->gate).offsets, int(a.threads)),
-        gated_ready_(outer_, codes_of(a.experts->down).offsets, int(a.threads)) {}
+        ready_(ready), gated_ready_(gated_ready) {}
 
   void run() const {
     const int64_t units = max64(inner_.steps(), outer_.steps()) * kStepInputs;
@@ -43,9 +41,9 @@ template <class T> class CodedExperts {
 
   void gate(const Pairs& pairs, T* gated) const {
     const T* const x = static_cast<const T*>(a.x);
-    const CodedRows<P> rows = ready_([&](int64_t i) {
+    const auto rows = ready_.gathered([&](int64_t i) {
       return RowOf<T>{x + pairs.tokens[size_t(i)] * a.x_stride, codes_of(pairs.experts[size_t(i)]->gate).permutation};
-    }, int64_t(pairs.tokens.size()), true);
+    }, int64_t(pairs.tokens.size()));
     const int64_t panels = ceil_div(a.ffn, kStrip);
     const Gating gating{int(a.activation), float(a.alpha), float(a.limit)};
     for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->gate), 2), [&](const Block& block, int64_t panel, bool has_next) {
@@ -55,8 +53,8 @@ template <class T> class CodedExperts {
       const int64_t column = panel * kStrip;
       const int width = int(min64(kStrip, a.ffn - column));
       const f32x16 gate_shift = bias(expert.gate_bias, column, width), up_shift = bias(expert.up_bias, column, width);
-      multiply_coded_panel<P>(codes, rows_of(block, rows, inner_), inner_, has_next ? codes_ahead(next) : Ahead(),
-                              [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
+      multiply_coded_panel(codes, rows.part(block.first, block.count, inner_), inner_, has_next ? codes_ahead(next) : Ahead(),
+                           [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
         for (int m = 0; m < count; ++m)
           store16(gated + (block.first + row + m) * a.ffn + column,
                   gating(sums[m][0] + gate_shift, sums[m][1] + up_shift), width);
@@ -66,15 +64,13 @@ template <class T> class CodedExperts {
 
   void project(const Pairs& pairs, const T* gated, float* out) const {
     const int64_t num_pairs = int64_t(pairs.tokens.size());
-    bool is_there = gated_ready_.are_there(a.ffn);
-    for (const Block& block : pairs.blocks) is_there = is_there && !codes_of(block.expert->down).permutation;
-    CodedRows<P> rows = gated_ready_([&](int64_t i) {
+    bool is_permuted = false;
+    for (const Block& block : pairs.blocks) is_permuted |= codes_of(block.expert->down).permutation != nullptr;
+    const auto row = [&](int64_t i) {
       return RowOf<T>{gated + i * a.ffn, codes_of(pairs.experts[size_t(i)]->down).permutation};
-    }, num_pairs, !is_there);
-    if (is_there) {
-      rows.x = reinterpret_cast<const typename Unit<P>::Type*>(gated);
-      rows.stride = a.ffn / Unit<P>::kElements;
-    }
+    };
+    const auto rows = is_permuted ? gated_ready_.gathered(row, num_pairs)
+                                  : gated_ready_.placed(gated, a.ffn, nullptr, num_pairs);
     const int64_t strips = ceil_div(a.hidden, kStrip), panels = ceil_div(strips, kPanelStrips);
     for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->down), 1), [&](const Block& block, int64_t panel, bool has_next) {
       const ExpertWeights& expert = *block.expert;
@@ -83,8 +79,8 @@ template <class T> class CodedExperts {
       const int64_t first = panel * kPanelStrips;
       const CodedStrip codes[kPanelStrips] = {strip(first), strip(first + 1)};
       const CodedStrip next[kPanelStrips] = {strip(first + 2), strip(first + 3)};
-      multiply_coded_panel<P>(codes, rows_of(block, rows, outer_), outer_, has_next ? codes_ahead(next) : Ahead(),
-                              [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
+      multiply_coded_panel(codes, rows.part(block.first, block.count, outer_), outer_, has_next ? codes_ahead(next) : Ahead(),
+                           [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
         for (int s = 0; s < kPanelStrips; ++s) {
           const int64_t column = codes[s].index * kStrip;
           const int width = int(min64(kStrip, a.hidden - column));
@@ -104,18 +100,13 @@ template <class T> class CodedExperts {
     return double(pairs.blocks.size()) * none + double(pairs.tokens.size()) * (one - none);
   }
 
-  static CodedRows<P> rows_of(const Block& block, const CodedRows<P>& rows, const CodedShape& shape) {
-    return {rows.x + block.first * rows.stride, rows.stride, block.count,
-            rows.segment_sums ? rows.segment_sums + block.first * shape.segments() : nullptr};
-  }
-
   static f32x16 bias(const void* bias, int64_t column, int width) {
     return bias ? load16(static_cast<const T*>(bias) + column, width) : f32x16{};
   }
 
   const ExpertsArguments& a;
   const CodedShape inner_, outer_;
-  const PreparedRows<T> ready_, gated_ready_;
+  const Prepared &ready_, &gated_ready_;
 };
 
 }  // namespace
@@ -124,5 +115,16 @@ template <class T> class CodedExperts {
 using namespace tandem;
 
 void tandem_coded_experts(const ExpertsArguments* a) {
-  with_dtype(a->dtype, [a](auto tag) { CodedExperts<decltype(tag)>(*a).run(); });
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    const CodedWeights &gate = codes_of(a->experts->gate), &down = codes_of(a->experts->down);
+    const CodedShape inner = shape_of(gate), outer = shape_of(down);
+    const int threads = int(a->threads);
+    const auto run = [a](const auto& ready, const auto& gated_ready) {
+      CodedExperts<T, std::decay_t<decltype(ready)>>(*a, ready, gated_ready).run();
+    };
+    if (gate.rounds_rows)
+      return run(RowRounding<T>(gate, inner, gate.offsets, threads), RowRounding<T>(down, outer, down.offsets, threads));
+    run(PreparedRows<T>(inner, gate.offsets, threads), PreparedRows<T>(outer, down.offsets, threads));
+  });
 }

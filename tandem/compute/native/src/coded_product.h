@@ -1,17 +1,10 @@
 // Products of rows with weights as codes: rows are made ready once, then threads split outputs and rows, never K.
 #pragma once
-#include "coded_tiles.h"
-#include "pool.h"
+#include "integer_tiles.h"
 
 namespace tandem {
 
 constexpr double kNsPerCode = 0.03;  // that one thread takes to decode it
-
-// A row of x, and the order in which its elements are multiplied; null: their own.
-template <class T> struct RowOf {
-  const T* x;
-  const int64_t* permutation;
-};
 
 // Rows of x as a product of codes reads them: where they are, or a copy that is permuted, widened or filled up.
 template <class T> class PreparedRows {
@@ -24,7 +17,20 @@ template <class T> class PreparedRows {
       : shape_(shape), has_offsets_(has_offsets), num_threads_(num_threads) {}
 
   // row(i): row i of x, a `RowOf`. They are valid until the calling thread asks for others.
-  template <class Row> CodedRows<P> operator()(const Row& row, int64_t count, bool is_copied) const {
+  template <class Row> CodedRows<P> gathered(const Row& row, int64_t count) const { return prepared(row, count, true); }
+
+  // Rows of x, `stride` apart.
+  CodedRows<P> placed(const T* x, int64_t stride, const int64_t* permutation, int64_t count) const {
+    const auto row = [=](int64_t i) { return RowOf<T>{x + i * stride, permutation}; };
+    if (permutation || !are_there(stride)) return gathered(row, count);
+    CodedRows<P> rows = prepared(row, count, false);
+    rows.x = reinterpret_cast<const X*>(x);
+    rows.stride = stride / kElements;
+    return rows;
+  }
+
+ private:
+  template <class Row> CodedRows<P> prepared(const Row& row, int64_t count, bool is_copied) const {
     thread_local Workspace copies, sums;
     const int64_t width = shape_.steps() * kStepInputs;
     X* const out = is_copied ? reinterpret_cast<X*>(copies.reserve(size_t(count * width / kElements))) : nullptr;
@@ -32,7 +38,7 @@ template <class T> class PreparedRows {
     const double cost = double(count * shape_.k) * double(is_copied + has_offsets_) * (sizeof(T) + sizeof(X)) / kBytesPerNs;
     if (is_copied || has_offsets_) Pool::run(count, split(count, cost, num_threads_), [=](int64_t i, int64_t last) {
       for (; i < last; ++i) {
-        const T* const x = permuted(row(i));
+        const T* const x = in_order(row(i), shape_.k);
         if (out) copy(x, out + i * width / kElements);
         if (segment_sums) add(x, segment_sums + i * shape_.segments());
       }
@@ -43,15 +49,6 @@ template <class T> class PreparedRows {
   // Whether rows of that stride, in their own order, can be read where they are.
   bool are_there(int64_t stride) const {
     return !kIsWidened<T> && std::is_same<T, P>::value && shape_.k % kStepInputs == 0 && stride % kElements == 0;
-  }
-
- private:
-  const T* permuted(const RowOf<T>& row) const {
-    if (!row.permutation) return row.x;
-    thread_local Workspace workspace;
-    T* const out = reinterpret_cast<T*>(workspace.reserve(size_t(shape_.k)));
-    for (int64_t i = 0; i < shape_.k; ++i) out[i] = row.x[row.permutation[i]];
-    return out;
   }
 
   void copy(const T* x, X* out) const {
@@ -86,33 +83,28 @@ inline double coded_cost_ns(int64_t kind, int64_t m_size, int64_t n_size, int64_
 // `Source`: panels() of two strips; panel(i, codes, strips) names them, store(sums, row, rows, strips) gets the sums of
 // rows of x from `row` on.
 template <class T, class Source> class CodedProduct {
-  using P = Multiplied<T>;
-
  public:
   CodedProduct(const CodedWeights& first, bool has_offsets, const Source& source, int num_threads)
-      : first_(first), shape_{first.k, segment_of(first)}, source_(source), num_threads_(num_threads),
-        prepared_(shape_, has_offsets, num_threads) {}
+      : first_(first), shape_{first.k, segment_of(first)}, source_(source), has_offsets_(has_offsets),
+        num_threads_(num_threads) {}
 
   void run(const T* x, int64_t stride, int64_t count) const {
-    const int64_t* const permutation = first_.permutation;
-    const bool is_there = !permutation && prepared_.are_there(stride);
+    if (first_.rounds_rows) return run(RowRounding<T>(first_, shape_, has_offsets_, num_threads_), x, stride, count);
+    run(PreparedRows<T>(shape_, has_offsets_, num_threads_), x, stride, count);
+  }
+
+ private:
+  template <class Prepared> void run(const Prepared& prepared, const T* x, int64_t stride, int64_t count) const {
     const int64_t most = kChunkRows * (num_threads_ + Pool::lent());  // a chunk for each thread, for copies that stay small
     const int64_t parts = ceil_div(count, most);
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = count * i / parts, last = count * (i + 1) / parts;
-      const auto row = [=](int64_t m) { return RowOf<T>{x + (first + m) * stride, permutation}; };
-      CodedRows<P> rows = prepared_(row, last - first, !is_there);
-      if (is_there) {
-        rows.x = reinterpret_cast<const typename Unit<P>::Type*>(x + first * stride);
-        rows.stride = stride / Unit<P>::kElements;
-      }
-      multiply(rows, first);
+      multiply(prepared.placed(x + first * stride, stride, first_.permutation, last - first), first);
     }
   }
 
- private:
   // A panel stays in L2 while all rows of a chunk pass.
-  void multiply(const CodedRows<P>& rows, int64_t first) const {
+  template <class Rows> void multiply(const Rows& rows, int64_t first) const {
     const int64_t panels = source_.panels(), chunks = ceil_div(rows.count, kChunkRows), tasks = panels * chunks;
     const double cost = coded_cost_ns(first_.kind, rows.count, panels * kPanelStrips * kStrip, first_.k);
     Pool::run(tasks, split(tasks, cost, num_threads_), [&](int64_t task, int64_t last) {
@@ -124,10 +116,8 @@ template <class T, class Source> class CodedProduct {
         source_.panel(index, codes, strips);
         const bool has_next = chunk + 1 == chunks && index + 1 < panels;
         if (has_next) source_.panel(index + 1, next, nullptr);
-        const CodedRows<P> part{rows.x + row * rows.stride, rows.stride, end - row,
-                                rows.segment_sums ? rows.segment_sums + row * shape_.segments() : nullptr};
-        multiply_coded_panel<P>(codes, part, shape_, has_next ? codes_ahead(next) : Ahead(),
-                                [&](const f32x16 (*sums)[kPanelStrips], int64_t at, int count) {
+        multiply_coded_panel(codes, rows.part(row, end - row, shape_), shape_, has_next ? codes_ahead(next) : Ahead(),
+                             [&](const f32x16 (*sums)[kPanelStrips], int64_t at, int count) {
           source_.store(sums, first + row + at, count, strips);
         });
       }
@@ -137,8 +127,8 @@ template <class T, class Source> class CodedProduct {
   const CodedWeights& first_;
   const CodedShape shape_;
   const Source& source_;
+  const bool has_offsets_;
   const int num_threads_;
-  const PreparedRows<T> prepared_;
 };
 
 }  // namespace tandem

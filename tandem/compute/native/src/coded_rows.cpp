@@ -16,12 +16,11 @@ float number_of(const CodedWeights& w, const uint32_t* lanes, int i) {
 
 template <class T> void decode_row(const CodedWeights& w, const CodedShape& shape, int64_t row, T* out) {
   const int lane = int(row % kStrip);
-  const OpenStrip strip = open_strip({&w, row / kStrip}, shape, 0);
-  const float unit = float(1.0 / decoding_of(w).factor);  // a power of two
+  const OpenStrip strip = open_strip({&w, row / kStrip}, shape, 0, {int(w.kind), 1.0});
   for (int64_t at = 0; at < w.k; ++at) {
     const int64_t segment = at / shape.segment, step = at / kStepInputs;
     const uint32_t* const lanes = strip.lanes + step * step_lanes(w.kind) + lane;
-    const float scaled = number_of(w, lanes, int(at % kStepInputs)) * (strip.scales[segment][lane] * unit);
+    const float scaled = number_of(w, lanes, int(at % kStepInputs)) * strip.scales[segment][lane];
     out[w.permutation ? w.permutation[at] : at] =
         from_float<T>(strip.offsets ? scaled + strip.offsets[segment][lane] : scaled);
   }

@@ -42,7 +42,25 @@ template <class P> struct CodedRows {
   const typename Unit<P>::Type* x;
   int64_t stride, count;
   const float* segment_sums;  // [count, segments]; null: no strip has offsets
+
+  CodedRows part(int64_t first, int64_t size, const CodedShape& shape) const {
+    return {x + first * stride, stride, size, segment_sums ? segment_sums + first * shape.segments() : nullptr};
+  }
 };
+
+// A row of x, and the order in which its elements are multiplied; null: their own.
+template <class T> struct RowOf {
+  const T* x;
+  const int64_t* permutation;
+};
+// Its elements in that order, valid until the calling thread asks for others.
+template <class T> const T* in_order(const RowOf<T>& row, int64_t count) {
+  if (!row.permutation) return row.x;
+  thread_local Workspace workspace;
+  T* const out = reinterpret_cast<T*>(workspace.reserve(size_t(count)));
+  for (int64_t i = 0; i < count; ++i) out[i] = row.x[row.permutation[i]];
+  return out;
+}
 
 TANDEM_INLINE Ahead codes_ahead(const CodedStrip* strips) {
   if (!strips[0].weights->is_packed) return {};
@@ -93,7 +111,8 @@ inline void widen_scales(const CodedWeights& w, const StripScales& from, double 
   }
 }
 
-inline OpenStrip open_strip(const CodedStrip& strip, const CodedShape& shape, int number) {
+// `number`: of the strip among those that a thread has open. Scales are times the factor of `decoding`.
+inline OpenStrip open_strip(const CodedStrip& strip, const CodedShape& shape, int number, const Decoding& decoding) {
   thread_local Workspace packed_space[kPanelStrips], scale_space[kPanelStrips];
   const CodedWeights& w = *strip.weights;
   const int64_t lanes = strip_lanes(w), segments = shape.segments(), room = (num_groups(w) + num_supers(w)) * kStrip;
@@ -106,7 +125,6 @@ inline OpenStrip open_strip(const CodedStrip& strip, const CodedShape& shape, in
     space += lanes;
   }
   f32x16* const widened = reinterpret_cast<f32x16*>(scale_space[number].reserve(size_t(2 * segments * kStrip)));
-  const Decoding decoding = decoding_of(w);
   widen_scales(w, scales_of(w, strip.index, w.scales, w.scale_dtype, w.super_scales, space), w.factor * decoding.factor,
                shape, widened);
   if (w.offsets)
@@ -136,7 +154,8 @@ void multiply_tile(const OpenStrip* strips, const f32x16* const* units_of, const
 template <class P, class Store>
 void multiply_coded_panel(const CodedStrip* panel, CodedRows<P> rows, const CodedShape& shape, Ahead ahead,
                           const Store& store) {
-  const OpenStrip strips[kPanelStrips] = {open_strip(panel[0], shape, 0), open_strip(panel[1], shape, 1)};
+  const OpenStrip strips[kPanelStrips] = {open_strip(panel[0], shape, 0, decoding_of(*panel[0].weights)),
+                                          open_strip(panel[1], shape, 1, decoding_of(*panel[1].weights))};
   if (!strips->offsets) rows.segment_sums = nullptr;
   f32x16 sums[kBlockwiseTiles * kMaxRows][kPanelStrips];
   if (rows.count <= kBlockwiseTiles * kMaxRows) {

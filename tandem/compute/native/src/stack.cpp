@@ -169,7 +169,13 @@ class Stack {
   }
 
   static bool are_joined(const CodedWeights* a, const CodedWeights* b) {
-    return a && b && a->group_size == b->group_size && a->permutation == b->permutation;
+    return a && b && a->group_size == b->group_size && a->permutation == b->permutation &&
+           a->rounds_rows == b->rounds_rows && (!a->rounds_rows || have_the_same_bytes(*a, *b));
+  }
+
+  // Rounded rows are laid out for the bytes that codes stand for.
+  static bool have_the_same_bytes(const CodedWeights& a, const CodedWeights& b) {
+    return a.kind == b.kind && (!a.table || !std::memcmp(a.table, b.table, kTableSize * sizeof(float)));
   }
 
   void rotate_and_write(const Layer& layer, const Cache& cache) const {

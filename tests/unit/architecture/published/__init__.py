@@ -7,6 +7,7 @@ that the hub shows, from memory; reports of the stored tensors confirm those of 
 
 from tests.unit.architecture.published.checkpoint import Checkpoint
 from tests.unit.architecture.published.deepseek import LATENT
+from tests.unit.architecture.published.deltas import DELTA
 from tests.unit.architecture.published.dense import GRANITE, OLMO, PHI, SMOLLM
 from tests.unit.architecture.published.google import GEMMA, GEMMA_4
 from tests.unit.architecture.published.hybrids import GRANITE_4, LFM2
@@ -36,6 +37,7 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *LFM2,
     *MAMBA_2,
     *NEMOTRON_H,
+    *DELTA,
     *LATENT,
     *GLM,
     *MINIMAX,

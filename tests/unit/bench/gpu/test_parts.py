@@ -16,6 +16,7 @@ from bench.gpu.sections import find
 from bench.gpu.setting import Setting
 from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
 from tandem.compute.cuda.varlen_backend import VarlenBackend
+from tests.helpers.triton_interpreter import products
 
 DRY = Setting(is_dry=True)
 
@@ -43,6 +44,20 @@ def test_checks(label: str, tmp_path: Path) -> None:
 def test_attention_checks_by_interpretation(tmp_path: Path) -> None:
     checks = rehearse("checks/attention", tmp_path)["checks"]
     assert {check["name"] for check in checks} >= {"triton attention", "triton in graphs", "triton in a large arena"}
+
+
+@pytest.mark.slow
+def test_triton_checks_by_interpretation(tmp_path: Path) -> None:
+    with products(ordered=True):
+        checks = rehearse("triton/checks", tmp_path)["checks"]
+    names = {"product by codes", "experts", "latent attention", "recurrence"}
+    assert {check["name"] for check in checks} == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["products", "experts", "latents", "recurrence"])
+def test_triton_times_by_interpretation(part: str, tmp_path: Path) -> None:
+    assert all(row["value"] > 0 for row in rehearse(f"triton/{part}", tmp_path)["rows"])
 
 
 @pytest.mark.parametrize(

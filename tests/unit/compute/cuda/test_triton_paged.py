@@ -4,7 +4,7 @@ bfloat16 is left to the GPU: the interpreter multiplies its bit patterns as inte
 """
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.cuda.triton_backend import TritonBackend
 from tests.helpers.attention_cases import RequestCase, Shape, build_step, oracle, random_request
+from tests.helpers.triton_interpreter import products
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -27,19 +28,9 @@ def backend() -> AttentionBackend:
 
 
 @pytest.fixture
-def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each product is added up in the order of its terms, as a GPU does whatever the tile.
-
-    NOTE: the interpreter leaves products to NumPy's BLAS, which on some CPUs adds in another order for fewer rows.
-    """
-
-    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="this triton has no interpreter")
-
-    def dot(_: object, a: Any, b: Any, d: Any, *options: object) -> object:
-        left, right = (each.data.astype(d.data.dtype) for each in (a, b))
-        return interpreter.TensorHandle((left[:, :, None] * right[None]).sum(axis=1) + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+def ordered_products() -> Iterator[None]:
+    with products(ordered=True):
+        yield
 
 
 def mixed(shape: Shape, mix: tuple[tuple[int, int], ...] = MIX) -> list[RequestCase]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
+from tandem.architecture.fields import Fields
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
@@ -20,9 +21,12 @@ from tandem.compute.attention import AttentionBackend
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.base import StoredTensors, WeightFormat
+from tandem.compute.weights.dense import DenseFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models import packed
@@ -33,7 +37,7 @@ from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.parameters import packed_names
-from tests.helpers.rounded_weights import RoundedReader, Rounding
+from tests.helpers.rounded_weights import RoundedFormat, RoundedReader, Rounding
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -170,6 +174,28 @@ def test_a_stack_of_codes_has_the_bits_of_its_layers(
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
     assert torch.equal(pages, expected_pages)
     assert all(torch.isfinite(step).all() for step in hidden)
+
+
+def _read_rounding(fields: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
+    """Rows are rounded for int8 in keys and down, for int4 with offsets in the others."""
+    four = Rounding(CodeKind.TABLE4, 32, has_offsets=True, rounds_rows=True)
+    eight = Rounding(CodeKind.INT8, 32, rounds_rows=True)
+    first = RoundedFormat(kernels, four, None, left=("k_proj.weight", "down_proj.weight"))
+    return first, RoundedFormat(kernels, eight, eight), DenseFormat(kernels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("build", [checkpoints.save_tiny_llama, _save_experts_throughout])
+def test_a_stack_that_rounds_rows_has_the_bits_of_its_layers(
+    tmp_path: Path, build: checkpoints.Builder, dtype: str, kernels: NativeKernels
+) -> None:
+    model = _load(build(tmp_path), dtype, kernels, _read_rounding)
+    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    assert build_stack(model.spec, model.decoder.parameters, ropes, kernels) is not None
+    hidden, pages = _run(model.decoder, NativeBackend(CPU))
+    expected, expected_pages = _run(model.decoder, OneByOne(CPU))
+    assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
+    assert torch.equal(pages, expected_pages)
 
 
 @pytest.mark.parametrize("reader", READERS)

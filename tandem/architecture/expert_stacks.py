@@ -1,0 +1,43 @@
+"""Experts stored as two stacks a layer: `gate_up_proj` [experts, 2 * inner, hidden], gate first, and `down_proj`
+[experts, hidden, inner].
+
+Of some families there are checkpoints with stacks and others with a tensor for each expert.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.tensors import Source
+
+_GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
+
+
+def from_stack(expert: GatedSpec, prefix: str, index: int) -> GatedSpec:
+    """The same, made of entry `index` of the stacks under `prefix`."""
+    inner = expert.intermediate_size
+    return replace(
+        expert,
+        gate=replace(expert.gate, weight_source=Source(f"{prefix}.{_GATE_UP}", index, start=0, stop=inner)),
+        up=replace(expert.up, weight_source=Source(f"{prefix}.{_GATE_UP}", index, start=inner, stop=2 * inner)),
+        down=replace(expert.down, weight_source=Source(f"{prefix}.{_DOWN}", index)),
+    )
+
+
+def with_stored_stacks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
+    """The model with its experts made of stacks where a checkpoint with the tensors `stored` has them so."""
+    layers = tuple(_with_stored_stacks(layer, stored) for layer in model.layers)
+    return replace(model, layers=layers)
+
+
+def _with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
+    block = layer.feed_forward
+    if not isinstance(block, MixtureOfExpertsSpec):
+        return layer
+    first = block.experts[0].gate
+    prefix = first.name.removesuffix(_FIRST)
+    if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in stored:
+        return layer
+    experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(block.experts))
+    return replace(layer, feed_forward=replace(block, experts=experts))

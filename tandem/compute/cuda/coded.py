@@ -1,0 +1,179 @@
+"""Launches the Triton products with weights as codes.
+
+The order of a sum depends on the matrix alone; tiles and the number of programs follow from the number of tokens.
+"""
+
+import importlib
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tandem.architecture.feed_forward import Activation
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.cuda.halves import SPLIT, Tables, halved, refusal, span_of, value_form
+from tandem.compute.order import Order
+
+KERNELS = "tandem.compute.cuda.triton_coded"
+TILE_OUTPUTS = 64
+FEW_TOKENS, MANY_TOKENS = 16, 64  # of a tile
+MOST_SPLIT_TOKENS = 64  # above them one program adds all splits, since their sums would take more memory than a row
+SUM_TILE, COMBINE_TILE = 8, 256
+LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+
+
+class CodedProducts:
+    """The methods of `Kernels` that multiply by codes, for matrices that `refusal` has nothing against.
+
+    A matrix that is not packed is multiplied, too: its halves are then made anew at each call, with the same bits.
+    """
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+
+    def pack(self, matrix: CodedMatrix) -> CodedMatrix:
+        """The matrix in the products' order."""
+        packed = halved(matrix)
+        return packed if packed.table is None else replace(packed, table=self.tables.shared(packed.table))
+
+    def linear(
+        self, x: torch.Tensor, matrix: CodedMatrix, bias: torch.Tensor | None, out_dtype: torch.dtype | None
+    ) -> torch.Tensor:
+        """See `Kernels.coded_linear`."""
+        out = torch.empty(x.shape[0], matrix.shape[0], dtype=out_dtype or x.dtype, device=x.device)
+        if out.numel():
+            partials = self._product(x, matrix, out, bias)
+            if partials is not None:
+                self._kernels.combine_kernel[_combine_grid(out)](
+                    out, partials, out if bias is None else bias, *out.shape, len(partials), HAS_BIAS=bias is not None,
+                    TILE=COMBINE_TILE,
+                )  # fmt: skip
+        return out
+
+    def gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None,
+        up_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Kernels.coded_gated_linear`."""
+        out = torch.empty(x.shape[0], gate.shape[0], dtype=x.dtype, device=x.device)
+        if out.numel():
+            self._kernels.gated_combine_kernel[_combine_grid(out)](
+                out,
+                *(self.splits(x, matrix) for matrix in (gate, up)),
+                out if gate_bias is None else gate_bias,
+                out if up_bias is None else up_bias,
+                *out.shape,
+                num_splits_of(x.shape[0], gate.shape[1]),
+                HAS_GATE_BIAS=gate_bias is not None,
+                HAS_UP_BIAS=up_bias is not None,
+                IS_GELU=activation == "gelu_tanh",
+                TILE=COMBINE_TILE,
+            )
+        return out
+
+    def splits(self, x: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
+        """Sums of the splits that are left to add, [num_splits, num_tokens, out] float32."""
+        whole = torch.empty(1, x.shape[0], matrix.shape[0], dtype=torch.float32, device=x.device)
+        partials = self._product(x, matrix, whole[0], None)
+        return whole if partials is None else partials
+
+    @property
+    def _kernels(self) -> ModuleType:
+        return importlib.import_module(KERNELS)
+
+    def _product(
+        self, x: torch.Tensor, matrix: CodedMatrix, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Writes `out`, or returns the sums of the splits."""
+        assert refusal(matrix) is None, refusal(matrix)
+        assert x.shape[1] == matrix.shape[1], (x.shape, matrix.shape)
+        assert x.device == matrix.codes.device, (x.device, matrix.codes.device)
+        packed = self.pack(matrix) if matrix.order is Order.ROWS else matrix
+        x = x if packed.permutation is None else x.index_select(1, packed.permutation)
+        assert x.stride(1) == 1, x.stride()
+        (num_tokens, inputs), num_outputs, span = x.shape, matrix.shape[0], span_of(packed)
+        num_splits = -(-inputs // SPLIT)
+        is_split = num_splits_of(num_tokens, inputs) > 1
+        partials = torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=x.device)
+        partials = partials if is_split else partials[:0]
+        sums = x if packed.offsets is None else self.sums(x, min(span, packed.group_size))
+        tokens = FEW_TOKENS if num_tokens <= FEW_TOKENS else MANY_TOKENS
+        grid = -(-num_outputs // TILE_OUTPUTS), -(-num_tokens // tokens), num_splits if is_split else 1
+        self._kernels.coded_kernel[grid](
+            out,
+            partials if is_split else out,
+            x,
+            sums,
+            out if bias is None else bias,
+            **self.matrix_arguments(packed),
+            num_tokens=num_tokens,
+            num_outputs=num_outputs,
+            inputs=inputs,
+            x_stride=x.stride(0),
+            num_spans=sums.shape[1],
+            num_splits=num_splits,
+            HAS_BIAS=bias is not None,
+            IS_SPLIT=is_split,
+            TILE_N=TILE_OUTPUTS,
+            TILE_T=tokens,
+            **product_options(x.dtype),
+        )
+        return partials if is_split else None
+
+    def sums(self, x: torch.Tensor, span: int) -> torch.Tensor:
+        """[num_tokens, spans] float32: sums of the inputs that share an offset."""
+        num_spans = -(-x.shape[1] // span)
+        out = torch.empty(x.shape[0], num_spans, dtype=torch.float32, device=x.device)
+        self._kernels.sums_kernel[(x.shape[0], -(-num_spans // SUM_TILE))](
+            out, x, x.stride(0), x.shape[1], num_spans, SPAN=span, TILE=SUM_TILE
+        )
+        return out
+
+    def matrix_arguments(self, matrix: CodedMatrix) -> dict[str, Any]:
+        """Arguments of kernels that read the matrix. What it does not have stands for nothing."""
+        form, codes = self.tables.form(matrix), matrix.codes.view(torch.uint8)
+        group, inputs = matrix.group_size, matrix.shape[1]
+        return {
+            "codes": codes,
+            "scales": _readable(matrix.scales),
+            "super_scales": codes if matrix.super_scales is None else matrix.super_scales,
+            "offsets": codes if matrix.offsets is None else _readable(matrix.offsets),
+            "super_offsets": codes if matrix.super_offsets is None else matrix.super_offsets,
+            "table": codes if matrix.table is None else matrix.table,
+            "factor": matrix.factor,
+            "width": codes.shape[1],
+            "GROUP": 0 if group >= inputs else group,
+            "SUPER": matrix.super_size,
+            "SPAN": span_of(matrix),
+            "SPLIT": SPLIT,
+            "FORM": form.form,
+            "ADDED": form.added,
+            "SCALE_FORM": value_form(matrix.scales),
+            "OFFSET_FORM": value_form(matrix.offsets),
+            "HAS_OFFSETS": matrix.offsets is not None,
+        }
+
+
+def num_splits_of(num_tokens: int, inputs: int) -> int:
+    """Parts in which the sums of a product come that is written in splits."""
+    return -(-inputs // SPLIT) if num_tokens <= MOST_SPLIT_TOKENS else 1
+
+
+def product_options(dtype: torch.dtype) -> dict[str, Any]:
+    """NOTE: float32 products stay float32; the default would round their inputs to TF32."""
+    return {"PRECISION": "ieee" if dtype == torch.float32 else "tf32", **LAUNCH_OPTIONS}
+
+
+def _combine_grid(out: torch.Tensor) -> tuple[int, int]:
+    return out.shape[0], -(-out.shape[1] // COMBINE_TILE)
+
+
+def _readable(values: torch.Tensor) -> torch.Tensor:
+    """Floats of 8 bits as bytes: not every GPU has them, and Triton has no powers of two."""
+    return values.view(torch.uint8) if values.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu) else values

@@ -1,0 +1,96 @@
+"""`Kernels` on an NVIDIA GPU: PyTorch's, with our Triton products by weights as codes.
+
+Codes stay codes in the GPU's memory and become numbers in registers. A row's bits do not depend on the other rows of a
+product by codes; PyTorch's other products promise no such thing. Not yet run on a GPU.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from tandem.architecture.feed_forward import Activation, Clamp
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.cuda.coded import CodedProducts
+from tandem.compute.cuda.experts import TritonExperts, experts_refusal
+from tandem.compute.cuda.halves import refusal, rows_of
+from tandem.compute.ops import Experts, ExpertWeights
+from tandem.compute.order import Order
+from tandem.compute.torch.kernels import TorchKernels
+
+MIN_CAPABILITY = (8, 0)
+_log = logging.getLogger(__name__)
+
+
+class TritonKernels(TorchKernels):
+    """What the Triton products refuse is decoded before each product, and the log names it once."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        self._products = CodedProducts()
+        self._logged: set[str] = set()
+
+    @staticmethod
+    def missing(device: torch.device) -> str | None:
+        """Why the kernels cannot run there; None = they can."""
+        if device.type != "cuda":
+            return f"device {device} is not CUDA"
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed; it comes with PyTorch's CUDA builds"
+        capability = torch.cuda.get_device_capability(device)
+        return None if capability >= MIN_CAPABILITY else f"compute capability {capability} is below {MIN_CAPABILITY}"
+
+    def can_pack_coded(self, matrix: CodedMatrix) -> bool:
+        return self._serves(matrix)
+
+    def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
+        return self._products.pack(matrix)
+
+    def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if matrix.order is Order.ROWS:
+            return super().coded_rows(matrix, indices, dtype)
+        return rows_of(matrix, indices).decode(dtype)
+
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        matrix: CodedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        if not self._serves(matrix):
+            return super().coded_linear(x, matrix, bias, out_dtype=out_dtype)
+        return self._products.linear(x, matrix, bias, out_dtype)
+
+    def coded_gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not (self._serves(gate) and self._serves(up)):
+            return super().coded_gated_linear(x, gate, up, activation, gate_bias, up_bias)
+        return self._products.gated_linear(x, gate, up, activation, gate_bias, up_bias)
+
+    def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
+        if (reason := experts_refusal(experts)) is None:
+            return TritonExperts(self._products, activation, clamp, experts)
+        self._log_once(f"experts are multiplied one by one, answers take longer: {reason}")
+        return None
+
+    def _serves(self, matrix: CodedMatrix) -> bool:
+        if (reason := refusal(matrix)) is None:
+            return True
+        self._log_once(f"codes are decoded before each product, answers take longer: {reason}")
+        return False
+
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning("%s", message)
