@@ -248,7 +248,7 @@ class ModelCost:
     @cached_property
     def _routed(self) -> Mapping[RoutedExperts, int]:
         """Each different set of routed experts, and how many layers have it."""
-        found = (layer.feed_forward.routed for layer in self.model.layers)
+        found = (layer.routed for layer in self.model.layers)
         return Counter(routed for routed in found if routed is not None)
 
 

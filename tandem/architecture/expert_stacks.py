@@ -35,9 +35,12 @@ def _with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
     block = layer.feed_forward
     if not isinstance(block, MixtureOfExpertsSpec):
         return layer
-    first = block.experts[0].gate
+    gated = [expert for expert in block.experts if isinstance(expert, GatedSpec)]
+    if len(gated) < len(block.experts):
+        return layer
+    first = gated[0].gate
     prefix = first.name.removesuffix(_FIRST)
     if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in stored:
         return layer
-    experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(block.experts))
+    experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated))
     return replace(layer, feed_forward=replace(block, experts=experts))

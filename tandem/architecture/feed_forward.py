@@ -49,6 +49,35 @@ class GatedSpec:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class SquaredReluSpec:
+    """`down(relu(up(x)) ** 2)` (Primer, arXiv:2109.08668)."""
+
+    up: LinearSpec
+    down: LinearSpec
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.up.outputs
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+
+    def active_tensors(self) -> Iterator[TensorSpec]:
+        """Tensors used by one token."""
+        return self.tensors()
+
+    @property
+    def routed(self) -> None:
+        """No experts."""
+        return None
+
+
+BlockSpec = GatedSpec | SquaredReluSpec
+"""Blocks that can be experts."""
+
+
 class Score(StrEnum):
     """Function from a router's logits to the scores by which experts are chosen and weighted."""
 
@@ -136,8 +165,8 @@ class MixtureOfExpertsSpec:
     """
 
     router: RouterSpec
-    experts: tuple[GatedSpec, ...]
-    shared: GatedSpec | None = None
+    experts: tuple[BlockSpec, ...]
+    shared: BlockSpec | None = None
     shared_gate: LinearSpec | None = None
     before_experts: NormSpec | None = None
 
@@ -170,7 +199,7 @@ class MixtureOfExpertsSpec:
 class BranchSpec:
     """A block between norms; None = that norm does not exist."""
 
-    block: GatedSpec | MixtureOfExpertsSpec
+    block: BlockSpec | MixtureOfExpertsSpec
     before: NormSpec | None
     after: NormSpec | None
 
@@ -201,4 +230,4 @@ class ParallelSpec:
         return next((branch.block.routed for branch in self.branches if branch.block.routed is not None), None)
 
 
-FeedForwardSpec = GatedSpec | MixtureOfExpertsSpec | ParallelSpec
+FeedForwardSpec = BlockSpec | MixtureOfExpertsSpec | ParallelSpec

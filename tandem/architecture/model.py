@@ -7,7 +7,7 @@ read the same one; nothing below the families knows a model's name.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from tandem.architecture.feed_forward import FeedForwardSpec
+from tandem.architecture.feed_forward import FeedForwardSpec, RoutedExperts
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
 from tandem.architecture.state import StateSpec
@@ -20,14 +20,14 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A mixer and a feed-forward block, each between norms; None = that norm does not exist.
+    """A mixer and a feed-forward block, each between norms; None = that norm or block does not exist.
 
     Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then what
     `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end.
     """
 
     mixer: MixerSpec
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec | None
     before_mixer: NormSpec | None
     after_mixer: NormSpec | None = None
     before_feed_forward: NormSpec | None
@@ -38,7 +38,8 @@ class LayerSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self.mixer.tensors()
-        yield from self.feed_forward.tensors()
+        if self.feed_forward is not None:
+            yield from self.feed_forward.tensors()
         norms = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
         for norm in filter(None, norms):
             yield from norm.tensors()
@@ -50,9 +51,15 @@ class LayerSpec:
     def active_tensors(self) -> Iterator[TensorSpec]:
         """Tensors that one token is multiplied by."""
         yield from self.mixer.tensors()
-        yield from self.feed_forward.active_tensors()
+        if self.feed_forward is not None:
+            yield from self.feed_forward.active_tensors()
         if self.per_layer_embedding is not None:
             yield from self.per_layer_embedding.active_tensors()
+
+    @property
+    def routed(self) -> RoutedExperts | None:
+        """The experts of its feed-forward block; None = it has none."""
+        return None if self.feed_forward is None else self.feed_forward.routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
     "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Entry("lfm2_moe", "lfm2_moe"),
+    "Mamba2ForCausalLM": Entry("mamba2", "mamba2"),
+    "NemotronHForCausalLM": Entry("nemotron_h", "nemotron_h"),
     "MiniMaxM2ForCausalLM": Entry("minimax_m2", "minimax_m2"),
     "Ministral3ForCausalLM": Entry("ministral3", "ministral3"),
     "Mistral4ForCausalLM": Entry("mistral4", "mistral4"),

@@ -7,7 +7,7 @@ ranks. A model that cannot be split like this is refused, never computed in anot
 
 from dataclasses import replace
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec
+from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, SquaredReluSpec
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source
@@ -115,7 +115,9 @@ def _spans_heads(norm: NormSpec | None, head_dim: int) -> bool:
     return norm is not None and norm.size != head_dim
 
 
-def _shard_feed_forward(spec: FeedForwardSpec, rank: int, num_ranks: int) -> GatedSpec:
+def _shard_feed_forward(spec: FeedForwardSpec | None, rank: int, num_ranks: int) -> GatedSpec:
+    if spec is None or isinstance(spec, SquaredReluSpec):
+        raise _IndivisibleError("no gated block, and others are not split yet")
     if not isinstance(spec, GatedSpec):
         raise _IndivisibleError("experts, which are not split yet")
     return replace(

@@ -71,7 +71,8 @@ class DecoderLayer:
         self._kernels = kernels
         self.state = state
         self._mixer = build_mixer(spec.mixer, parameters, tables, kernels)
-        self._feed_forward = build_feed_forward(spec.feed_forward, parameters, kernels)
+        block = spec.feed_forward
+        self._feed_forward = None if block is None else build_feed_forward(block, parameters, kernels)
         self._before_mixer = Norm.take_optional(spec.before_mixer, parameters, kernels)
         self._after_mixer = Norm.take_optional(spec.after_mixer, parameters, kernels)
         self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, parameters, kernels)
@@ -81,7 +82,7 @@ class DecoderLayer:
         self._embedding = None if embedding is None else PerLayerEmbedding(embedding, parameters, kernels)
         self._output_scale = None if spec.output_scale is None else float(parameters.tensors[spec.output_scale.name])
         self.attention = self._mixer.params
-        self.graph_safe = self._feed_forward.graph_safe
+        self.graph_safe = self._feed_forward is None or self._feed_forward.graph_safe
 
     def forward(
         self,
@@ -108,8 +109,12 @@ class DecoderLayer:
         if not len(residual):
             return residual, None, tokens
         mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend, tokens.choices))
-        x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
-        residual, x = self._add_embedding(residual, self._finish(self._after_feed_forward, x), tokens)
+        if self._feed_forward is None:
+            x = mixed
+        else:
+            x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
+            x = self._finish(self._after_feed_forward, x)
+        residual, x = self._add_embedding(residual, x, tokens)
         if self._output_scale is None:
             return residual, x, tokens
         return residual.add_(x).mul_(self._output_scale), None, tokens

@@ -186,7 +186,7 @@ def _refuse_what_does_not_fit(
     total = plan.num_bytes(spec.dtype)
     if memory_bytes is None or total <= memory_bytes:
         return
-    routed = [layer.feed_forward.routed for layer in spec.layers]
+    routed = [layer.routed for layer in spec.layers]
     num_expert_elements = sum(r.num_experts * r.expert_size for r in routed if r is not None)
     experts = total * num_expert_elements / sum(tensor.size for tensor in spec.tensors())
     part = f", {experts / 1e9:.3g} GB of them experts," if experts else ""

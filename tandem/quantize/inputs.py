@@ -6,7 +6,13 @@ Routers and other small maps are not coded; nor are those of per-layer embedding
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
+from tandem.architecture.feed_forward import (
+    FeedForwardSpec,
+    GatedSpec,
+    MixtureOfExpertsSpec,
+    ParallelSpec,
+    SquaredReluSpec,
+)
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.recurrent_mixers import RecurrentMixer
@@ -63,13 +69,17 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
             )
 
 
-def _of_block(block: FeedForwardSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
+def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[SharedInput]:
     match block:
         case GatedSpec():
             yield SharedInput((block.down,), rows_of=block.up if block.clamp is None else None)
             yield SharedInput((block.gate, block.up), norm)
+        case SquaredReluSpec():
+            yield SharedInput((block.down,))
+            yield SharedInput((block.up,), norm)
         case MixtureOfExpertsSpec():
-            for expert in (*block.experts, *filter(None, (block.shared,))):
+            shared = () if block.shared is None else (block.shared,)
+            for expert in (*block.experts, *shared):
                 yield from _of_block(expert, None)  # NOTE: the router reads what the norm gives, too
         case ParallelSpec():
             for branch in block.branches:

@@ -125,18 +125,24 @@ def _refusal(layer: LayerSpec) -> str | None:
         return "has a per-layer embedding or reads another layer's K and V"
     if isinstance(layer.feed_forward, GatedSpec):
         return None
-    if isinstance(layer.feed_forward, MixtureOfExpertsSpec):
+    if isinstance(layer.feed_forward, MixtureOfExpertsSpec) and _are_gated(layer.feed_forward):
         has_norm = layer.feed_forward.before_experts is not None or layer.feed_forward.router.norm is not None
         return "norms what its experts or router read" if has_norm else None
-    return "has several feed-forward blocks"
+    return "has no feed-forward block, or one that is not gated, or several"
 
 
-def _block_linears(block: FeedForwardSpec) -> tuple[list[LinearSpec], list[LinearSpec]]:
+def _are_gated(spec: MixtureOfExpertsSpec) -> bool:
+    return all(isinstance(expert, GatedSpec) for expert in (*spec.experts, *filter(None, (spec.shared,))))
+
+
+def _block_linears(block: FeedForwardSpec | None) -> tuple[list[LinearSpec], list[LinearSpec]]:
     """Linear maps of a block that read the stream, and those that write to it."""
     if isinstance(block, GatedSpec):
         return [block.gate, block.up], [block.down]
     assert isinstance(block, MixtureOfExpertsSpec)
-    gated = (*block.experts, *filter(None, (block.shared,)))
+    blocks = (*block.experts, *filter(None, (block.shared,)))
+    gated = [expert for expert in blocks if isinstance(expert, GatedSpec)]
+    assert len(gated) == len(blocks), "others are refused"
     readers = [linear for expert in gated for linear in (expert.gate, expert.up)]
     others = [block.router.linear, *filter(None, (block.shared_gate,))]
     return [*readers, *others], [expert.down for expert in gated]

@@ -29,6 +29,23 @@ _MAMBA: dict[str, Any] = {
 }
 
 
+_NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"],
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+    "time_step_min": 1e-30,  # NOTE: transformers applies another to a prompt and not to what follows
+}
+
+
 def save_tiny_lfm2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """An Lfm2ForCausalLM: two convolutions around a layer of attention, then another."""
     kinds = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
@@ -47,10 +64,24 @@ def save_tiny_granite_hybrid(path: Path, *, seed: int = 0, dtype: str = "float32
     return save(path, transformers.GraniteMoeHybridConfig(**SIZES | _MAMBA | options), seed, dtype)
 
 
+def save_tiny_nemotron_h(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A NemotronHForCausalLM: Mamba-2 with experts and alone, then attention with a block for every token."""
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    return save(path, transformers.NemotronHConfig(**sizes | _NEMOTRON | options), seed, dtype)
+
+
+def save_tiny_mamba2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Mamba2ForCausalLM: recurrences alone."""
+    kinds = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
+    return save(path, transformers.Mamba2Config(**SIZES | kinds | options), seed, dtype)
+
+
 RECURRENT_BUILDERS: dict[str, Builder] = {
     "lfm2": save_tiny_lfm2,
     "lfm2_moe": save_tiny_lfm2_moe,
     "granite_hybrid": save_tiny_granite_hybrid,
+    "mamba2": save_tiny_mamba2,
+    "nemotron_h": save_tiny_nemotron_h,
     **DELTA_BUILDERS,
 }
 """Families with recurrent states."""

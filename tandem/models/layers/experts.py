@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.feed_forward import BlockSpec, GatedSpec, MixtureOfExpertsSpec
 from tandem.compute.ops import Experts, Kernels
 from tandem.compute.weights.base import ExpertLinears
-from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.mlp import build_block
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.router import ExpertRouter
 from tandem.models.layers.sigmoid import rowwise_sigmoid
@@ -29,7 +29,7 @@ class MixtureOfExperts:
         self._router = ExpertRouter(spec.router, parameters, kernels)
         self._before_experts = Norm.take_optional(spec.before_experts, parameters, kernels)
         self._experts = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
-        self._shared = None if spec.shared is None else GatedMLP(spec.shared, parameters, kernels)
+        self._shared = None if spec.shared is None else build_block(spec.shared, parameters, kernels)
         self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,9 +46,9 @@ class MixtureOfExperts:
 class ExpertsInTurn:
     """Implements `Experts` with one call of the kernels after the other, for any expert and device."""
 
-    def __init__(self, experts: Sequence[GatedSpec], parameters: Parameters, kernels: Kernels) -> None:
+    def __init__(self, experts: Sequence[BlockSpec], parameters: Parameters, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._experts = tuple(GatedMLP(expert, parameters, kernels) for expert in experts)
+        self._experts = tuple(build_block(expert, parameters, kernels) for expert in experts)
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
@@ -69,18 +69,21 @@ class ExpertsInTurn:
         return out.to(out_dtype)
 
 
-def compile_experts(experts: Sequence[GatedSpec], parameters: Parameters) -> Experts | None:
+def compile_experts(experts: Sequence[BlockSpec], parameters: Parameters) -> Experts | None:
     """The experts as one call, where their weights have one for such experts.
 
     NOTE: the comparison is with a spec of the fields that the call is given, so any other field must have its default.
     """
-    first = experts[0]
+    gated = [expert for expert in experts if isinstance(expert, GatedSpec)]
+    if len(gated) < len(experts):
+        return None
+    first = gated[0]
     known = (
-        GatedSpec(expert.gate, expert.up, expert.down, first.activation, first.clamp) == expert for expert in experts
+        GatedSpec(expert.gate, expert.up, expert.down, first.activation, first.clamp) == expert for expert in gated
     )
     if not all(known):
         return None
-    linears = [_take(expert, parameters) for expert in experts]
+    linears = [_take(expert, parameters) for expert in gated]
     return linears[0].gate.weight.grouped(linears, first.activation, first.clamp)
 
 

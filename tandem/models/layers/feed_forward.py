@@ -5,10 +5,16 @@ from typing import Any, Protocol
 
 import torch
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
+from tandem.architecture.feed_forward import (
+    FeedForwardSpec,
+    GatedSpec,
+    MixtureOfExpertsSpec,
+    ParallelSpec,
+    SquaredReluSpec,
+)
 from tandem.compute.ops import Kernels
 from tandem.models.layers.experts import MixtureOfExperts
-from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.mlp import GatedMLP, SquaredReluMLP
 from tandem.models.layers.norm import Norm
 from tandem.models.parameters import Parameters
 
@@ -57,6 +63,7 @@ def build_feed_forward(spec: FeedForwardSpec, parameters: Parameters, kernels: K
 
 _BLOCKS: dict[type, Callable[[Any, Parameters, Kernels], FeedForward]] = {
     GatedSpec: GatedMLP,
+    SquaredReluSpec: SquaredReluMLP,
     MixtureOfExpertsSpec: MixtureOfExperts,
     ParallelSpec: ParallelBlocks,
 }

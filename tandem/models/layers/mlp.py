@@ -1,8 +1,8 @@
-"""The gated feed-forward block: `down(activation(gate(x)) * up(x))`."""
+"""Feed-forward blocks of two or three linear maps."""
 
 import torch
 
-from tandem.architecture.feed_forward import Clamp, GatedSpec
+from tandem.architecture.feed_forward import BlockSpec, Clamp, GatedSpec, SquaredReluSpec
 from tandem.compute.ops import Kernels
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
@@ -30,6 +30,27 @@ class GatedMLP:
         if gated is None:
             gated = self._kernels.gated_product(gate(x), up(x), self._activation)
         return self._down(gated, out_dtype=out_dtype)
+
+
+class SquaredReluMLP:
+    """Computes a `SquaredReluSpec` with the tensors that it names."""
+
+    graph_safe = True
+
+    def __init__(self, spec: SquaredReluSpec, parameters: Parameters, kernels: Kernels) -> None:
+        self._up = parameters.linear(spec.up)
+        self._down = parameters.linear(spec.down)
+
+    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
+        return self._down(self._up(x).relu_().square_(), out_dtype=out_dtype)
+
+
+def build_block(spec: BlockSpec, parameters: Parameters, kernels: Kernels) -> GatedMLP | SquaredReluMLP:
+    """The block that computes `spec`."""
+    if isinstance(spec, SquaredReluSpec):
+        return SquaredReluMLP(spec, parameters, kernels)
+    return GatedMLP(spec, parameters, kernels)
 
 
 def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
+from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
@@ -44,7 +44,7 @@ def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
         or not _has_one_norm(model, layer, mixer)
     ):
         return None
-    routed = layer.feed_forward.routed
+    routed = layer.routed
     return StackShape(
         hidden_size=model.hidden_size,
         intermediate_size=block.intermediate_size,
@@ -61,15 +61,16 @@ def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
     )
 
 
-def _block(spec: FeedForwardSpec) -> GatedSpec | None:
+def _block(spec: FeedForwardSpec | None) -> GatedSpec | None:
     """The gated block, or the first of the experts; None = the stack computes no such feed-forward block.
 
     NOTE: not with biases in a gated block: they are rare, and the compiled call passes none. The comparison is with a
     mixture of router and experts alone, so it must have nothing else.
     """
     if isinstance(spec, MixtureOfExpertsSpec):
-        return spec.experts[0] if spec == MixtureOfExpertsSpec(router=spec.router, experts=spec.experts) else None
-    if isinstance(spec, ParallelSpec):
+        spec = spec.experts[0] if spec == MixtureOfExpertsSpec(router=spec.router, experts=spec.experts) else None
+        return spec if isinstance(spec, GatedSpec) else None
+    if not isinstance(spec, GatedSpec):
         return None
     has_bias = spec.gate.bias or spec.up.bias or spec.down.bias or spec.clamp is not None
     return None if has_bias else spec
@@ -99,7 +100,7 @@ def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> b
     )
 
 
-def _mixture(spec: FeedForwardSpec, parameters: Parameters, kernels: Kernels) -> StackMixture | None:
+def _mixture(spec: FeedForwardSpec | None, parameters: Parameters, kernels: Kernels) -> StackMixture | None:
     """Router and experts, where the kernels have calls for them and the product of the router is as all others are."""
     if not isinstance(spec, MixtureOfExpertsSpec) or spec.router.linear.is_float32 or spec.router.norm is not None:
         return None

@@ -99,7 +99,7 @@ def test_layers_of_kimi_are_counted_from_one() -> None:
     layers = read(KIMI).layers
     attending = [index for index, layer in enumerate(layers) if isinstance(layer.mixer, LatentAttentionSpec)]
     assert attending == [3, 7, 11, 15, 19, 23, 26]
-    assert layers[0].feed_forward.routed is None
+    assert layers[0].routed is None
     assert layers == read(KIMI, mlp_layer_types=["dense", *["sparse"] * 26]).layers
 
 

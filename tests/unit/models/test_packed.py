@@ -53,6 +53,7 @@ def answers(model: LoadedModel) -> torch.Tensor:
     """Logits of hidden states, and all layers' matrices by the MLP of each."""
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     for layer in model.decoder._layers:
+        assert layer._feed_forward is not None
         hidden = hidden + layer._feed_forward(hidden)
     return model.decoder.logits(hidden)
 

@@ -16,7 +16,7 @@ from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
-from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
+from tests.helpers.hybrid_checkpoints import save_tiny_lfm2, save_tiny_mamba2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import (
     GREEDY,
@@ -41,6 +41,12 @@ def hybrid(granite_hybrid: Path) -> Path:
 def convolving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("worker-lfm2")
     return write_byte_tokenizer(save_tiny_lfm2(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+
+
+@pytest.fixture(scope="module")
+def recurring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("worker-mamba2")
+    return write_byte_tokenizer(save_tiny_mamba2(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,7 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
         ("hybrid", "tcp", GREEDY),
         ("hybrid", "nixl", SAMPLED),
         ("convolving", "cma", SAMPLED),
+        ("recurring", "tcp", GREEDY),
         ("replacing", "nixl", GREEDY),
     ],
 )

@@ -15,6 +15,7 @@ from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
 from tests.unit.architecture.published.mistral import MISTRAL, MIXTRAL, WRAPPED
 from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX
 from tests.unit.architecture.published.qwen import DENSE_2, DENSE_3, MIXTURES_2, MIXTURES_3
+from tests.unit.architecture.published.state_spaces import MAMBA_2, NEMOTRON_H
 
 CHECKPOINTS: tuple[Checkpoint, ...] = (
     *META,
@@ -34,6 +35,8 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *GRANITE,
     *GRANITE_4,
     *LFM2,
+    *MAMBA_2,
+    *NEMOTRON_H,
     *DELTA,
     *LATENT,
     *GLM,

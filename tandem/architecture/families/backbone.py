@@ -1,0 +1,56 @@
+"""Mamba-2 under the names that Nemotron-H shares with it: tensors of a `backbone`, one norm in each layer."""
+
+import re
+from typing import Final
+
+from tandem.architecture.families.state_space import StateSpaceSizes, check_step_limit
+from tandem.architecture.fields import Fields
+from tandem.architecture.tensors import NormSpec
+
+UNUSED_KEYS: Final = (
+    *("chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
+    *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
+    *("time_step_rank", "use_mamba_kernels", "norm_before_gate", "rms_norm", "norm_eps"),
+)
+"""Beside sizes that follow from others and numbers for training, those whose effect is a rounding. NOTE: `transformers`
+applies Nemotron-H's `time_step_min` to a prompt and not to what follows; other engines and this one never do.
+"""
+
+
+def layer_prefix(index: int) -> str:
+    """Prefix of a layer's tensors."""
+    return f"model.layers.{index}"
+
+
+def parameter_name(name: str) -> str:
+    """Our name of a tensor of the checkpoint; attention's are those of Llama."""
+    name = name.replace("backbone.", "model.", 1)
+    name = re.sub(r"^model\.embeddings?\.", "model.embed_tokens.", name).replace("model.norm_f.", "model.norm.")
+    return re.sub(r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1.", name)
+
+
+def layer_norm(index: int, hidden: int, eps: float) -> NormSpec:
+    """The norm before what layer `index` of the checkpoint computes."""
+    return NormSpec(f"{layer_prefix(index)}.norm", hidden, eps)
+
+
+def read_state_space(
+    fields: Fields, hidden: int, eps: float, heads: tuple[str, int], head_dim: tuple[str, int], state: tuple[str, int]
+) -> StateSpaceSizes:
+    """Reads the mixer's sizes. `heads`, `head_dim`, `state`: the family's key for each, and what it is if absent."""
+    check_step_limit(fields)
+    num_heads = fields.count(*heads, high=1 << 12)
+    groups = fields.count("n_groups", 8, high=1 << 12)
+    if num_heads % groups:
+        raise fields.wrong("n_groups", f"a divisor of {heads[0]}={num_heads}")
+    return StateSpaceSizes(
+        hidden=hidden,
+        num_heads=num_heads,
+        head_dim=fields.count(*head_dim, high=1 << 12),
+        num_groups=groups,
+        state_dim=fields.count(*state, high=1 << 12),
+        taps=fields.count("conv_kernel", 4, low=2, high=64),
+        eps=eps,
+        bias=fields.flag("use_bias", False),
+        conv_bias=fields.flag("use_conv_bias", True),
+    )
