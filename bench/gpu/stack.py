@@ -148,7 +148,7 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
 def _parameters(model: RandomModel, kernels: Kernels) -> Parameters:
     plan, tensors = LoadingPlan.of(model.spec, (DenseFormat(kernels),)), model.parameters
     matrices = {HEAD: tensors[EMBEDDING]} | tensors  # the head is the embedding where there is no other
-    weights = {weight.name: form.load(weight, {weight.name: matrices[weight.name]}) for weight, form in plan.weights}
+    weights = {weight.name: form.load(weight, [{weight.name: matrices[weight.name]}]) for weight, form in plan.weights}
     return Parameters({tensor.name: tensors[tensor.name] for tensor in plan.tensors}, weights)
 
 

@@ -58,9 +58,8 @@ def read_indexers(
 
 def read_indexer_types(fields: Fields, num_layers: int) -> Sequence[str]:
     """Reads which layers choose (`FULL`), and which attend to what the last of these before them chose (`SHARED`)."""
-    types = fields.texts("indexer_types")
-    if types is None:
-        types = _types_of_pattern(fields, num_layers)
+    named = fields.texts("indexer_types")
+    types = _types_of_pattern(fields, num_layers) if named is None else named
     if len(types) != num_layers or not {*types} <= {FULL, SHARED}:
         raise fields.wrong("indexer_types", f"a list of num_hidden_layers={num_layers} names, {FULL} or {SHARED}")
     if types[0] != FULL:

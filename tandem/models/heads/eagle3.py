@@ -64,7 +64,7 @@ class Eagle3Head:
         x = torch.cat((self._embedding_norm(self._embed(token_ids)), normed), dim=1)
         backend, mixer = backends[type(self.state)], self._attention
         batch = prepare_by_state([backend], {0: batch}, kv, [{mixer.params}])[0]
-        mixed = mixer.attend(mixer.write(x, positions, kv[0], batch, backend), kv[0], batch, backend)
+        mixed = mixer.attend(mixer.write(x, positions, kv[0], batch, backend), kv[0], batch, backend, {})
         return residual.add_(self._feed_forward(self._feed_forward_norm(mixed, residual)))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

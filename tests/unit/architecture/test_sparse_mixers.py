@@ -28,11 +28,13 @@ def test_deepseek_v32_keeps_an_index_key_beside_each_row() -> None:
     states = {layer.mixer.state("bfloat16") for layer in model.layers}
     assert states == {IndexedLatentSpec(512, 64, "bfloat16", 128)}
     state = states.pop()
+    assert state is not None
     assert str(state) == "latent 512 + rotated key 64 bfloat16, index key 128"
     assert [(plane.name, plane.shape) for plane in state.planes] == [("latent", (576,)), ("index", (128,))]
     assert state.bytes_per_token == 2 * 704
     mixer = model.layers[7].mixer
     assert isinstance(mixer, SparseLatentAttentionSpec)
+    assert mixer.indexer is not None
     assert (mixer.top_k, mixer.indexer.num_heads, mixer.indexer.head_dim) == (2048, 64, 128)
     assert (mixer.is_interleaved, mixer.indexer.is_interleaved) == (True, False)
     prefix = "model.layers.7.self_attn.indexer."
