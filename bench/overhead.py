@@ -31,7 +31,7 @@ from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import Backends
 from tandem.compute.backends import choose_backends
 from tandem.compute.native.sampling import load_draws
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams
@@ -107,6 +107,7 @@ class StandInDecoder:
         batches: Sequence[AttentionBatch],
         backends: Backends,
         wanted: WantedTokens | None = None,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         self.entered_s = time.perf_counter()
         return (input_ids if wanted is None else input_ids[wanted.rows]).unsqueeze(1)

@@ -21,8 +21,10 @@ SCOPE_READERS = {
 
 # Names that only `compute` says: formats of weights, and orders of their elements.
 FORMAT_NAMES = {"MatrixWeight", "DenseFormat", "PackedDense", "Order", "STRIPS"}
-# What others take of the weights' room: the seam, and the table that chooses.
-WEIGHT_SEAM = {f"tandem.compute.weights.{module}" for module in ("base", "formats", "shards")}  # of any format
+# What others take of the weights' room: the seam of any format, and the table that chooses.
+WEIGHT_SEAM = {
+    f"tandem.compute.weights.{module}" for module in ("base", "formats", "shards", "row_rounding")
+}  # of any format
 
 
 def nodes(source: str) -> Iterator[ast.AST]:

@@ -47,7 +47,7 @@ def test_it_is_said_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> 
     assert made.is_insecure
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"to or from {THERE} reads and changes prompts, answers and KV blocks" in record.getMessage()
+    assert f"to or from {THERE} can read and change prompts, answers and KV blocks" in record.getMessage()
 
 
 def test_with_certificates_everything_is_encrypted(directory: Path, caplog: pytest.LogCaptureFixture) -> None:

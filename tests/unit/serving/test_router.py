@@ -375,7 +375,7 @@ def test_refusals_are_errors_of_their_kind(
     run(scenario())
 
 
-@pytest.mark.parametrize("changes", [{"token_ids": ()}, {"token_ids": (2**31,) * 16}, {"num_expected_output": 0}])
+@pytest.mark.parametrize("changes", [{"token_ids": ()}, {"token_ids": (2**32,) * 16}, {"num_expected_output": 0}])
 def test_calls_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with routing("d0") as router:

@@ -25,7 +25,7 @@ END_S = 280.0
         (["--only", "tandem,nobody"], "--only='nobody' is not there; there are tandem, tandem-1p1d"),
         (["--only", "tandem", "--workloads", "singel"], "--workloads='singel' is not there; there are single"),
         (["--only", "tandem", "--cpus", "first"], "cpus="),
-        (["--only", "tandem", "--at-once", "-1"], "--at-once=-1 is less than nobody"),
+        (["--only", "tandem", "--at-once", "-1"], "--at-once=-1 is less than 1"),
         (["--only", "tandem", "--shape", "big"], "--shape='big' is not there; there are qwen3-0.6b"),
     ],
 )

@@ -126,7 +126,7 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens"),
     ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     ({"temperature": "hot"}, 400, "invalid_request_error", "temperature='hot'"),
-    ({"speculate": "mtp"}, 400, "invalid_request_error", "'off', 'auto', 'ngram' or 'suffix'"),
+    ({"speculate": "guess"}, 400, "invalid_request_error", "'off', 'auto', 'ngram'"),
     ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
     ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop"),
     ({"model": "claude"}, 404, "not_found_error", "'claude'"),
