@@ -56,7 +56,7 @@ def never_confirmed(patch: Patch) -> None:
 def _confirmed_before_the_read(patch: Patch) -> None:
     async def read(self: Any, source: Any, lease_id: str, entries: Any, offered: Any) -> None:
         await self._former_over(entries)
-        await self._confirm(source, lease_id, [], [])
+        await self._confirm(source, lease_id, [], [], [])
         await self._moved(source, entries, [offered[e] for e in entries], [self._wanted[e] for e in entries])
 
     patch.setattr(Fetch, "_read", read)
