@@ -8,6 +8,7 @@ from tandem.architecture.families.grouped_experts import (
     RoutingDefaults,
     further_layers,
     read_blocks,
+    read_dense,
     sigmoid_router,
 )
 from tandem.architecture.families.kimi_delta import read_delta_attention, read_kinds
@@ -52,7 +53,8 @@ def _read_model(file: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     latent, delta = read_latent_attention(fields, sizes, _LATENTS), read_delta_attention(fields, sizes)
     router = sigmoid_router(fields, sizes, _ROUTING)
-    blocks = read_blocks(fields, sizes, router, _ROUTING, dense=_read_dense(fields, sizes.num_layers))
+    dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", 1, low=0))
+    blocks = read_blocks(fields, sizes, router, _ROUTING, dense=dense)
     layers = [
         base.pre_norm_layer(sizes, index, latent(index) if kind == base.FULL else delta(index), block)
         for index, (kind, block) in enumerate(zip(read_kinds(fields, sizes.num_layers), blocks, strict=True))
@@ -60,16 +62,6 @@ def _read_model(file: Fields) -> ModelSpec:
     model = base.build_model("kimi_linear", fields, sizes, layers, unserved=further_layers(fields, sizes))
     base.check_unread(fields, (*UNUSED_KEYS, *_NO_POSITIONS), _LATER_KEYS)
     return model
-
-
-def _read_dense(fields: Fields, num_layers: int) -> list[bool]:
-    """The layers without experts, by `mlp_layer_types`, or by `first_k_dense_replace` in older files."""
-    types, num_dense = fields.texts("mlp_layer_types"), fields.count("first_k_dense_replace", 1, low=0)
-    if types is None:
-        return [index < num_dense for index in range(num_layers)]
-    if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
-        raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, dense or sparse")
-    return [name == "dense" for name in types]
 
 
 def _parameter_name(name: str) -> str | None:
