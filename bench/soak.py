@@ -35,6 +35,7 @@ MODEL = "demo/tandem-demo"
 NAME = "tandem-demo"
 NUM_KEYS = 64
 STORED_MIB = 1  # NOTE: so that what is stored fills its bound within a few thousand requests
+KNOWN_PROMPTS_MIB = 16  # NOTE: likewise
 _READY_S = 120.0
 _PER_STEP = 4
 
@@ -90,7 +91,7 @@ def observed_gateway(place: Path, flags: Sequence[str] = ()) -> Iterator[Observe
     command = [sys.executable, "-m", "bench.observed_gateway", "--model", MODEL, "--port", "0"]
     command += ["--routers", backend.stdout.readline().strip(), "--accounts", str(accounts)]
     command += ["--max-concurrent-requests", "8192", "--router-timeout-s", "60", "--silent-after-s", "60"]
-    command += ["--stored-responses-mib", str(STORED_MIB), *flags]
+    command += ["--stored-responses-mib", str(STORED_MIB), "--known-prompts-mib", str(KNOWN_PROMPTS_MIB), *flags]
     log_path = place / "gateway.log"
     with log_path.open("w") as log:
         gateway = subprocess.Popen(

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from tandem.core.hashing import HASH_BYTES, further_hashes
+from tandem.core.heap import trim_heap
 from tandem.gateway.errors import RequestError
 from tandem.gateway.known_prefixes import CutPrompt, KnownPrefixes, Piece
 from tandem.text.cuts import CutRule
@@ -121,7 +122,7 @@ class PromptEncoder:
             token_ids = await _run(self._texts, encoded)
         else:
             await self._check_pieces(text, most, max_model_len)
-            token_ids = await _run(self._long_texts, encoded)
+            token_ids = await _run(self._long_texts, partial(_trimmed, encoded))
         if len(token_ids) > most:
             raise too_long(str(len(token_ids)), max_model_len)
         return token_ids
@@ -180,11 +181,11 @@ class PromptEncoder:
         num_bytes = sum(map(len, pieces))
         threads = self._texts if num_bytes <= _small_bytes(most) else self._long_texts
         for batch in _batches(pieces):
-            size = sum(map(len, batch))
-            if size > _small_bytes(most):
+            encoded = partial(self._encoded, batch)
+            if sum(map(len, batch)) > _small_bytes(most):
                 text = batch[0].decode("utf-8", "surrogatepass")
                 await self._check_pieces(text, most - num_tokens, max_model_len, num_tokens)
-            encoded = partial(self._encoded, batch)
+                encoded = partial(_trimmed, encoded)
             ids = encoded() if num_bytes <= LONG_TEXT else await _run(threads, encoded)
             found += ids
             num_tokens += sum(map(len, ids))
@@ -312,6 +313,14 @@ def _joined(
         num_blocks=len(hashes) // HASH_BYTES,
     )
     return EncodedPrompt(token_ids, hashes, cut.pieces, ends, counts), [*known, *more]
+
+
+def _trimmed(work: Callable[[], T]) -> T:
+    """Does `work`, which frees some hundred bytes a token in small buffers, and returns them to the system."""
+    try:
+        return work()
+    finally:
+        trim_heap()
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
