@@ -108,7 +108,7 @@ class FleetView:
             self._forget_speed(worker_id)
         self._keep(address, status)
 
-    def lose(self, address: str) -> None:
+    def mark_lost(self, address: str) -> None:
         """Record that the watch at `address` is broken or silent: its worker gets no requests from now on."""
         worker_id = self._at.pop(address, None)
         if worker_id is not None:
@@ -145,7 +145,7 @@ class FleetView:
         worker = self._workers.get(worker_id)
         return worker is not None and worker.status.state.fingerprint in chain.pools
 
-    def where(self, worker_id: str) -> WorkerAddress:
+    def address_of(self, worker_id: str) -> WorkerAddress:
         """Returns the address of a worker of `fleet`."""
         worker = self._workers[worker_id]
         return replace(worker.status.worker, address=worker.address)
@@ -184,7 +184,7 @@ class FleetView:
         """Record that `worker_id` answers at `address`, and at no other address."""
         former_id = self._at.get(address)
         if former_id is not None and former_id != worker_id:
-            self.lose(address)
+            self.mark_lost(address)
         for other_id, other in self._workers.items() if former_id != worker_id else ():
             other.is_replaced |= other.address == address and other_id != worker_id
         known = self._workers.get(worker_id)

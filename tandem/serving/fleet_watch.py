@@ -140,7 +140,7 @@ class FleetWatch:
                 backoff_s = _FIRST_BACKOFF_S if was_alive else min(2 * backoff_s, _MAX_BACKOFF_S)
                 await asyncio.sleep(backoff_s)
         finally:
-            self._view.lose(address)
+            self._view.mark_lost(address)
             self._told.discard(address)
             await client.close()
 
@@ -164,7 +164,7 @@ class FleetWatch:
         except TandemError as error:
             reason = str(error)
         was_alive = self._view.is_alive_at(address)
-        self._view.lose(address)
+        self._view.mark_lost(address)
         if was_alive:
             _LOG.log(level, "the worker at %s gets no more requests: %s", address, reason)
         elif address not in self._told:

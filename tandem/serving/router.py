@@ -162,7 +162,7 @@ class RouterService:
                 self._sent.sent(request_id, hashes, worker_ids, self._clock.now_s())
 
     def _answer(self, shape: RequestShape, pairing: Pairing, policy: str, duration_s: float) -> PairingAnswer:
-        fleet, where = self._pairer.fleet, self._view.where
+        fleet, where = self._pairer.fleet, self._view.address_of
         prefill_id, holder_id = pairing.prefill_id, pairing.fetch_from_id
         spares: Sequence[str] = ()
         if prefill_id is not None:

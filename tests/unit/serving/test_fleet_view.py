@@ -62,8 +62,8 @@ def test_whose_watch_is_lost_gets_nothing_and_stays_listed() -> None:
     seen.view.update("h:1", status("p"))
     seen.view.update("h:2", status("d", D))
     assert seen.chosen_from() == {"p", "d"}
-    seen.view.lose("h:1")
-    seen.view.lose("h:9")
+    seen.view.mark_lost("h:1")
+    seen.view.mark_lost("h:9")
     assert seen.chosen_from() == {"d"}
     assert seen.alive() == {"p": False, "d": True}
     seen.view.update("h:1", status("p"))
@@ -110,7 +110,7 @@ def test_links_are_taken_once_their_source_is_there() -> None:
     seen.view.update("h:2", status("p"))
     seen.view.update("h:1", told)
     assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
-    seen.view.lose("h:2")
+    seen.view.mark_lost("h:2")
     seen.view.update("h:1", told)
     seen.view.update("h:2", status("p", incarnation="2"))
     seen.view.update("h:1", told)
@@ -126,7 +126,7 @@ def test_peers_that_a_worker_cannot_reach_are_cut_from_it_until_it_says_otherwis
     seen.view.update("h:1", cut)
     assert seen.fleet.links.cut_into("d") == {"p"}
     assert seen.fleet.links.between("p", "d").latency_ms == math.inf
-    seen.view.lose("h:2")
+    seen.view.mark_lost("h:2")
     seen.view.update("h:2", status("p"))
     seen.view.update("h:1", cut)
     assert seen.fleet.links.between("p", "d").latency_ms == math.inf
@@ -159,7 +159,7 @@ def test_somebody_else_at_the_same_address_replaces_who_was_there() -> None:
 def test_somebody_else_after_a_gap_replaces_too() -> None:
     seen = Seen()
     seen.view.update("h:1", status("old"))
-    seen.view.lose("h:1")
+    seen.view.mark_lost("h:1")
     assert list(seen.view.forgettable()) == []
     seen.view.update("h:1", status("new"))
     assert seen.view.forgettable() == [("old", "")]
@@ -169,13 +169,13 @@ def test_a_worker_that_moves_is_called_at_its_new_address() -> None:
     seen = Seen()
     seen.view.update("h:1", status("p", epoch=1))
     seen.view.update("h:2", status("p", incarnation="2", epoch=2))
-    assert seen.view.where("p").address == "h:2"
+    assert seen.view.address_of("p").address == "h:2"
     seen.view.update("h:1", status("p", epoch=1))
-    assert seen.view.where("p").address == "h:2"
-    assert seen.view.where("p").incarnation == "2"
-    seen.view.lose("h:1")
+    assert seen.view.address_of("p").address == "h:2"
+    assert seen.view.address_of("p").incarnation == "2"
+    seen.view.mark_lost("h:1")
     assert seen.chosen_from() == {"p"}
-    seen.view.lose("h:2")
+    seen.view.mark_lost("h:2")
     assert seen.chosen_from() == set()
 
 
@@ -183,20 +183,20 @@ def test_the_same_worker_behind_two_addresses_is_one() -> None:
     seen = Seen()
     for address in ("h:1", "h:2", "h:1", "h:2"):
         seen.view.update(address, status("p"))
-    assert seen.view.where("p").address == "h:1"
-    seen.view.lose("h:2")
+    assert seen.view.address_of("p").address == "h:1"
+    seen.view.mark_lost("h:2")
     assert seen.chosen_from() == {"p"}
-    seen.view.lose("h:1")
+    seen.view.mark_lost("h:1")
     assert seen.chosen_from() == set()
     seen.view.update("h:2", status("p"))
-    assert seen.view.where("p").address == "h:2"
+    assert seen.view.address_of("p").address == "h:2"
 
 
 def test_the_dead_are_forgotten_after_a_while_the_living_never() -> None:
     seen = Seen()
     seen.view.update("h:1", status("p"))
     seen.view.update("h:2", status("d", D))
-    seen.view.lose("h:1")
+    seen.view.mark_lost("h:1")
     seen.clock.advance(60.5)
     seen.view.update("h:2", status("d", D))
     assert seen.view.forgettable() == [("p", "h:1")]
@@ -234,7 +234,7 @@ def test_versions_of_a_model_have_a_chain_each() -> None:
     assert (first.model_fingerprint, first.block_size, first.pools) == ("one", 16, frozenset({"pool-1", "pool-2"}))
     assert (second.model_fingerprint, second.block_size, second.pools) == ("two", 32, frozenset({"pool-3"}))
     assert [seen.view.is_of(name, second) for name in ("p", "r", "nobody")] == [False, True, False]
-    seen.view.lose("h:3")
+    seen.view.mark_lost("h:3")
     assert list(seen.view.chains("m")) == [first]
     seen.view.update("h:1", status("p", served=model(fingerprint="two"), fingerprint="pool-3", block_size=32))
     assert {chain.pools for chain in seen.view.chains("m")} == {frozenset({"pool-2"}), frozenset({"pool-3"})}
@@ -299,7 +299,7 @@ def test_what_a_worker_measures_while_it_is_set_aside_does_not_calibrate_its_kin
 def test_a_verdict_outlives_a_broken_watch_and_ends_with_the_process() -> None:
     seen = Seen()
     run(seen, 5.0, {"d1": 16.0})
-    seen.view.lose("h:d1")
+    seen.view.mark_lost("h:d1")
     seen.view.update("h:d1", status("d1", D))
     assert seen.chosen_from() == {"d0", "d2"}
     seen.view.update("h:d1", status("d1", D, incarnation="2", epoch=2))

@@ -189,7 +189,7 @@ def test_spares_are_alive_of_the_same_pool_not_excluded_and_the_least_busy_first
             router.has("p5")
             router.view.update("p6:1", status("p6", lifecycle="draining"))
             router.has("p7")
-            router.view.lose("p7:1")
+            router.view.mark_lost("p7:1")
             answer = await router.service.pair(call(excluded=("p5",)))
             assert answer.prefill is not None
             assert answer.prefill.worker_id == "p0"
@@ -235,7 +235,7 @@ def test_versions_of_a_model_are_never_mixed_and_each_counts_its_own_blocks() ->
             assert answer.prefill is not None
             assert (answer.prefill.worker_id, answer.decode.worker_id) == ("p2", "d2")
             assert answer.spares == ()
-            router.view.lose("d2:1")
+            router.view.mark_lost("d2:1")
             answer = await router.service.pair(call())
             assert answer.prefill is not None
             assert (answer.prefill.worker_id, answer.decode.worker_id) == ("p1", "d1")
@@ -259,7 +259,7 @@ def test_without_prefill_workers_decode_computes_prompts_of_any_length() -> None
     async def scenario() -> None:
         async with routing("d0", "p0", limits=AdmissionLimits(max_local_tokens=0)) as router:
             assert (await router.service.pair(call())).prefill is not None
-            router.view.lose("p0:1")
+            router.view.mark_lost("p0:1")
             answer = await router.service.pair(call())
             assert (answer.prefill, answer.spares, answer.decode.worker_id) == (None, (), "d0")
 
@@ -317,7 +317,7 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
         async with routing("d0") as router:
             other = model("other", "other weights")
             router.view.update("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
-            router.view.lose("d0:1")
+            router.view.mark_lost("d0:1")
             with pytest.raises(
                 UnavailableError, match="all workers of the model 'm' have stopped answering; try again"
             ):
