@@ -74,6 +74,8 @@ class ClusterProcess:
         assert not self.is_running(), f"{self.name} runs"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
         environment |= {"PYTHONPATH": str(self.root), "PYTHONUNBUFFERED": "1", **self.spec.env}
+        if self.root != ROOT:
+            environment["CXX"] = "false"  # NOTE: to compile another release's kernels takes a minute, in each worker
         with self._log_path.open("ab") as log:
             if self.root == ROOT and is_forkable(self.spec.argv, self.spec.env):
                 module, *arguments = self.spec.argv[2:]
