@@ -18,6 +18,17 @@ _FLAGS_OF = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
 ARCHITECTURES = ("native", "x86-64-v3", "x86-64-v4")
+FLAG_OF_MACRO = {
+    "__AVX2__": "avx2",
+    "__F16C__": "f16c",
+    "__AVXVNNI__": "avx_vnni",
+    "__AVX512F__": "avx512f",
+    "__AVX512BW__": "avx512bw",
+    "__AVX512VL__": "avx512vl",
+    "__AVX512VNNI__": "avx512_vnni",
+    "__AVX512BF16__": "avx512_bf16",
+}
+"""Macros by which the sources choose code for an x86-64, and the processor's flag that defines each."""
 
 
 def load_or_skip(architecture: str = "native") -> NativeKernels:
@@ -34,6 +45,9 @@ def _skip_unless_it_runs(architecture: str) -> None:
     lacking = _FLAGS_OF[architecture] - _processor_flags()
     if lacking:
         pytest.skip(f"this processor runs no {architecture}: it lacks {', '.join(sorted(lacking))}")
+    choosing = set(FLAG_OF_MACRO.values())
+    if architecture != "native" and _FLAGS_OF[architecture] & choosing == _processor_flags() & choosing:
+        pytest.skip(f"this processor's own code is that of {architecture}: it has nothing beyond it that is used")
     if shutil.which(os.environ.get("CXX") or "g++") is None:
         pytest.skip("the CPU kernels are compiled by a C++ compiler, and none is on PATH")
 

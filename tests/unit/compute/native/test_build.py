@@ -1,6 +1,7 @@
 """The build cache: complete files only, one per compiler, flags and processor, and errors that say what to do."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tandem.compute.native.core_board import CoreBoard
 from tandem.compute.native.sampling import load_draws
 from tandem.core.errors import ConfigurationError
 from tandem.serving.cores import Share
-from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.native_kernels import FLAG_OF_MACRO, load_or_skip
 
 FAKE_COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "fake {version}" && exit 0
@@ -159,3 +160,12 @@ def test_instructions_name_the_file_but_no_model_kernel_or_hypervisor(
     assert built("avx512_vnni avx512_bf16") == first
     assert built("avx512_vnni") != first
     assert built("avx512_bf16 avx512_vnni", model=143) == first
+
+
+def test_the_sources_choose_code_by_the_macros_that_tests_know() -> None:
+    """Tests skip what is compiled for lesser processors where that is the same code."""
+    sources = Path(build_module.__file__).parent / "src"
+    found = {
+        name for path in sources.iterdir() for name in re.findall(r"__(?:AVX|F16C|FMA|SSE|BMI)\w*__", path.read_text())
+    }
+    assert found == FLAG_OF_MACRO.keys()
