@@ -17,3 +17,13 @@ def allow_sockets(count: int) -> None:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def allowed_sockets() -> int | None:
+    """Number of connections that the limit of open files leaves beside the process's other files; None = no limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, soft // 2)

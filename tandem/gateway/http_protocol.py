@@ -2,8 +2,9 @@
 
 Invariant: a connection holds at most the limit plus one read of header bytes, trailers and chunk extensions included.
 Heads that do not end in time and bodies whose answer is already sent are closed, and so are clients that do not read
-the end of a failed request. Offers to change the protocol are ignored (RFC 9110 §7.8). HTTP/1.0 gets no chunks. A
-client that ends its sending (half-close) still gets its answer if it reads.
+the end of a failed request. Connections beyond `max_connections` are answered 503 and closed. Offers to change the
+protocol are ignored (RFC 9110 §7.8). HTTP/1.0 gets no chunks. A client that ends its sending (half-close) still gets
+its answer if it reads.
 """
 
 import asyncio
@@ -52,10 +53,15 @@ class _HeadTooLongError(Exception):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One HTTP/1.x connection."""
+    """One HTTP/1.x connection.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    Args:
+        max_connections: of this server, this one included; None = any number.
+    """
+
+    def __init__(self, *args: Any, max_connections: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._max_connections = max_connections
         self._num_head_bytes = 0  # of this request's line, headers and trailers
         self._num_waiting_bytes = 0  # read since the parser last passed something on
         self._is_in_body = False
@@ -66,7 +72,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer(HEAD_TIMEOUT_S)
+        if self._max_connections is not None and len(self.connections) > self._max_connections:
+            message = f"this gateway has {self._max_connections} connections, which is all it keeps; try again later"
+            self._end_with(Problem(503, "service_unavailable_error", "too_many_connections", message, retry_after_s=1))
+        else:
+            self._start_timer(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and not self._is_in_body and self._is_answered():
@@ -188,9 +198,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         message = f"the request's line and headers are longer than {MAX_HEAD_BYTES} bytes"
-        body = error_body(Problem(431, "invalid_request_error", "headers_too_large", message))
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[431] + head.encode("ascii") + body)
+        self._end_with(Problem(431, "invalid_request_error", "headers_too_large", message))
+
+    def _end_with(self, problem: Problem) -> None:
+        """Answers the connection itself, whatever it has sent, and closes it."""
+        body = error_body(problem)
+        headers = {
+            "content-type": "application/json",
+            "content-length": len(body),
+            **problem.headers,
+            "connection": "close",
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[problem.status] + head.encode("ascii") + b"\r\n" + body)
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

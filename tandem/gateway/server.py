@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.core.heap import bound_heap
+from tandem.core.open_files import allowed_sockets
 from tandem.gateway.app import build_apps
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
@@ -191,7 +193,7 @@ async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: floa
 def _uvicorn_config(settings: GatewaySettings, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=LimitedHttpProtocol,
+        http=partial(LimitedHttpProtocol, max_connections=allowed_sockets()),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

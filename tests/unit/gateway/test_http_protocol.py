@@ -28,7 +28,7 @@ KEEP_ALIVE_S = 65
 class Line(asyncio.Transport):
     """A connection to an app that answers without a look at the body, with a clock that the test moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: ServerState | None = None, max_connections: int | None = None) -> None:
         super().__init__()
         self.said = b""
         self.is_closed = False
@@ -39,8 +39,12 @@ class Line(asyncio.Transport):
         )
         config.timeout_keep_alive = KEEP_ALIVE_S
         self._loop = asyncio.get_running_loop()
-        self._protocol = LimitedHttpProtocol(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, self))
+        loop = cast(asyncio.AbstractEventLoop, self)
+        self._protocol = LimitedHttpProtocol(config, state or ServerState(), {}, loop, max_connections=max_connections)
         self._protocol.connection_made(self)
+
+    def leave(self) -> None:
+        self._protocol.connection_lost(None)
 
     async def hear(self, data: bytes) -> None:
         """All that follows of it has happened."""
@@ -298,3 +302,24 @@ def test_what_comes_after_a_request_that_failed_is_not_cut_off(change: str) -> N
     writing.pass_time()
     assert not writing.was_aborted
     assert writing.loop.calls == []
+
+
+def test_connections_beyond_the_limit_are_told_so_and_those_within_it_are_served() -> None:
+    """Regression: strangers' idle connections could take every descriptor, those to routers and workers among them."""
+
+    async def story() -> None:
+        state = ServerState()
+        within = [Line(state, max_connections=2) for _ in range(2)]
+        beyond = Line(state, max_connections=2)
+        assert beyond.said.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in beyond.said
+        assert b"this gateway has 2 connections" in beyond.said
+        assert beyond.is_closed
+        beyond.leave()
+        for line in within:
+            await line.hear(HEALTH + b"\r\n")
+            assert line.said.startswith(b"HTTP/1.1 401 ")
+        within[0].leave()
+        assert not Line(state, max_connections=2).is_closed
+
+    asyncio.run(story())
