@@ -151,7 +151,10 @@ def test_the_timeline_has_a_lane_for_every_process_and_for_the_transfer(stage: S
             assert track is not None
             assert track["x"] - 1 <= box["x"] <= box["x"] + box["width"] <= track["x"] + track["width"] + 4
         await tab.page.click(".every > summary")
-        assert "prefill chunk" in "".join(await tab.texts(".stages td"))
+        cells = await tab.texts(".stages td")
+        assert "prefill chunk" in "".join(cells)
+        assert {"30 tokens", "35 MB, source prefill-0", "9 accepted, 12 drafted"} <= set(cells)
+        assert "9 of 12 drafted tokens accepted" in await tab.page.inner_text(".figures")
 
     stage.tell(tmp_path, story)
 

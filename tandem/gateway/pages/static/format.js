@@ -54,3 +54,20 @@ export function memory(bytes) {
 export function cores(value) {
   return value === null || value === undefined ? NONE : `${value.toFixed(value < 10 ? 2 : 0)} cores`;
 }
+
+/** An attribute of a stage, in the unit that its name tells. @param {string} name @param {any} value */
+export function figure(name, value) {
+  const words = (end) => name.slice(0, name.length - end).replaceAll("_", " ");
+  if (typeof value !== "number") return `${words(0)} ${value}`;
+  if (name.endsWith("_bytes")) return `${words(6).replace(/^num$/, "")} ${size(value)}`.trim();
+  if (name === "gb_per_s") return bandwidth(1e9 * value);
+  if (name.startsWith("num_")) return `${value} ${words(0).slice(4)}`;
+  if (name.endsWith("_ms")) return `${words(3)} ${milliseconds(value)}`;
+  return name.endsWith("_s") ? `${words(2)} ${duration(value)}` : `${words(0)} ${value}`;
+}
+
+/** Bytes as B, kB, MB or GB. @param {number} bytes */
+export function size(bytes) {
+  if (bytes < 1e3) return `${bytes} B`;
+  return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : memory(bytes);
+}

@@ -1,7 +1,7 @@
 /** Draws where a request's time went: one lane a process, its stages as bars. */
 
 import { el } from "./dom.js";
-import { duration } from "./format.js";
+import { duration, figure } from "./format.js";
 
 /**
  * @typedef {{name: string, process: string, start_s: number, duration_s: number, attributes: Record<string, any>}} Stage
@@ -106,13 +106,22 @@ function swatch(stage) {
 }
 
 function table(stages) {
-  const head = ["Stage", "Where", "From", "Took"].map((words, index) => el("th", { class: index > 1 && "number", scope: "col" }, words));
+  const head = ["Stage", "Where", "From", "Took", "Details"].map((words, index) =>
+    el("th", { class: (index === 2 || index === 3) && "number", scope: "col" }, words)
+  );
   const rows = stages.map((stage) =>
     el("tr", {},
       el("td", {}, swatch(stage), stage.name),
       el("td", { class: "mono" }, stage.process),
       el("td", { class: "number" }, duration(stage.start)),
-      el("td", { class: "number" }, stage.duration_s > 0 ? duration(stage.duration_s) : "–"))
+      el("td", { class: "number" }, stage.duration_s > 0 ? duration(stage.duration_s) : "–"),
+      el("td", {}, details(stage.attributes ?? {})))
   );
   return el("table", { class: "stages" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
+}
+
+/** What a stage tells of itself; times of nothing are left out. @param {Record<string, any>} attributes */
+function details(attributes) {
+  const told = Object.entries(attributes).filter(([name, value]) => value || !/_m?s$/.test(name));
+  return told.sort().map(([name, value]) => figure(name, value)).join(", ");
 }

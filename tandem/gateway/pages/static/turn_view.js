@@ -138,9 +138,13 @@ function figures(turn) {
   if (usage.output > 1 && lastMs - firstMs >= MEASURABLE_MS) add(rate.toFixed(rate < 10 ? 1 : 0), "tokens/s");
   if (usage.prompt !== undefined) add(usage.prompt, `prompt tokens (${usage.cached ?? 0} cached)`);
   if (usage.output !== undefined) add(usage.output, usage.thinking ? `output tokens (${usage.thinking} thinking)` : "output tokens");
+  const drafts = turn.timeline?.stages.map((stage) => stage.attributes ?? {}).filter((said) => said.num_drafted);
+  if (drafts?.length) add(`${sum(drafts, "num_accepted")} of ${sum(drafts, "num_drafted")}`, "drafted tokens accepted");
   if (turn.reason) found.push(el("span", {}, `ended: ${turn.reason}`));
   return el("div", { class: "figures" }, ...found);
 }
+
+const sum = (all, name) => all.reduce((total, each) => total + each[name], 0);
 
 function pretty(text) {
   try {
