@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-import tandem.engine.engine
-import tandem.serving.fleet_view
-import tandem.worker.service
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.settlements import Settlements
 from tandem.core.hashing import root_hash
 from tandem.core.machine import random_id
+from tandem.engine import engine
+from tandem.gateway import assembly, pin_book
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
 from tandem.gateway.stalls import StallWatch
@@ -26,7 +25,9 @@ from tandem.rpc.messages import ConfirmAnswer
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
 from tandem.scheduler.scheduler import Scheduler
+from tandem.serving import fleet_view
 from tandem.serving.fleet_view import FleetView
+from tandem.worker import service
 from tandem.worker.fetch import Fetch
 from tandem.worker.leases import LeaseBook
 from tandem.worker.pins import Pins
@@ -103,10 +104,10 @@ def _broken_prefill_keeps_its_lease(patch: Patch) -> None:
 
 
 def _salt_left_out(patch: Patch) -> None:
-    def unsalted(**fields: Any) -> bytes:
-        return root_hash(**{**fields, "salt": ""})
+    def unsalted(scope: Any, **fields: Any) -> bytes:
+        return root_hash(replace(scope, salt=""), **fields)
 
-    for module in (tandem.engine.engine, tandem.worker.service, tandem.serving.fleet_view):
+    for module in (assembly, engine, fleet_view, pin_book, service):
         patch.setattr(module, "root_hash", unsalted)
 
 
@@ -216,7 +217,7 @@ def silence_is_not_noticed(patch: Patch) -> None:
 
 
 def _dead_workers_stay_listed(patch: Patch) -> None:
-    patch.setattr(FleetView, "lose", lambda self, address: None)
+    patch.setattr(FleetView, "mark_lost", lambda self, address: None)
 
 
 def _block_freed_with_a_reference_left(patch: Patch) -> None:
