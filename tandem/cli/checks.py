@@ -1,5 +1,6 @@
-"""Checks model, tokenizer, weights and the gateway's port before any process is started."""
+"""Checks model, tokenizer, weights, parsers, cores and the gateway's port before any process is started."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tandem.architecture.quantisation import find_quantisation, read_config
@@ -7,8 +8,10 @@ from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.gateway.model import answer_format
 from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
+from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
@@ -58,3 +61,17 @@ def check_port(host: str, port: int) -> None:
             "machine by --host; where the port is taken, stop what took it or choose another by --port (PORT= of "
             "`make run`), 0 = any free one"
         ) from error
+
+
+def check_parsers(path: Path, tool_parser: str, reasoning_parser: str) -> None:
+    """Raises `ConfigurationError` where the gateway could not read the model's answers by parsers of these names."""
+    answer_format(str(path), Tokenizer.load(path), ChatTemplate.find(path), tool_parser, reasoning_parser)
+
+
+def check_cpus(cpus: Collection[int], allowed: Collection[int]) -> None:
+    """Raises `ConfigurationError` where a worker's cores are not among those that this process may use."""
+    if missing := sorted(set(cpus) - set(allowed)):
+        raise ConfigurationError(
+            f"cpus names core {missing[0]}, which is not one of the {len(allowed)} that may be used here: "
+            f"{', '.join(map(str, sorted(allowed)))}"
+        )

@@ -4,11 +4,12 @@ A setting that `tandem up` decides itself, such as an address between its proces
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, SecretStr, create_model
+from pydantic import Field, SecretStr, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from tandem.gateway.settings import GatewaySettings
@@ -48,6 +49,20 @@ def _optional(by_service: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
     return annotation | None, Field(None, description=f"{first.description} ({_owners(by_service)})")
 
 
+def _validators(names: Set[str]) -> dict[str, Any]:
+    """The services' own checks of the settings that are passed on, by a name of their own."""
+    return {
+        f"{service}{check}": field_validator(*decorator.info.fields)(partial(_checked_if_set, decorator.func))
+        for service, settings in _SERVICES.items()
+        for check, decorator in settings.__pydantic_decorators__.field_validators.items()
+        if names >= set(decorator.info.fields)
+    }
+
+
+def _checked_if_set(check: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else check(value)
+
+
 def _owners(by_service: Mapping[str, FieldInfo]) -> str:
     """The service of a setting, and its value where it is not given."""
     services: dict[object, list[str]] = {}
@@ -60,8 +75,13 @@ def _owners(by_service: Mapping[str, FieldInfo]) -> str:
 if TYPE_CHECKING:
     ServiceSettings = Settings
 else:
+    _FIELDS = _passed_fields()
     ServiceSettings = create_model(
-        "ServiceSettings", __base__=Settings, __module__=sys.modules[__name__].__name__, **_passed_fields()
+        "ServiceSettings",
+        __base__=Settings,
+        __module__=sys.modules[__name__].__name__,
+        __validators__=_validators(_FIELDS.keys()),
+        **_FIELDS,
     )
 
 

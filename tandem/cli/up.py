@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from tandem.cli.checks import check_model, check_port
+from tandem.cli.checks import check_cpus, check_model, check_parsers, check_port
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
@@ -131,8 +131,11 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
+        self.engine_config()
         num_ranks = getattr(self, "tp", None) or 1
         check_model(path, allow_pickle=self.allow_pickle, num_prefill=self.prefill, num_ranks=num_ranks)
+        parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
+        check_parsers(path, *parsers)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:
@@ -144,6 +147,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         check_anonymous(self.host, has_accounts=self._has_accounts, is_allowed=self.allow_anonymous)
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
+        check_cpus(cpus, _own_cpus())
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
         gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
         ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source)

@@ -4,10 +4,15 @@ Invariant: an instance that exists is consistent with itself; what depends on a 
 resolution.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ConfigurationError
+from tandem.core.speculate import SETTINGS, drafter_of
 
+AUTO = "auto"
+DTYPES = ("float32", "bfloat16", "float16")
+BLOCK_SIZES = (8, 16, 32, 64, 128)
 MAX_SPECULATIVE_TOKENS = 32
 FLOAT, INT8 = "float", "int8"
 ACTIVATIONS = (FLOAT, INT8)
@@ -108,10 +113,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 _require_within(name, value, 2 if name == "max_model_len" else 1, _MAXIMA.get(name))
-        if self.activations not in ACTIVATIONS:
-            raise ConfigurationError(
-                f"activations={self.activations!r} is not served; choose one of {', '.join(ACTIVATIONS)}"
-            )
+        _require_one_of("dtype", self.dtype, (AUTO, *DTYPES))
+        _require_one_of("block_size", self.block_size, BLOCK_SIZES)
+        _require_one_of("activations", self.activations, ACTIVATIONS)
+        if drafter_of(self.speculate) is None:
+            raise ConfigurationError(f"speculate={self.speculate!r} is no drafter; choose {', '.join(SETTINGS)}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigurationError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1"
@@ -120,6 +126,11 @@ class EngineConfig:
             raise ConfigurationError(f"watermark={self.watermark} must be at least 0 and below 0.5")
         if not 0.0 <= self.pin_share <= 1.0:
             raise ConfigurationError(f"pin_share={self.pin_share} must be from 0 to 1")
+
+
+def _require_one_of(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{name}={value!r} is not served; choose one of {', '.join(map(str, choices))}")
 
 
 def _require_within(name: str, value: int, minimum: int, maximum: int | None) -> None:

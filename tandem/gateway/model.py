@@ -67,20 +67,7 @@ class ServedModel:
         """
         path = resolve_model_path(path_or_hub_id, has_weights=False)
         tokenizer, template = Tokenizer.load(path), ChatTemplate.find(path)
-        detect = partial(
-            AnswerFormat.detect,
-            None if template is None else template.source,
-            tokenizer,
-            reasoning_parser=reasoning_parser,
-        )
-        answers = detect(tool_parser=tool_parser)
-        if answers.tools is not None and template is not None and not template.mentions("tools", has_tools=True):
-            if tool_parser != "auto":
-                raise ConfigurationError(
-                    f"tool_parser={tool_parser}: the chat template of {path_or_hub_id} shows no tools, so the model "
-                    "would never see them; leave it out, or serve a checkpoint with a template that shows them"
-                )
-            answers = detect(tool_parser="none")
+        answers = answer_format(path_or_hub_id, tokenizer, template, tool_parser, reasoning_parser)
         return cls(
             name=name or served_name(path_or_hub_id),
             tokenizer=tokenizer,
@@ -141,3 +128,25 @@ def _is_quick(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any
     values = [value for message in messages for value in message.values()]
     texts = [value for value in values if isinstance(value, str)]
     return len(texts) == len(values) and sum(map(len, texts)) <= LONG_MESSAGES
+
+
+def answer_format(
+    model: str, tokenizer: Tokenizer, template: ChatTemplate | None, tool_parser: str, reasoning_parser: str
+) -> AnswerFormat:
+    """Format of a model's answers. `model`: its name in errors; the parsers as in `AnswerFormat.detect`.
+
+    Raises:
+        ConfigurationError: no parser has that name, or tool calls are to be read of a model whose template shows no
+            tools.
+    """
+    source = None if template is None else template.source
+    detect = partial(AnswerFormat.detect, source, tokenizer, reasoning_parser=reasoning_parser)
+    answers = detect(tool_parser=tool_parser)
+    if answers.tools is None or template is None or template.mentions("tools", has_tools=True):
+        return answers
+    if tool_parser != "auto":
+        raise ConfigurationError(
+            f"tool_parser={tool_parser}: the chat template of {model} shows no tools, so the model would never see "
+            "them; leave it out, or serve a checkpoint with a template that shows them"
+        )
+    return detect(tool_parser="none")

@@ -143,8 +143,8 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
         "all 0",
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
-    log_level: str = Field("info", description="debug, info, warning or error")
-    log_format: str = Field("text", description="text, or json: one object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
     otlp_endpoint: str | None = Field(None, description="URL that OpenTelemetry spans are sent to; omitted: none")
 
     @field_validator("routers")

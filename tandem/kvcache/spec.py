@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.architecture.state import StateSpec
+from tandem.core.config import BLOCK_SIZES
 from tandem.core.errors import ConfigurationError
 
-SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
+SUPPORTED_BLOCK_SIZES = BLOCK_SIZES
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
 _FAR = 1 << 40  # a position that no request reaches
 

@@ -97,8 +97,8 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
         7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one; none: no server"
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
-    log_level: str = Field("info", description="debug, info, warning or error")
-    log_format: str = Field("text", description="text, or json: one object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
 
     @field_validator("routers", "gateways")
     @classmethod

@@ -65,8 +65,8 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
     )
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
     grace_s: float = Field(5.0, ge=0, description="time for running calls to finish after SIGTERM, seconds")
-    log_level: str = Field("info", description="debug, info, warning or error")
-    log_format: str = Field("text", description="text, or json: one object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
 
     @field_validator("bind")
     @classmethod

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -95,8 +96,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
     otlp_endpoint: str | None = Field(
         None, description="OpenTelemetry collector for traces, http://host:4318; omitted: none"
     )
-    log_level: str = Field("info", description="debug, info, warning or error")
-    log_format: str = Field("text", description="text, or json: one object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
 
     @field_validator("core_board")
     @classmethod

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.core.speculate import AUTO, MTP, OFF, SETTINGS, drafter_of
+from tandem.core.speculate import AUTO, MTP, OFF, drafter_of
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.drafts.suffix import SuffixDrafter
@@ -19,12 +19,11 @@ def choose_drafter(config: EngineConfig, layout: KVLayout, carries_mtp: Callable
     "suffix"; None where the model's state cannot be rewound.
 
     Raises:
-        ConfigurationError: no drafter has that name, or the model cannot check drafts.
+        ConfigurationError: the model cannot check drafts.
     """
     setting = config.speculate
     found = drafter_of(setting)
-    if found is None:
-        raise ConfigurationError(f"speculate={setting!r} is no drafter; choose {', '.join(SETTINGS)}")
+    assert found is not None, setting
     name, _ = found
     if name == OFF or (name == AUTO and not layout.can_rewind):
         return None

@@ -1,5 +1,8 @@
 """Settings of `tandem up`: those of every service are its own too, and variables that nothing reads are told."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tandem.cli.service_settings import variables
@@ -10,6 +13,7 @@ from tandem.serving.command import run_command
 from tandem.serving.router_settings import RouterSettings
 from tandem.worker.settings import WorkerSettings
 
+DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 # Between processes, and of clusters; `tandem up` decides them.
 NOT_OF_USERS = {
     *("bind", "advertise", "worker_id", "routers", "workers", "metrics_port", "core_board", "kv_port"),
@@ -39,6 +43,37 @@ def test_what_was_set_becomes_variables_of_the_services(monkeypatch: pytest.Monk
 def test_constraints_of_a_service_hold_before_it_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(UpCommand, ["--max-attempts", "0"]) == 2
     assert "error: --max-attempts='0': Input should be greater than or equal to 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--cpus", "x", "cpus='x' names no cores"),
+        ("--cpus", "0-65535", r"cpus names core \d+, which is not one of the \d+ that may be used here: "),
+        ("--decode", "0", "--decode="),
+        ("--transport", "pigeon", "--transport="),
+        ("--cluster-secret", "short", "cluster_secret has 5 bytes"),
+        ("--redis", "redis://127.0.0.1:1", "--redis needs a cluster secret"),
+        ("--policy", "none", "--policy='none': use one of predicted-cost, "),
+        ("--allowed-origins", "page", "--allowed-origins='page': 'page' is not scheme://host"),
+        ("--log-level", "loud", "--log-level='loud': Input should be 'debug', "),
+        ("--dtype", "float8", "dtype='float8' is not served; choose one of auto, float32, "),
+        ("--block-size", "7", "block_size=7 is not served; choose one of 8, 16, "),
+        ("--speculate", "draft", "speculate='draft' is no drafter; choose "),
+        ("--max-num-running", "0", "max_num_running=0 must be from 1 to "),
+        ("--tool-parser", "other", "no tool parser is called 'other'; it may be auto, none, "),
+        ("--reasoning-parser", "other", "no reasoning parser is called 'other'; it may be auto, none, "),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
+) -> None:
+    """Regression: several of these were refused by a service, half a minute later."""
+    assert run_command(UpCommand, ["--model", str(DEMO), "--port", "0", flag, value]) == 2
+    told = capsys.readouterr()
+    assert re.match(f"error: {message}", told.err), told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
 
 
 @pytest.mark.parametrize("settings", [UpCommand, GatewaySettings, RouterSettings, WorkerSettings])
