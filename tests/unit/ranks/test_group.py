@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tandem.core.errors import ConfigurationError, EngineStoppedError
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import build_engine
 from tandem.ranks.group import RankGroup, share_of
@@ -69,8 +71,12 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     assert all(ends(process) for process in processes)
 
 
-def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
-    """It was split: its products waited until the deadline for ranks that had none of it."""
+def test_a_draft_model_belongs_to_the_leader(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was split: its products waited until the deadline for ranks that had none of it.
+
+    NOTE: all guesses are checked, since on a busy machine none may be worth it.
+    """
+    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
     config = ranked_config(checkpoint, speculate=f"draft={checkpoint}")
     expected = answers(build_engine(ranked_config(checkpoint)))
     with led_engine(config, 2, deadline_s=20.0) as (engine, _):
