@@ -48,10 +48,11 @@ class FormatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A format that the answer must match."""
+    """A format that the answer must match. `where`: the request's field that gives it, for errors."""
 
     kind: FormatKind
     value: Any = None
+    where: str = field(default="", compare=False)
 
 
 class Effort(StrEnum):

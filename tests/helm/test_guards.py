@@ -166,6 +166,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {pool: {**GPU, "hostPID": True} for pool in ("prefill", "decode")},
         r"hostIPC=true and hostPID=true in both",
     ),
+    "ipc without process ids": (
+        {pool: {**GPU, **RDMA, "hostIPC": True} for pool in ("prefill", "decode")},
+        r"prefill\.hostIPC and prefill\.hostPID are not both true",
+    ),
     "resource without vendor": (at("decode.accelerator.resource", "acme.com/npu"), r"set vendor"),
     "device and claim": (
         at("decode.accelerator", {"vendor": "nvidia", "claims": [{"name": "gpu", "resourceClaimName": "c"}]}),

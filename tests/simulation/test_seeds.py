@@ -17,8 +17,8 @@ from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import FaultKind, scenario_of
 
 ROOT = Path(__file__).parents[2]
-QUICK = range(100)
-MANY = range(100, 1000)
+QUICK = range(200)
+MANY = range(200, 1000)
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,9 @@ def run_all(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_hundred_seeds() -> None:
+def test_two_hundred_seeds() -> None:
     endings = run_all(QUICK)
-    assert endings["whole"] > 1000, f"too few requests are served to prove anything: {endings}"
+    assert endings["whole"] > 2000, f"too few requests are served to prove anything: {endings}"
     assert endings["waits"] == 0
     assert {fault.kind for seed in QUICK for fault in scenario_of(seed).faults} == set(FaultKind)
 

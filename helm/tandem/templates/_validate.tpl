@@ -190,6 +190,12 @@
 {{- if and $prefill.enabled $onAccelerators (not (or $overRdma $overCudaIpc)) -}}
 {{- fail "prefill.accelerator without a transport between GPUs, so decode would compute every prompt itself: set rdma.enabled=true in prefill and decode (and rdma.resource empty where pods have the devices without asking), or hostIPC=true and hostPID=true in both where they share nodes, or prefill.enabled=false" -}}
 {{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $values := index $.Values $role -}}
+{{- if ne (empty $values.hostIPC) (empty $values.hostPID) -}}
+{{- fail (printf "%s.hostIPC and %s.hostPID are not both %v: CUDA IPC between pods needs both, and nothing else needs either: set both, or none" $role $role true) -}}
+{{- end -}}
+{{- end -}}
 {{- $hostname := "kubernetes.io/hostname" -}}
 {{- $isPlaced := or $prefill.affinity $decode.affinity (and (hasKey $prefill.nodeSelector $hostname) (hasKey $decode.nodeSelector $hostname)) -}}
 {{- if and $prefill.enabled $onAccelerators $overCudaIpc (not $overRdma) (not $isPlaced) -}}

@@ -71,7 +71,7 @@ def read_format(body: MessagesPromptBody) -> OutputFormat | None:
         raise RequestError(f'{where}={shown(given)} must be {{"type": "json_schema", "schema": …}}', param=where)
     refuse_unknown(given, frozenset({"type", "schema"}), where)
     check_schema(given.get("schema"), f"{where}.schema")
-    return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"])
+    return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"], f"{where}.schema")
 
 
 def _choice(choice: Mapping[str, Any]) -> ToolChoice:

@@ -138,7 +138,7 @@ def _response_format(given: Any) -> OutputFormat | None:
     checked = check_schema(schema, where)
     if kind == "json_object" and not _SAYS_WHAT.intersection(checked):
         checked = {"type": "object", **checked}
-    return OutputFormat(FormatKind.JSON_SCHEMA, checked)
+    return OutputFormat(FormatKind.JSON_SCHEMA, checked, where)
 
 
 def _structured(given: Any) -> OutputFormat:
@@ -153,7 +153,7 @@ def _structured(given: Any) -> OutputFormat:
     ((name, value),) = said.items()
     kind = _STRUCTURES[name]
     _check_structure(kind, value, f"structured_outputs.{name}")
-    return OutputFormat(kind, value)
+    return OutputFormat(kind, value, f"structured_outputs.{name}")
 
 
 def _check_structure(kind: FormatKind, value: Any, where: str) -> None:

@@ -1,11 +1,20 @@
 """Grammar of an output format. Pure text; its compiler decides whether it can be enforced."""
 
+from tandem.core.errors import InvalidRequestError
 from tandem.gateway.conversation import FormatKind, OutputFormat
+from tandem.gateway.errors import RequestError
 from tandem.text.grammar import choice_grammar, json_object_grammar, lark_grammar, regex_grammar, schema_grammar
 
 
 def output_grammar(output: OutputFormat) -> str:
-    """The grammar of a format. Raises InvalidRequestError naming the part that cannot be enforced."""
+    """The grammar of a format. Raises RequestError naming the field and its part that cannot be enforced."""
+    try:
+        return _grammar(output)
+    except InvalidRequestError as error:
+        raise RequestError(f"{output.where or output.kind}: {error}", param=output.where or None) from error
+
+
+def _grammar(output: OutputFormat) -> str:
     match output.kind:
         case FormatKind.JSON_SCHEMA:
             return schema_grammar(output.value)

@@ -123,4 +123,4 @@ def _text_format(given: Mapping[str, Any]) -> OutputFormat | None:
     if not isinstance(given.get("strict"), bool | None):
         raise RequestError(f"text.format.strict={shown(given['strict'])} must be true or false", param="text.format")
     check_schema(given.get("schema"), "text.format.schema")
-    return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"])
+    return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"], "text.format.schema")

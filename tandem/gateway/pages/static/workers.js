@@ -68,7 +68,7 @@ const COLUMNS = [
   { title: "KV blocks", isWide: true, sort: (w) => shares(w.blocks).held, cell: (w) => usage(w.blocks) },
   { title: "CPU", isNumber: true, sort: (w) => w.cpu_cores ?? 0, cell: (w) => cores(w.cpu_cores) },
   { title: "Memory", isNumber: true, sort: (w) => w.memory_bytes ?? 0, cell: (w) => memory(w.memory_bytes) },
-  { title: "Last news", isNumber: true, sort: (w) => w.age_s, cell: (w) => ago(w.age_s) },
+  { title: "Last report", isNumber: true, sort: (w) => w.age_s, cell: (w) => ago(w.age_s) },
 ];
 
 /** A process's state with the colour of its meaning. @param {string} state */

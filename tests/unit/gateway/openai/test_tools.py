@@ -7,10 +7,12 @@ import pytest
 from tandem.gateway.conversation import FormatKind, OutputFormat
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.tools import read_format, read_tools
+from tandem.gateway.parsing.output_rules import output_grammar
 
 NULL_OR = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FUNCTION = {"name": "f", "parameters": SCHEMA}
+UNENFORCEABLE = {"enum": [2**64 - 1]}
 TOOL = {"type": "function", "function": FUNCTION}
 
 
@@ -114,3 +116,23 @@ def test_arguments_that_are_no_object_are_refused(kind: Any) -> None:
 def test_arguments_that_may_be_an_object_are_taken() -> None:
     for schema in ({}, {"type": "object"}, {"type": ["object", "null"]}, {"properties": {"type": {"type": "string"}}}):
         read_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}], "required", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": UNENFORCEABLE}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "schema": UNENFORCEABLE}}, "response_format.schema"),
+        ({"structured_outputs": {"json": UNENFORCEABLE}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a" * 9000}}, "structured_outputs.regex"),
+    ],
+)
+def test_a_format_that_cannot_be_enforced_is_refused_by_its_field(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(RequestError, match=f"^{where}: ") as caught:
+        output = read_format(given.get("response_format"), given.get("structured_outputs"))
+        assert output is not None
+        output_grammar(output)
+    assert caught.value.param == where
