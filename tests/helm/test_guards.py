@@ -168,7 +168,7 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ipc without process ids": (
         {pool: {**GPU, **RDMA, "hostIPC": True} for pool in ("prefill", "decode")},
-        r"prefill\.hostIPC and prefill\.hostPID are not both true",
+        r"prefill\.hostIPC and hostPID are not both true, or both false",
     ),
     "resource without vendor": (at("decode.accelerator.resource", "acme.com/npu"), r"set vendor"),
     "device and claim": (

@@ -193,7 +193,7 @@
 {{- range $role := list "prefill" "decode" -}}
 {{- $values := index $.Values $role -}}
 {{- if ne (empty $values.hostIPC) (empty $values.hostPID) -}}
-{{- fail (printf "%s.hostIPC and %s.hostPID are not both %v: CUDA IPC between pods needs both, and nothing else needs either: set both, or none" $role $role true) -}}
+{{- fail (printf "%s.hostIPC and hostPID are not both true, or both false: CUDA IPC between pods needs both, and nothing else needs either: set both, or none" $role) -}}
 {{- end -}}
 {{- end -}}
 {{- $hostname := "kubernetes.io/hostname" -}}

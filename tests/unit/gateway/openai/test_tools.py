@@ -131,8 +131,8 @@ def test_arguments_that_may_be_an_object_are_taken() -> None:
     ],
 )
 def test_a_format_that_cannot_be_enforced_is_refused_by_its_field(given: dict[str, Any], where: str) -> None:
+    output = read_format(given.get("response_format"), given.get("structured_outputs"))
+    assert output is not None
     with pytest.raises(RequestError, match=f"^{where}: ") as caught:
-        output = read_format(given.get("response_format"), given.get("structured_outputs"))
-        assert output is not None
         output_grammar(output)
     assert caught.value.param == where
