@@ -115,6 +115,8 @@ def _signed(size: int) -> torch.Tensor:
 
 
 def _refusal(layer: LayerSpec) -> str | None:
+    if layer.beside:
+        return "has several mixers side by side"
     if not isinstance(layer.mixer, AttentionSpec):
         return "does not attend over keys and values"
     if layer.before_mixer is None or layer.before_feed_forward is None:

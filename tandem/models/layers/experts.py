@@ -84,6 +84,8 @@ def compile_experts(experts: Sequence[BlockSpec], parameters: Parameters) -> Exp
     if not all(known):
         return None
     linears = [_take(expert, parameters) for expert in gated]
+    if any(linear.scale != 1.0 for expert in linears for linear in (expert.gate, expert.up, expert.down)):
+        return None
     return linears[0].gate.weight.grouped(linears, first.activation, first.clamp)
 
 
