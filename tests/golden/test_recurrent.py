@@ -13,7 +13,12 @@ from tandem.engine.engine import Engine
 from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, reference_logits, relative_error
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
-from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS, save_tiny_falcon_h1, save_tiny_granite_hybrid
+from tests.helpers.hybrid_checkpoints import (
+    RECURRENT_BUILDERS,
+    save_tiny_falcon_h1,
+    save_tiny_granite_hybrid,
+    save_tiny_nemotron_latent,
+)
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -51,10 +56,20 @@ def test_without_experts_and_with_positions(tmp_path: Path) -> None:
     assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
-@pytest.mark.parametrize("options", [NORM_BEHIND_THE_GATE, BIASES])
-def test_other_forms_of_falcon_h1(options: dict[str, Any], tmp_path: Path) -> None:
-    """A norm behind or before the gate, biases, a width that follows from others."""
-    path, prompt = save_tiny_falcon_h1(tmp_path, **options), random_prompt(40)
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (save_tiny_falcon_h1, {}),
+        (save_tiny_falcon_h1, NORM_BEHIND_THE_GATE),
+        (save_tiny_falcon_h1, BIASES),
+        (save_tiny_nemotron_latent, {}),
+    ],
+)
+def test_other_forms(build: checkpoints.Builder, options: dict[str, Any], tmp_path: Path) -> None:
+    """Mixers side by side; a norm behind or before the gate, biases, a width that follows from others; experts of
+    another width.
+    """
+    path, prompt = build(tmp_path, **options), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
     assert relative_error(logits, expected) < RELATIVE_ERROR

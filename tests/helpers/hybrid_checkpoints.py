@@ -91,6 +91,11 @@ def save_tiny_nemotron_h(path: Path, *, seed: int = 0, dtype: str = "float32", *
     return save(path, transformers.NemotronHConfig(**sizes | _NEMOTRON | options), seed, dtype)
 
 
+def save_tiny_nemotron_latent(path: Path, **options: Any) -> Path:
+    """The same with experts behind a map to fewer elements, which has a bias, as all blocks have."""
+    return save_tiny_nemotron_h(path, **{"moe_latent_size": 24, "mlp_bias": True} | options)
+
+
 def save_tiny_falcon_h1(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A FalconH1ForCausalLM: Mamba-2 and attention side by side in each layer, and all multipliers."""
     return save(path, transformers.FalconH1Config(**SIZES | _FALCON | options), seed, dtype)
@@ -108,6 +113,7 @@ RECURRENT_BUILDERS: dict[str, Builder] = {
     "granite_hybrid": save_tiny_granite_hybrid,
     "mamba2": save_tiny_mamba2,
     "nemotron_h": save_tiny_nemotron_h,
+    "nemotron_latent": save_tiny_nemotron_latent,
     "falcon_h1": save_tiny_falcon_h1,
     **DELTA_BUILDERS,
 }

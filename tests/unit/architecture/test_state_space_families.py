@@ -111,7 +111,7 @@ def test_multipliers_that_differ_make_maps_of_their_own() -> None:
         (NEMOTRON | {"hybrid_override_pattern": "-M*-"}, "layers in which each mlp or moe follows one that mixes"),
         (NEMOTRON | {"hybrid_override_pattern": "MX"}, 'hybrid_override_pattern="MX" is not served; supported: lin'),
         (NEMOTRON | {"num_hidden_layers": 5}, "num_hidden_layers must be 4, as many as layer_types has, found 5"),
-        (NEMOTRON | {"moe_latent_size": 32}, "moe_latent_size=32 is not served; supported: absent"),
+        (NEMOTRON | {"moe_latent_size": 0}, "moe_latent_size must be an integer in [1, 1048576], found 0"),
         (NEMOTRON | {"mlp_hidden_act": "silu"}, 'mlp_hidden_act="silu" is not served; supported: relu2'),
         (NEMOTRON | {"mamba_hidden_act": "gelu"}, 'mamba_hidden_act="gelu" is not served; supported: silu'),
         (NEMOTRON | {"n_shared_experts": 2}, "n_shared_experts=2 is not served; supported: 1"),

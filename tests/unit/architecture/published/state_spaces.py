@@ -152,6 +152,43 @@ NEMOTRON_H = (
         active=3.2,
         kv_bytes=6144,
     ),
+    Checkpoint(
+        name="nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+        config=_NEMOTRON
+        | {
+            "eos_token_id": [2, 11],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
+            "EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+            "intermediate_size": 2688,
+            "layer_norm_epsilon": 1e-05,
+            "mamba_head_dim": 64,
+            "mamba_num_heads": 128,
+            "max_position_embeddings": 262144,
+            "moe_intermediate_size": 2688,
+            "moe_latent_size": 1024,
+            "moe_shared_expert_intermediate_size": 5376,
+            "mtp_hybrid_override_pattern": "*E",
+            "n_group": 1,
+            "n_routed_experts": 512,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 22,
+            "num_hidden_layers": 88,
+            "num_key_value_heads": 2,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 1.0,
+            "rope_theta": 10000,
+            "routed_scaling_factor": 5.0,
+            "topk_group": 1,
+        },
+        total=120.6e9,
+        is_count=False,
+        active=12.7,
+        kv_bytes=8 * 2 * 2 * 128 * 2,
+    ),
 )
 
 _FALCON: dict[str, Any] = BOOKKEEPING | {
