@@ -39,7 +39,7 @@ from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
 _GROUPS = {"gemma3": 2, "gemma4": 3, "falcon_h1": 2} | dict.fromkeys(
-    ("granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "kimi_linear"), 3
+    ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "kimi_linear"), 3
 )
 NUM_AT_ONCE = 8
 WORKER_FLAGS = (

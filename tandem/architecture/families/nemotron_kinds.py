@@ -1,4 +1,4 @@
-"""What each layer of a Nemotron-H checkpoint is: by a list of names, or by a pattern of letters."""
+"""Kinds of the layers of a Nemotron-H checkpoint: by a list of names, or by a pattern of letters."""
 
 from typing import Final
 
