@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import ROUTER_FLAGS, SHORT, known_to, logs_shown
+from tests.faults.conftest import ROUTER_FLAGS, SHORT, logs_shown
 from tests.faults.matrix import Matrix
 from tests.faults.scene import WORKER_FLAGS, Scene, save_slow_model
-from tests.faults.states import State
-from tests.faults.streams import Known
+from tests.faults.states import State, staged
+from tests.faults.streams import Known, asked_of
 from tests.faults.test_matrix import DECODE, KILL, NUM_STAGINGS, PREFILL, fault
 from tests.helpers.checkpoints import Builder, save_tiny_glm_moe_dsa
 from tests.helpers.cluster import running_cluster
@@ -39,31 +39,42 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
         },
     ),
 }
-QUICK = (DECODE, State.DECODING)
+NUM_WHOLE = 992  # tokens of the prompt in whole blocks
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["side-by-side", pytest.param("sparse-latents", marks=pytest.mark.slow)])
 def kind(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Scene, Known]]:
     """Two workers of each role, and what an undisturbed cluster answers."""
     build, options = MODELS[request.param]
     model = save_slow_model(tmp_path_factory.mktemp("models") / request.param, build, **options)
-    extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS}
+    extra = {"worker": (*WORKER_FLAGS, "--kv-cache-gib", "0.4"), "router": ROUTER_FLAGS}
     with running_cluster(model, prefill=2, decode=2, extra=extra) as cluster, logs_shown(pytestconfig, cluster):
         scene = Scene(cluster)
         scene.heal()
-        yield scene, known_to(scene)[0.8]
+        asked = asked_of(1, 1000, 48, temperature=0.8)
+        told = Known(asked, scene.answer_to(asked))
+        assert scene.answer_to(asked_of(2, 200, 48, temperature=0.8)) != told.token_ids, "it does not heed its prompt"
+        yield scene, told
 
 
-@pytest.mark.parametrize(
-    ("role", "state"),
-    [
-        pytest.param(role, state, marks=() if (role, state) == QUICK else pytest.mark.slow, id=f"{role}-{state.name}")
-        for role in (PREFILL, DECODE)
-        for state in State
-    ],
-)
+def test_a_stream_goes_on_from_the_last_checkpoint(kind: tuple[Scene, Known]) -> None:
+    """The worker that decodes dies: of the prompt, only what follows its last whole block is computed again."""
+    scene, told = kind
+    with staged(scene, State.DECODING, told.asked) as target:
+        scene.cluster.processes[target.decode].kill()
+        target.answer.wait()
+        assert (target.answer.error, target.answer.token_ids) == (None, told.token_ids)
+    record = scene.cluster.get(f"/admin/requests/{target.answer.request_id}")
+    assert record["num_failovers"] == 1
+    queues = [stage for stage in record["stages"] if stage["name"] == "queue" and stage["process"] == target.prefill]
+    assert int(queues[-1]["attributes"]["num_cached_tokens"]) >= NUM_WHOLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("role", [PREFILL, DECODE])
 def test_a_worker_dies(kind: tuple[Scene, Known], matrix: Matrix, role: str, state: State) -> None:
     scene, told = kind
     for _ in range(NUM_STAGINGS):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tandem.architecture.cost import ModelCost
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, SquaredReluSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
@@ -70,6 +71,16 @@ def test_mixers_side_by_side_keep_a_state_each() -> None:
     assert kinds == [[LinearRecurrenceSpec, AttentionSpec]] * 2
     assert [type(state) for state in model.kv_specs] == [RecurrentSpec, KVSpec] * 2
     assert (model.states_of_layer, model.wanted_states) == (((0, 1), (2, 3)), (2, 3))
+
+
+def test_the_bill_has_a_line_for_each_state_of_a_layer() -> None:
+    cost = ModelCost("tiny", read(FALCON))
+    recurrent, attended = cost.state_bill(1000)
+    assert (recurrent.num_layers, attended.num_layers) == (2, 2)
+    assert recurrent.state.startswith("recurrent 4 x 16 x 256 float32")
+    assert recurrent.kept_bytes == cost.kv_bytes_per_request == 2 * (4 * 16 * 256 * 4 + 3 * (64 + 2 * 256) * 2)
+    assert attended.kept_bytes == 1000 * cost.kv_bytes_per_token == 1000 * 2 * 2 * 2 * 16 * 2
+    assert recurrent.read_bytes + attended.read_bytes == cost.read_bytes(1000)
 
 
 def test_multipliers_that_differ_make_maps_of_their_own() -> None:
