@@ -46,6 +46,8 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "deepseek-v3.2": ("deepseek_v32", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
         "glm-5": ("glm_moe_dsa", 6144, 12_288, 78, 64, 64, 64, 154_880, 202_752, False),
         "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
+        "falcon-h1-7b": ("falcon_h1", 3072, 12_288, 44, 12, 2, 128, 130_048, 262_144, False),
+        "nemotron-3-super": ("nemotron_h", 4096, 2688, 88, 32, 2, 128, 131_072, 262_144, False),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
     }
 )
@@ -73,6 +75,17 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "first_k_dense_replace": 1,
             "num_experts_per_tok": 6,
             "moe_intermediate_size": 1408,
+        },
+        "falcon-h1-7b": {"mamba_d_ssm": 3072, "mamba_d_head": 128, "mamba_n_heads": 24},
+        "nemotron-3-super": {
+            "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
+            "EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+            "mamba_num_heads": 128,
+            "n_routed_experts": 512,
+            "num_experts_per_tok": 22,
+            "moe_latent_size": 1024,
+            "moe_intermediate_size": 2688,
+            "moe_shared_expert_intermediate_size": 5376,
         },
         "gemma-4-31b": {**_LARGE_GEMMA_4, "num_global_key_value_heads": 4},
     }

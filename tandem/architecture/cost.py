@@ -9,6 +9,7 @@ from functools import cached_property
 from tandem.architecture.feed_forward import RoutedExperts
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixer_cost import MixerCost
+from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.state import DTYPE_BYTES, StateSpec
@@ -144,8 +145,8 @@ class ModelCost:
 
     def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
         """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
-        kinds = Counter((layer.mixer.state(_STATE_DTYPE), layer.mixer.cost) for layer in self.model.layers)
-        names = {layer.mixer.state(_STATE_DTYPE): self._state_name(layer) for layer in self.model.layers}
+        kinds = Counter((mixer.state(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
+        names = {mixer.state(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
         return tuple(
             StateBill(
@@ -217,8 +218,8 @@ class ModelCost:
         growing = state.bytes(num_tokens) - state.bytes_per_request
         return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
 
-    def _state_name(self, layer: LayerSpec) -> str:
-        state = layer.mixer.state(f"{self.kv_bits:g}-bit")
+    def _state_name(self, mixer: MixerSpec) -> str:
+        state = mixer.state(f"{self.kv_bits:g}-bit")
         return "what another layer keeps" if state is None else str(state)
 
     @cached_property
@@ -234,12 +235,12 @@ class ModelCost:
     @cached_property
     def _mixers(self) -> Mapping[MixerCost, int]:
         """Each different kind of mixer, and how many layers have it."""
-        return Counter(layer.mixer.cost for layer in self.model.layers)
+        return Counter(mixer.cost for mixer in self.model.mixers)
 
     @cached_property
     def _prompt_mixers(self) -> Mapping[MixerCost, int]:
         """Each different kind of mixer, and its number among the layers that compute all tokens of a prompt."""
-        return Counter(layer.mixer.cost for layer in self._prompt_layers)
+        return Counter(mixer.cost for layer in self._prompt_layers for mixer in layer.mixers)
 
     @property
     def _prompt_layers(self) -> tuple[LayerSpec, ...]:

@@ -161,7 +161,8 @@ class MixtureOfExpertsSpec:
     """Sum of the chosen experts' outputs, each times its weight, and of `shared`, which every token passes.
 
     `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid. `before_experts`: norm of what goes
-    into the experts, but not into the router.
+    into the experts, but not into the router. `experts_in`, `experts_out`: maps from the hidden size to that of the
+    experts, and back from their sum; router and `shared` read the hidden state (Nemotron 3, arXiv:2512.20856).
     """
 
     router: RouterSpec
@@ -169,6 +170,8 @@ class MixtureOfExpertsSpec:
     shared: BlockSpec | None = None
     shared_gate: LinearSpec | None = None
     before_experts: NormSpec | None = None
+    experts_in: LinearSpec | None = field(default=None, repr=False)  # NOTE: not in fingerprints, where tensors show it
+    experts_out: LinearSpec | None = field(default=None, repr=False)
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self._common_tensors()
@@ -193,6 +196,8 @@ class MixtureOfExpertsSpec:
             yield from (replace(tensor, is_small=True) for tensor in self.shared_gate.tensors())
         if self.before_experts is not None:
             yield from self.before_experts.tensors()
+        for linear in filter(None, (self.experts_in, self.experts_out)):
+            yield from linear.tensors()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,15 @@ class Fields:
             raise self.wrong(name, f"a number in ({low:g}, {high:g}]")
         return float(value)
 
+    def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
+        """As many numbers above 0 as `default` has; `default` when the key is absent or null."""
+        value = self.get(name)
+        if value is None:
+            return tuple(default)
+        if not isinstance(value, list) or len(value) != len(default) or not all(map(_is_positive, value)):
+            raise self.wrong(name, f"a list of {len(default)} numbers above 0")
+        return tuple(map(float, value))
+
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; `default` when the key is absent or null."""
         value = self.get(name)
@@ -196,6 +205,10 @@ class Fields:
                 f"{self.where}: {shown_items(unknown)}: unknown here, and may change the results; "
                 "remove them if they are known to be without effect"
             )
+
+
+def _is_positive(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= 1e12
 
 
 def shown_items(values: Mapping[str, object]) -> str:

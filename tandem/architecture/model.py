@@ -23,7 +23,8 @@ class LayerSpec:
     """A mixer and a feed-forward block, each between norms; None = that norm or block does not exist.
 
     Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then what
-    `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end.
+    `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end. `beside`: further mixers of what
+    `mixer` mixes, whose outputs are added to its own before the norm behind them.
     """
 
     mixer: MixerSpec
@@ -35,9 +36,16 @@ class LayerSpec:
     residual_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingSpec | None = None
     output_scale: TensorSpec | None = None
+    beside: tuple[MixerSpec, ...] = field(default=(), repr=False)  # NOTE: fingerprints add it where there are any
+
+    @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """All of them, in the order in which their outputs are added."""
+        return (self.mixer, *self.beside)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        yield from self.mixer.tensors()
+        for mixer in self.mixers:
+            yield from mixer.tensors()
         if self.feed_forward is not None:
             yield from self.feed_forward.tensors()
         norms = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
@@ -50,7 +58,8 @@ class LayerSpec:
 
     def active_tensors(self) -> Iterator[TensorSpec]:
         """Tensors that one token is multiplied by."""
-        yield from self.mixer.tensors()
+        for mixer in self.mixers:
+            yield from mixer.tensors()
         if self.feed_forward is not None:
             yield from self.feed_forward.active_tensors()
         if self.per_layer_embedding is not None:
@@ -68,7 +77,7 @@ class ModelSpec:
 
     Args:
         max_position_embeddings: longest sequence, tokens.
-        embedding_scale: multiplies the embeddings, rounded to the dtype as Gemma does.
+        embedding_scale: multiplies the embeddings; where `rounds_embedding_scale`, rounded to the dtype, as in Gemma.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
         unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
@@ -88,6 +97,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = field(default=True, repr=False)  # NOTE: a family has one rule
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
@@ -98,7 +108,7 @@ class ModelSpec:
     @property
     def longest_length(self) -> int:
         """Positions that may be asked for: with a stretched rotary embedding they can be more than are the default."""
-        ropes = [layer.mixer.rope for layer in self.layers]
+        ropes = [mixer.rope for mixer in self.mixers]
         return max([self.max_position_embeddings, *(rope.stretched_to for rope in ropes if rope is not None)])
 
     @property
@@ -106,18 +116,31 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """Those of all layers, in order."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+
+    @property
     def kv_specs(self) -> tuple[StateSpec, ...]:
-        """One for each layer that keeps state, in order."""
-        states = (layer.mixer.state(self.dtype) for layer in self.layers)
+        """One for each mixer that keeps state, in order."""
+        states = (mixer.state(self.dtype) for mixer in self.mixers)
         return tuple(state for state in states if state is not None)
 
     @property
-    def state_of_layer(self) -> tuple[int, ...]:
-        """For each layer, the index in `kv_specs` of the state that it reads."""
-        found: list[int] = []
+    def states_of_layer(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the indices in `kv_specs` of the states that its mixers read."""
+        found: list[tuple[int, ...]] = []
+        num_states = 0
         for layer in self.layers:
-            shared = layer.mixer.reads_state_of
-            found.append(max(found, default=-1) + 1 if shared is None else found[shared])
+            states: list[int] = []
+            for mixer in layer.mixers:
+                if mixer.reads_state_of is None:
+                    states.append(num_states)
+                    num_states += 1
+                else:
+                    (shared,) = found[mixer.reads_state_of]
+                    states.append(shared)
+            found.append(tuple(states))
         return tuple(found)
 
     @property
@@ -125,7 +148,11 @@ class ModelSpec:
         """Layers that all tokens of a prompt pass, up to the last that keeps state: what lies behind it is computed of
         those tokens only whose logits are asked for.
         """
-        keeping = [index for index, layer in enumerate(self.layers) if layer.mixer.reads_state_of is None]
+        keeping = [
+            index
+            for index, layer in enumerate(self.layers)
+            if any(mixer.reads_state_of is None for mixer in layer.mixers)
+        ]
         return 1 + max(keeping, default=-1)
 
     @property
@@ -133,17 +160,18 @@ class ModelSpec:
         """Of `kv_specs`, those that are read for only those tokens of a prompt whose logits are asked for: by the last
         layer that keeps state and those behind it.
         """
-        return tuple(sorted(set(self.state_of_layer[self.num_prompt_layers - 1 :])))
+        wanted = self.states_of_layer[self.num_prompt_layers - 1 :]
+        return tuple(sorted({state for states in wanted for state in states}))
 
     @property
     def attention_softcap(self) -> float:
         """The largest bound of attention scores in any layer; 0 = none."""
-        return max((layer.mixer.softcap for layer in self.layers), default=0.0)
+        return max((mixer.softcap for mixer in self.mixers), default=0.0)
 
     @property
     def has_sinks(self) -> bool:
         """Whether attention has sinks in any layer."""
-        return any(layer.mixer.sinks is not None for layer in self.layers)
+        return any(mixer.sinks is not None for mixer in self.mixers)
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
@@ -187,5 +215,12 @@ def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
         named = f"max_position_embeddings={limit}" if limit == usual else f"{limit}, what the rope is stretched to,"
         raise ConfigurationError(f"max_model_len={max_model_len} must be from 1 to {named} of the checkpoint")
     length = usual if max_model_len is None else max_model_len
-    layers = tuple(replace(layer, mixer=layer.mixer.limited(length)) for layer in model.layers)
+    layers = tuple(
+        replace(
+            layer,
+            mixer=layer.mixer.limited(length),
+            beside=tuple(mixer.limited(length) for mixer in layer.beside),
+        )
+        for layer in model.layers
+    )
     return replace(model, max_position_embeddings=length, layers=layers)

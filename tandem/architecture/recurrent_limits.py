@@ -9,7 +9,8 @@ from tandem.core.errors import UnsupportedCheckpointError
 
 def first_recurrent(model: ModelSpec) -> int | None:
     """Index of the first layer with a recurrent state; None = there is none."""
-    return next((i for i, layer in enumerate(model.layers) if isinstance(layer.mixer, RecurrentMixer)), None)
+    mixers = ((index, mixer) for index, layer in enumerate(model.layers) for mixer in layer.mixers)
+    return next((index for index, mixer in mixers if isinstance(mixer, RecurrentMixer)), None)
 
 
 def refuse_codes(fields: Fields, model: ModelSpec) -> None:

@@ -78,6 +78,8 @@ def head_bounds(vocab_size: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def _shard_layer(layer: LayerSpec, rank: int, num_ranks: int) -> LayerSpec:
+    if layer.beside:
+        raise _IndivisibleError("several mixers side by side, which are not split yet")
     return replace(
         layer,
         mixer=_shard_mixer(layer.mixer, rank, num_ranks),

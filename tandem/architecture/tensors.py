@@ -6,7 +6,7 @@ unless a `Source` says otherwise.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 MAX_RANKS = 8
@@ -126,6 +126,18 @@ class LinearSpec:
             return 1
         return max(1, math.gcd(2 * MAX_RANKS, self.inputs * self.num_ranks) // 2) // self.num_ranks
 
+    @property
+    def scale(self) -> float:
+        """What multiplies the product and the bias."""
+        return 1.0
+
+    def times(self, scale: float) -> "LinearSpec":
+        """The same map, times `scale`."""
+        if scale == 1.0:
+            return self
+        own = {each.name: getattr(self, each.name) for each in fields(LinearSpec)}
+        return ScaledLinearSpec(**own, scale=self.scale * scale)
+
     def tensors(self) -> Iterator[TensorSpec]:
         """The weight, then the bias if there is one."""
         yield TensorSpec(
@@ -139,6 +151,13 @@ class LinearSpec:
         )
         if self.bias:
             yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source, self.is_float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLinearSpec(LinearSpec):
+    """`(x @ weight.T + bias) * scale`; no call that fuses several products computes it."""
+
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

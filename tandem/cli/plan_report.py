@@ -10,7 +10,7 @@ from tandem.cli.plan_picture import PlotPoint, draw_roofline
 from tandem.planning.roofline import Roofline
 from tandem.planning.sizing import SizedPool, Sizing
 from tandem.planning.study import SizedDeployment, Study
-from tandem.planning.worker_facts import decode_point, prefill_point
+from tandem.planning.worker_facts import WorkerFacts, decode_point, prefill_point
 
 WIDTH = 120
 
@@ -100,9 +100,11 @@ def _headline(study: Study) -> str:
     parameters = f"{_parameters(model.num_parameters)} parameters"
     if model.num_expert_parameters:
         parameters += f" ({_parameters(active)} for a token, {_gb(model.expert_bytes)} of experts)"
+    constant = model.kv_bytes_per_request
+    state = f" and {constant / 1e6:.0f} MB of state per request" if constant else ""
     return (
         f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits:.3g} bits, "
-        f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token\n"
+        f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token{state}\n"
         f"asked: prompts of {profile.mean_prompt:,.0f} tokens in the mean, {profile.prefix_hit:.0%} of them cached, "
         f"answers of {profile.mean_output:,.0f}; for {100 * goals.share:g}% of requests TTFT {_ms(goals.ttft_ms)} and "
         f"TPOT {_ms(goals.tpot_ms)}\n"
@@ -119,7 +121,7 @@ def _worker_table(study: Study) -> Table:
 
     row("accelerators", _hardware(study.site.prefill), _hardware(study.site.decode))
     row("ridge, FLOP per byte", f"{prefill.ridge:.0f}", f"{decode.ridge:.0f}")
-    row("memory for KV", *(f"{_gb(f.kv_memory_bytes)}, {f.kv_tokens:,} tokens" for f in (prefill, decode)))
+    row("memory for KV", _room(prefill), _room(decode))
     row(f"KV of a prompt of {prompt} tokens", _gb(prefill.prompt_kv_bytes), _gb(decode.prompt_kv_bytes))
     row("its prefill: at best, likely", f"{_ms(prefill.prefill_floor_ms)}, {_ms(prefill.prefill_ms)}", "")
     row("KV that it makes, a link to keep up", f"{prefill.kv_bytes_per_s / 1e9:.2f} GB/s", "")
@@ -130,6 +132,11 @@ def _worker_table(study: Study) -> Table:
     row(f"requests of {decode.mean_context:,.0f} tokens that fit", "", f"{decode.num_fitting:,}")
     row(f"requests within {_ms(goals.tpot_ms)} a step", "", f"{decode.num_within_tpot:,}")
     return table
+
+
+def _room(facts: WorkerFacts) -> str:
+    """What is left for KV, and how many tokens fit, if a token keeps any."""
+    return _gb(facts.kv_memory_bytes) + (f", {facts.kv_tokens:,} tokens" if facts.kv_tokens else "")
 
 
 def _pool_table(study: Study) -> Table:

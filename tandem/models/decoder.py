@@ -4,7 +4,7 @@ It holds weights and rotary tables and nothing else: the KV belongs to the arena
 names equal those of the specs. It must never learn a family's name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices, HiddenStates, WantedTokens
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import build_mixer, take_queries
+from tandem.models.layers.mixers import Queries, build_mixer, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
@@ -56,21 +56,21 @@ class StepTokens:
 class DecoderLayer:
     """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
 
-    `state`: the layer's index among those that keep state, or of the one whose state it reads. `attention`: what it
-    asks of a backend.
+    Args:
+        states: of each mixer, the index of the state that it reads among all that the model keeps.
     """
 
     def __init__(
         self,
         spec: LayerSpec,
-        state: int,
+        states: Sequence[int],
         parameters: Parameters,
         tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
     ) -> None:
         self._kernels = kernels
-        self.state = state
-        self._mixer = build_mixer(spec.mixer, parameters, tables, kernels)
+        mixers = (build_mixer(mixer, parameters, tables, kernels) for mixer in spec.mixers)
+        self._mixers = tuple(zip(mixers, states, strict=True))
         block = spec.feed_forward
         self._feed_forward = None if block is None else build_feed_forward(block, parameters, kernels)
         self._before_mixer = Norm.take_optional(spec.before_mixer, parameters, kernels)
@@ -81,34 +81,39 @@ class DecoderLayer:
         embedding = spec.per_layer_embedding
         self._embedding = None if embedding is None else PerLayerEmbedding(embedding, parameters, kernels)
         self._output_scale = None if spec.output_scale is None else float(parameters.tensors[spec.output_scale.name])
-        self.attention = self._mixer.params
         self.graph_safe = self._feed_forward is None or self._feed_forward.graph_safe
+
+    def readers(self, state: int) -> set[Hashable]:
+        """What its mixers ask of the backend of a state that they read."""
+        return {mixer.params for mixer, own in self._mixers if own == state}
 
     def forward(
         self,
         x: torch.Tensor | None,
         residual: torch.Tensor,
         tokens: StepTokens,
-        kv: Sequence[LayerState],
-        backend: StateBackend[Any],
+        kv: Mapping[int, LayerState] | Sequence[LayerState],
+        backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
         wanted: WantedTokens | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, StepTokens]:
         """Returns the residual stream, the output that is still to be added to it, and the tokens that both are of:
         with `wanted` those alone.
 
-        `x`: the output of the layer before, still to be added; None = there is none. NOTE: `residual` is updated in
-        place.
+        `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by state. NOTE:
+        `residual` is updated in place.
         """
-        kv_here, batch = kv[self.state], tokens.batches[self.state]
         normed = add_and_norm(self._before_mixer, residual, x)
-        queries = self._mixer.write(normed, tokens.positions, kv_here, batch, backend)
+        queries = [
+            mixer.write(normed, tokens.positions, kv[state], tokens.batches[state], backends[state])
+            for mixer, state in self._mixers
+        ]
         if wanted is not None:
-            take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
-            queries = take_queries(queries, wanted.rows, self._kernels)
-            residual, batch = take(residual, wanted.rows), tokens.batches[self.state]
+            tokens = tokens.only(wanted, self._kernels)
+            queries = [take_queries(each, wanted.rows, self._kernels) for each in queries]
+            residual = self._kernels.take_rows(residual, wanted.rows)
         if not len(residual):
             return residual, None, tokens
-        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend, tokens.choices))
+        mixed = self._finish(self._after_mixer, self._attend(queries, tokens, kv, backends))
         if self._feed_forward is None:
             x = mixed
         else:
@@ -118,6 +123,22 @@ class DecoderLayer:
         if self._output_scale is None:
             return residual, x, tokens
         return residual.add_(x).mul_(self._output_scale), None, tokens
+
+    def _attend(
+        self,
+        queries: Sequence[Queries],
+        tokens: StepTokens,
+        kv: Mapping[int, LayerState] | Sequence[LayerState],
+        backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
+    ) -> torch.Tensor:
+        """The sum of what the mixers give for their queries, added in their order."""
+        first, *others = (
+            mixer.attend(each, kv[state], tokens.batches[state], backends[state], tokens.choices)
+            for each, (mixer, state) in zip(queries, self._mixers, strict=True)
+        )
+        for other in others:
+            first.add_(other)
+        return first
 
     def _add_embedding(
         self, residual: torch.Tensor, x: torch.Tensor, tokens: StepTokens
@@ -156,15 +177,16 @@ class Decoder:
         self.embedding = TokenEmbedding.take(spec, parameters, kernels)
         self._head = parameters.weights[HEAD]
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
-        self._embedding_scale = rounded(spec.embedding_scale, self.embedding.dtype)
-        ropes = [layer.mixer.rope for layer in spec.layers]
+        scale = spec.embedding_scale
+        self._embedding_scale = rounded(scale, self.embedding.dtype) if spec.rounds_embedding_scale else scale
+        ropes = [mixer.rope for mixer in spec.mixers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, self.embedding.device)
         self._layers = tuple(
-            DecoderLayer(layer, state, parameters, tables, kernels)
-            for layer, state in zip(spec.layers, spec.state_of_layer, strict=True)
+            DecoderLayer(layer, states, parameters, tables, kernels)
+            for layer, states in zip(spec.layers, spec.states_of_layer, strict=True)
         )
         self._readers = tuple(
-            {layer.attention for layer in self._layers if layer.state == state} for state in range(len(spec.kv_specs))
+            {params for layer in self._layers for params in layer.readers(state)} for state in range(len(spec.kv_specs))
         )
         self._kinds = tuple(type(state) for state in spec.kv_specs)
         self._num_prompt_layers = spec.num_prompt_layers
@@ -186,7 +208,7 @@ class Decoder:
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
-            kv, batches: one entry for each layer that keeps state; those of a group share the batch object.
+            kv, batches: one entry for each state that the model keeps; those of a group share the batch object.
             backends: one for each kind of state that the model keeps.
             wanted: the tokens whose hidden states are asked for, and returned, with the batches of
                 `ModelSpec.wanted_states`; None = all.
@@ -209,7 +231,7 @@ class Decoder:
             if states is not None:
                 states.note(index - 1, residual, x)
             asked = wanted if index == self._num_prompt_layers else None
-            residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen[layer.state], asked)
+            residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen, asked)
             if not len(residual):
                 return residual
         return self._noted(add_and_norm(self._final_norm, residual, x), states)

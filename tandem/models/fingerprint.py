@@ -26,6 +26,8 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
+    for layer in (layer for layer in shaping.layers if layer.beside):
+        digest.update(f"\0{layer.beside}".encode())
     for weight, weight_format in plan.weights:
         if weight_format.wants(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
             digest.update(f"\0{weight.name}\0{weight_format.name}".encode())

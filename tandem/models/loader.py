@@ -102,7 +102,7 @@ def load_model(
     family = find_family(fields)
     spec = family.read_model(fields)
     refuse_codes(fields, spec)
-    check_ropes(layer.mixer.rope for layer in spec.layers)
+    check_ropes(mixer.rope for mixer in spec.mixers)
     if collectives is not None:
         shard_model(spec, collectives.rank, collectives.num_ranks)  # NOTE: refused before files are opened
     generation = read_generation_config(directory)

@@ -18,7 +18,7 @@ class Parameters:
 
     def linear(self, spec: LinearSpec) -> Linear:
         """The map of that spec, which the model has."""
-        return Linear(self.weights[f"{spec.name}.weight"], self.bias(spec))
+        return Linear(self.weights[f"{spec.name}.weight"], self.bias(spec), spec.scale)
 
     def bias(self, spec: LinearSpec) -> torch.Tensor | None:
         """[out]; None = the map has none."""

@@ -126,11 +126,13 @@ class Roofline:
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens whose KV fits beside the weights if no layer is windowed; 0 if the weights do not fit.
+        """Number of tokens whose KV fits beside the weights if no layer is windowed; 0 if the weights do not fit, or if
+        a token keeps nothing.
 
-        `max_running` accounts for windowed layers, which keep less.
+        `max_running` accounts for windowed layers, which keep less, and for recurrent states.
         """
-        return max(0, int(self.kv_memory_bytes / self.model.kv_bytes_per_token))
+        num_bytes = self.model.kv_bytes_per_token
+        return max(0, int(self.kv_memory_bytes / num_bytes)) if num_bytes else 0
 
     @property
     def kv_memory_bytes(self) -> float:
@@ -156,12 +158,13 @@ class Roofline:
         """Transfer of one prompt's KV over `link` to a worker that holds none of it, overlapped with prefill by chunks.
 
         Blocks cached by the prefill worker are sent from the start. The time left when prefill ends is exposed: that of
-        the last chunk, or more if the link is slower than prefill.
+        the last chunk and constant states, which follow the last token, or more if the link is slower than prefill.
         """
-        num_bytes = self.model.kv_bytes(num_tokens)
+        num_bytes, constant_bytes = self.model.kv_bytes(num_tokens), self.model.kv_bytes_per_request
         ms = link.latency_ms + 1000 * num_bytes / link.usable_bytes_per_s
         last_tokens = min(chunk_tokens, num_tokens - num_cached_tokens)
-        last_ms = link.latency_ms + (ms - link.latency_ms) * last_tokens / num_tokens
+        last_bytes = constant_bytes + (num_bytes - constant_bytes) * last_tokens / num_tokens
+        last_ms = link.latency_ms + 1000 * last_bytes / link.usable_bytes_per_s
         hidden_ms = self.prefill_ms(num_tokens, num_cached_tokens)
         if not num_cached_tokens:
             hidden_ms -= self.prefill_ms(last_tokens)
@@ -172,13 +175,15 @@ class Roofline:
         """Linear speed model of the worker, never faster than the roofline up to 256 requests with full windows.
 
         Prompts: windowed layers cost as if every query attended to a full window. Steps: the chord from 0 to 256
-        requests of the matrix products' time, which is convex: it grows once the batch is compute-bound.
+        requests of the matrix products' time, which is convex: it grows once the batch is compute-bound. Recurrent
+        states cost each token the same.
         """
         return Speed(self._prefill_speed(), self._decode_speed())
 
     def _prefill_speed(self) -> PrefillSpeed:
         model = self.model
-        per_token = 2.0 * model.num_prompt_parameters / self._product_flops + model.window_flops / self.flops
+        attention_flops = model.window_flops + model.token_state_flops
+        per_token = 2.0 * model.num_prompt_parameters / self._product_flops + attention_flops / self.flops
         head = 2.0 * model.num_table_parameters / self._product_flops
         to_ms = 1000 / self.assumptions.mfu
         return PrefillSpeed(
@@ -191,10 +196,10 @@ class Roofline:
         model, to_ms = self.model, 1000 / self._reached_bytes_per_s
         sweep_ms = model.step_weight_bytes * to_ms
         chord_ms = max(0.0, self._products_ms(_NUM_RUNNING_OF_LINE) - sweep_ms) / _NUM_RUNNING_OF_LINE
-        window_ms = model.window_bytes * to_ms
+        bounded_ms = (model.window_bytes + model.token_state_bytes) * to_ms
         return DecodeSpeed(
             ms_per_step=self.assumptions.step_overhead_ms + self._reduce_latency_ms + sweep_ms,
-            ms_per_request=self._running_ms(1) + chord_ms + window_ms,
+            ms_per_request=self._running_ms(1) + chord_ms + bounded_ms,
             ms_per_context_token=model.full_bytes_per_token * to_ms,
         )
 
@@ -240,5 +245,5 @@ def worker_speed(
 def kv_tokens(
     model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> int:
-    """Number of tokens whose KV fits such a worker; 0 if the weights do not fit."""
+    """Number of tokens whose KV fits such a worker; 0 if the weights do not fit, or if a token keeps nothing."""
     return Roofline(model, hardware, num_accelerators, assumptions).kv_tokens

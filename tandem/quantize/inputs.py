@@ -43,7 +43,9 @@ def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
     """All of the layer whose weights are coded, in an order in which later ones may have been scaled by none before:
     that of a block's output stands before that of its input.
     """
-    return (*_of_mixer(layer.mixer, layer.before_mixer), *_of_block(layer.feed_forward, layer.before_feed_forward))
+    norm = layer.before_mixer if not layer.beside else None  # NOTE: others read what it gives, too
+    mixers = [shared for mixer in layer.mixers for shared in _of_mixer(mixer, norm)]
+    return (*mixers, *_of_block(layer.feed_forward, layer.before_feed_forward))
 
 
 def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:

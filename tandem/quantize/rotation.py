@@ -115,6 +115,8 @@ def _signed(size: int) -> torch.Tensor:
 
 
 def _refusal(layer: LayerSpec) -> str | None:
+    if layer.beside:
+        return "has several mixers side by side"
     if not isinstance(layer.mixer, AttentionSpec):
         return "does not attend over keys and values"
     if layer.before_mixer is None or layer.before_feed_forward is None:
@@ -126,6 +128,8 @@ def _refusal(layer: LayerSpec) -> str | None:
     if isinstance(layer.feed_forward, GatedSpec):
         return None
     if isinstance(layer.feed_forward, MixtureOfExpertsSpec) and _are_gated(layer.feed_forward):
+        if layer.feed_forward.experts_in is not None:
+            return "maps what its experts read"
         has_norm = layer.feed_forward.before_experts is not None or layer.feed_forward.router.norm is not None
         return "norms what its experts or router read" if has_norm else None
     return "has no feed-forward block, or one that is not gated, or several"

@@ -49,13 +49,11 @@ class LayerRunner:
     def __init__(self, spec: ModelSpec, kernels: Kernels) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._tables = build_rotary_tables(
-            [layer.mixer.rope for layer in spec.layers], spec.max_position_embeddings, _CPU
-        )
+        self._tables = build_rotary_tables([mixer.rope for mixer in spec.mixers], spec.max_position_embeddings, _CPU)
         layout = build_layout(spec.kv_specs, _BLOCK_SIZE)
         self._backends = choose_backends("auto", _CPU, layout, spec.attention_softcap, sinks=spec.has_sinks)
-        states = spec.state_of_layer
-        self._last_reader = {state: index for index, state in enumerate(states)}
+        self._states = spec.states_of_layer
+        self._last_reader = {state: index for index, states in enumerate(self._states) for state in states}
 
     def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> ResidualStream:
         """The stream before the first layer; `embedding` [vocab, hidden] of any dtype."""
@@ -66,15 +64,16 @@ class LayerRunner:
 
     def advance(self, index: int, tensors: LayerTensors, stream: ResidualStream) -> None:
         """Advances `stream` through layer `index`."""
-        layer = self._layer(index, tensors, {})
-        is_read_later = self._last_reader[layer.state] > index
+        layer, states = self._layer(index, tensors, {}), self._states[index]
+        read_later = [state for state in states if self._last_reader[state] > index]
         for number in range(len(stream.hidden)):
-            kv = self._kv(layer.state, stream, number)
-            if is_read_later and self._spec.layers[index].mixer.reads_state_of is None:
-                stream.kept.setdefault(layer.state, []).append(kv)
+            kv = self._kv(index, stream, number)
+            for state in read_later:
+                if number == len(stream.kept.get(state, ())):
+                    stream.kept.setdefault(state, []).append(kv[state])
             stream.hidden[number] = self._computed(layer, stream, number, kv)
-        if not is_read_later:
-            stream.kept.pop(layer.state, None)
+        for state in set(states).difference(read_later):
+            stream.kept.pop(state, None)
 
     def observe(
         self, index: int, tensors: LayerTensors, stream: ResidualStream, moments: Mapping[str, Moments]
@@ -82,33 +81,39 @@ class LayerRunner:
         """Adds the input rows of the weights of layer `index` to `moments`, by weight."""
         layer = self._layer(index, tensors, moments)
         for number in range(len(stream.hidden)):
-            self._computed(layer, stream, number, self._kv(layer.state, stream, number))
+            self._computed(layer, stream, number, self._kv(index, stream, number))
 
     def _layer(self, index: int, tensors: LayerTensors, moments: Mapping[str, Moments]) -> DecoderLayer:
-        spec, state = self._spec.layers[index], self._spec.state_of_layer[index]
-        return DecoderLayer(spec, state, self._parameters(spec, tensors, moments), self._tables, self._kernels)
+        spec = self._spec.layers[index]
+        return DecoderLayer(
+            spec, self._states[index], self._parameters(spec, tensors, moments), self._tables, self._kernels
+        )
 
-    def _kv(self, state: int, stream: ResidualStream, number: int) -> LayerState:
-        """Cached state of a sequence from an earlier layer, or memory for it."""
-        kept = stream.kept.get(state, ())
-        if number < len(kept):
-            return kept[number]
-        layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
-        return Arena(layout, 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE), _CPU).layers[0]
+    def _kv(self, index: int, stream: ResidualStream, number: int) -> dict[int, LayerState]:
+        """By state, what layer `index` reads: cached state of a sequence from an earlier layer, or memory for it."""
+        found: dict[int, LayerState] = {}
+        for state in self._states[index]:
+            kept = stream.kept.get(state, ())
+            layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
+            num_blocks = 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE)
+            found[state] = kept[number] if number < len(kept) else Arena(layout, num_blocks, _CPU).layers[0]
+        return found
 
-    def _computed(self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: LayerState) -> torch.Tensor:
+    def _computed(
+        self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: Mapping[int, LayerState]
+    ) -> torch.Tensor:
         hidden = stream.hidden[number]
-        backend = self._backends[type(self._spec.kv_specs[layer.state])]
-        batch = backend.prepare(_batch(len(hidden)), kv, [layer.attention])
+        backends = {state: self._backends[type(self._spec.kv_specs[state])] for state in kv}
+        plain = _batch(len(hidden))
+        batches = {state: backends[state].prepare(plain, kv[state], layer.readers(state)) for state in kv}
         tokens = StepTokens(
             stream.token_ids[number],
             torch.arange(len(hidden)),
-            {layer.state: batch},
+            batches,
             None if stream.embeddings is None else stream.embeddings[number],
             stream.choices.setdefault(number, {}),
         )
-        caches = [kv] * (layer.state + 1)  # NOTE: the layer reads its own entry only
-        residual, x, _ = layer.forward(None, hidden.clone(), tokens, caches, backend)
+        residual, x, _ = layer.forward(None, hidden.clone(), tokens, kv, backends)
         return residual if x is None else residual.add_(x)
 
     def _parameters(self, spec: LayerSpec, tensors: LayerTensors, moments: Mapping[str, Moments]) -> Parameters:

@@ -38,6 +38,9 @@ from tests.helpers.serving_clients import (
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
+_GROUPS = {"gemma3": 2, "gemma4": 3, "falcon_h1": 2} | dict.fromkeys(
+    ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "kimi_linear"), 3
+)
 NUM_AT_ONCE = 8
 WORKER_FLAGS = (
     *("--dtype", "float32", "--kv-cache-gib", "0.01", "--max-model-len", "256"),
@@ -99,15 +102,27 @@ SETUPS = {
     "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
     "2p2d-tcp-8-delta": Setup("kimi_linear", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-squared": Setup("nemotron_h", 1, 1),
+    "1p1d-tcp-16-recurrences": Setup("mamba2", 1, 1, "tcp"),
+    "1p1d-nixl-8-side-by-side": Setup("falcon_h1", 1, 1, "nixl", 8),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
+RECURRENCES = ("mamba2",)
+"""Families that keep one state a request and nothing a token."""
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
-SLOW = ("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
+SLOW = (
+    *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta"),
+    "1p1d-tcp-16-recurrences",
+)
 """Clusters of which `make test` tests nothing."""
 QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}
-BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+BY_COST = [
+    name
+    for name in DISAGGREGATED
+    if SETUPS[name].router_flags is NO_LOCAL_PREFILL and SETUPS[name].family not in RECURRENCES
+]
 
 
 def clusters(names: Sequence[str]) -> list[Any]:
@@ -254,8 +269,9 @@ def test_prefixes_that_either_side_holds(
     num_lacking = 150 - num_held * held_by_decode
     num_groups = _num_groups(running.setup.family)
     num_blocks = _num_blocks(stages, decode.worker_id, prefill.worker_id)
-    least, most = (n * -(-num_lacking // running.setup.block_size) for n in (1, num_groups))
-    assert least <= num_blocks <= most
+    most = -(-num_lacking // running.setup.block_size)
+    least = 1 if running.setup.family in RECURRENCES else most
+    assert least <= num_blocks <= num_groups * most
 
 
 @pytest.mark.parametrize("anything", clusters(DISAGGREGATED), indirect=True)
@@ -320,9 +336,7 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def _num_groups(family: str) -> int:
     """Kinds of layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3, "qwen3_next": 3, "kimi_linear": 3}.get(
-        family, 1
-    )
+    return _GROUPS.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:

@@ -13,13 +13,28 @@ from tandem.engine.engine import Engine
 from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, reference_logits, relative_error
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
-from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS, save_tiny_granite_hybrid
+from tests.helpers.hybrid_checkpoints import (
+    RECURRENT_BUILDERS,
+    save_tiny_falcon_h1,
+    save_tiny_granite_hybrid,
+    save_tiny_nemotron_latent,
+)
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 FAMILIES = RECURRENT_BUILDERS
 PYTHON = {"dtype": "float32", "native_kernels": False, "attention_backend": "reference"}
+NORM_BEHIND_THE_GATE = {"mamba_rms_norm": True, "ssm_multipliers": [0.9, 0.7, 0.7, 0.7, 0.6]}
+BIASES = {
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": True,
+    "mamba_d_ssm": None,
+    "mamba_d_head": "auto",
+    "mamba_n_heads": 8,
+    "attention_in_multiplier": 1.0,
+    "ssm_in_multiplier": 1.0,
+} | dict.fromkeys(("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"), True)
 
 
 @pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
@@ -36,6 +51,25 @@ def test_a_prompt_cut_at_every_position(family: str, tmp_path: Path) -> None:
 def test_without_experts_and_with_positions(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True}
     path, prompt = save_tiny_granite_hybrid(tmp_path, **options), random_prompt(40)
+    expected = reference_logits(checkpoints.load_reference(path), prompt)
+    logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
+    assert relative_error(logits, expected) < RELATIVE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (save_tiny_falcon_h1, {}),
+        (save_tiny_falcon_h1, NORM_BEHIND_THE_GATE),
+        (save_tiny_falcon_h1, BIASES),
+        (save_tiny_nemotron_latent, {}),
+    ],
+)
+def test_other_forms(build: checkpoints.Builder, options: dict[str, Any], tmp_path: Path) -> None:
+    """Mixers side by side; a norm behind or before the gate, biases, a width that follows from others; experts of
+    another width.
+    """
+    path, prompt = build(tmp_path, **options), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     logits = Stepper(load(path).decoder, REFERENCE, num_tokens=40).step(prompt)
     assert relative_error(logits, expected) < RELATIVE_ERROR

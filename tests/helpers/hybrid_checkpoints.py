@@ -46,6 +46,27 @@ _NEMOTRON: dict[str, Any] = {
 }
 
 
+_FALCON: dict[str, Any] = {
+    "head_dim": 32,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 16,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 5.65,
+    "lm_head_multiplier": 0.39,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 0.8, 0.7, 1.4, 0.6],
+    "mlp_multipliers": [0.88, 0.58],
+}
+
+
 def save_tiny_lfm2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """An Lfm2ForCausalLM: two convolutions around a layer of attention, then another."""
     kinds = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
@@ -70,6 +91,16 @@ def save_tiny_nemotron_h(path: Path, *, seed: int = 0, dtype: str = "float32", *
     return save(path, transformers.NemotronHConfig(**sizes | _NEMOTRON | options), seed, dtype)
 
 
+def save_tiny_nemotron_latent(path: Path, **options: Any) -> Path:
+    """The same with experts behind a map to fewer elements, which has a bias, as all blocks have."""
+    return save_tiny_nemotron_h(path, **{"moe_latent_size": 24, "mlp_bias": True} | options)
+
+
+def save_tiny_falcon_h1(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A FalconH1ForCausalLM: Mamba-2 and attention side by side in each layer, and all multipliers."""
+    return save(path, transformers.FalconH1Config(**SIZES | _FALCON | options), seed, dtype)
+
+
 def save_tiny_mamba2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Mamba2ForCausalLM: recurrences alone."""
     kinds = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16}
@@ -82,6 +113,8 @@ RECURRENT_BUILDERS: dict[str, Builder] = {
     "granite_hybrid": save_tiny_granite_hybrid,
     "mamba2": save_tiny_mamba2,
     "nemotron_h": save_tiny_nemotron_h,
+    "nemotron_latent": save_tiny_nemotron_latent,
+    "falcon_h1": save_tiny_falcon_h1,
     **DELTA_BUILDERS,
 }
 """Families with recurrent states."""

@@ -285,15 +285,17 @@ def _read_eos(fields: Fields, default: int | None) -> tuple[int, ...]:
     return () if default is None else (default,)
 
 
-def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-    """The checked list `layer_types`; None when absent."""
+def read_layer_types(
+    fields: Fields, num_layers: int, kinds: Collection[str] = (FULL, SLIDING)
+) -> tuple[str, ...] | None:
+    """The checked list `layer_types`, of `kinds` alone; None when absent."""
     types = fields.texts("layer_types")
     if types is None:
         return None
     if len(types) != num_layers:
         raise fields.wrong("layer_types", f"a list of num_hidden_layers={num_layers} names")
-    if not set(types) <= {FULL, SLIDING}:
-        raise fields.unsupported("layer_types", f"{FULL}, {SLIDING}")
+    if not set(types) <= {*kinds}:
+        raise fields.unsupported("layer_types", ", ".join(kinds))
     return types
 
 

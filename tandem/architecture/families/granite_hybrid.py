@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.state_space import CHUNK_KEYS, StateSpaceSizes, check_step_limit, read_kinds
+from tandem.architecture.families.state_space import CHUNK_KEYS, read_kinds, read_state_space
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import MAX_COUNT, Fields
 from tandem.architecture.mixers import MixerSpec
@@ -47,7 +47,8 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
-    state_space, rope = _read_state_space(fields, sizes), _read_rope(fields, sizes)
+    inner = fields.count("mamba_expand", 2, high=64) * sizes.hidden
+    state_space, rope = read_state_space(fields, sizes, inner), _read_rope(fields, sizes)
     kinds = read_kinds(fields, sizes.num_layers, ("linear_attention", "mamba"), (base.FULL, "attention"))
     scale, bias = fields.number("attention_multiplier", 1.0), fields.flag("attention_bias", False)
     return [
@@ -62,29 +63,6 @@ def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec | None:
     """None = positions are not encoded, as in all published files with recurrent layers."""
     rope = sizes.rope(fields)
     return rope if fields.text("position_embedding_type") == _ROPE else None
-
-
-def _read_state_space(fields: Fields, sizes: base.Sizes) -> StateSpaceSizes:
-    check_step_limit(fields)
-    heads = fields.count("mamba_n_heads", 128, high=1 << 12)
-    inner = fields.count("mamba_expand", 2, high=64) * sizes.hidden
-    groups = fields.count("mamba_n_groups", 1, high=heads)
-    head_dim = inner // heads if fields.get("mamba_d_head") in (None, "auto") else fields.count("mamba_d_head")
-    if head_dim * heads != inner:
-        raise fields.wrong("mamba_n_heads", f"heads of mamba_d_head elements that make {inner} together")
-    if heads % groups:
-        raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads={heads}")
-    return StateSpaceSizes(
-        hidden=sizes.hidden,
-        num_heads=heads,
-        head_dim=head_dim,
-        num_groups=groups,
-        state_dim=fields.count("mamba_d_state", 256, high=1 << 12),
-        taps=fields.count("mamba_d_conv", 4, low=2, high=64),
-        eps=sizes.eps,
-        bias=fields.flag("mamba_proj_bias", False),
-        conv_bias=fields.flag("mamba_conv_bias", True),
-    )
 
 
 def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec]:

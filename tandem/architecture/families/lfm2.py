@@ -40,14 +40,11 @@ def read_sizes(fields: Fields, defaults: base.Defaults) -> base.Sizes:
 def read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
     """The mixer of each layer, by `layer_types`, or by `full_attn_idxs` in older files."""
     fields.only("number_of_conv_states", (1,), "1")
-    types, attending = fields.texts("layer_types"), fields.get("full_attn_idxs")
+    types = base.read_layer_types(fields, sizes.num_layers, (base.FULL, _CONV))
+    attending = fields.get("full_attn_idxs")
     if types is None:
         known = attending if isinstance(attending, list) else range(sizes.num_layers)
         types = tuple(base.FULL if index in known else _CONV for index in range(sizes.num_layers))
-    if len(types) != sizes.num_layers:
-        raise fields.wrong("layer_types", f"a list of num_hidden_layers={sizes.num_layers} names")
-    if not {*types} <= {base.FULL, _CONV}:
-        raise fields.unsupported("layer_types", f"{base.FULL}, {_CONV}")
     taps, bias, rope = (
         fields.count("conv_L_cache", 3, low=2, high=64),
         fields.flag("conv_bias", False),

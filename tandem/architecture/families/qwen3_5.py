@@ -5,7 +5,8 @@ DeltaNet layer's maps stored apart.
 from typing import Final
 
 from tandem.architecture.families import base
-from tandem.architecture.families.delta_rule import MTP, DeltaNetMaps, DeltaNetSizes, read_mixers
+from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes
+from tandem.architecture.families.delta_rule import MTP, read_mixers
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import MixerSpec

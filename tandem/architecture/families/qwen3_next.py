@@ -4,7 +4,8 @@ The maps of a DeltaNet layer are stored group by group: rows of q, k, v and the 
 """
 
 from tandem.architecture.families import base
-from tandem.architecture.families.delta_rule import MTP, DeltaNetMaps, DeltaNetSizes, read_mixers
+from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes
+from tandem.architecture.families.delta_rule import MTP, read_mixers
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.qwen2_moe import with_shared
 from tandem.architecture.families.qwen3_moe import read_blocks

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from tandem.architecture.families.base import Sizes
 from tandem.architecture.fields import Fields
 from tandem.architecture.recurrent_mixers import Gating, LinearRecurrenceSpec, conv_spec
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, Source, TensorSpec
@@ -13,7 +14,15 @@ CHUNK_KEYS: Final = ("mamba_chunk_size",)  # a recurrence gives the same but for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpaceSizes:
-    """Sizes in elements. `eps`: of the norm after the gate, None = there is no norm; `bias`: of the maps in and out."""
+    """Sizes in elements.
+
+    Args:
+        eps: of the norm of values and gate; None = there is no norm.
+        bias: of the maps in and out.
+        is_normed_first: the norm goes before the gate.
+        scales: of what the map in gives: gate, values, keys, queries and steps.
+        out_scale: of what the map out gives.
+    """
 
     hidden: int
     num_heads: int
@@ -24,6 +33,9 @@ class StateSpaceSizes:
     eps: float | None
     bias: bool
     conv_bias: bool
+    is_normed_first: bool = False
+    scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    out_scale: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -43,11 +55,18 @@ class StateSpaceSizes:
                 f"{prefix}.{name}", outputs, self.hidden, self.bias, weight_source=weight, bias_source=bias
             )
 
+        gate, *mixed, step = self.scales
+        if len({*mixed}) == 1:
+            qkv = [part("qkv", self.inner, channels)]
+        else:
+            starts = self.inner, 2 * self.inner, 2 * self.inner + groups
+            widths = self.inner, groups, groups
+            qkv = [part(name, start, width) for name, start, width in zip("vkq", starts, widths, strict=True)]
         norm = None if self.eps is None else NormSpec(f"{prefix}.norm", self.inner, self.eps)
         return LinearRecurrenceSpec(
-            gate=part("gate", 0, self.inner),
-            qkv=(part("qkv", self.inner, channels),),
-            a=part("step", self.inner + channels, self.num_heads),
+            gate=part("gate", 0, self.inner).times(gate),
+            qkv=tuple(linear.times(scale) for linear, scale in zip(qkv, mixed, strict=False)),
+            a=part("step", self.inner + channels, self.num_heads).times(step),
             b=None,
             conv=conv_spec(f"{prefix}.conv1d", channels, self.taps, bias=self.conv_bias),
             conv_order="vkq",
@@ -55,16 +74,47 @@ class StateSpaceSizes:
             a_bias=TensorSpec(f"{prefix}.dt_bias", (self.num_heads,), is_float32=True),
             skip=TensorSpec(f"{prefix}.D", (self.num_heads,), is_float32=True),
             out_norm=norm,
-            out=LinearSpec(f"{prefix}.out_proj", self.hidden, self.inner, self.bias, ShardAxis.ROW),
+            out=LinearSpec(f"{prefix}.out_proj", self.hidden, self.inner, self.bias, ShardAxis.ROW).times(
+                self.out_scale
+            ),
             num_heads=self.num_heads,
             num_groups=self.num_groups,
             key_dim=self.state_dim,
             value_dim=self.head_dim,
             is_delta=False,
             are_normed=False,
-            gating=Gating.GATE if norm is None else Gating.GATE_THEN_NORM,
+            gating=self._gating,
             num_norm_groups=self.num_groups,
         )
+
+    @property
+    def _gating(self) -> Gating:
+        if self.eps is None:
+            return Gating.GATE
+        return Gating.GROUPS_THEN_GATE if self.is_normed_first else Gating.GATE_THEN_NORM
+
+
+def read_state_space(fields: Fields, sizes: Sizes, inner: int) -> StateSpaceSizes:
+    """Reads the sizes of mixers whose keys begin with `mamba_`; `inner`: of all heads together."""
+    check_step_limit(fields)
+    heads = fields.count("mamba_n_heads", 128, high=1 << 12)
+    groups = fields.count("mamba_n_groups", 1, high=heads)
+    head_dim = inner // heads if fields.get("mamba_d_head") in (None, "auto") else fields.count("mamba_d_head")
+    if head_dim * heads != inner:
+        raise fields.wrong("mamba_n_heads", f"heads of mamba_d_head elements that make {inner} together")
+    if heads % groups:
+        raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads={heads}")
+    return StateSpaceSizes(
+        hidden=sizes.hidden,
+        num_heads=heads,
+        head_dim=head_dim,
+        num_groups=groups,
+        state_dim=fields.count("mamba_d_state", 256, high=1 << 12),
+        taps=fields.count("mamba_d_conv", 4, low=2, high=64),
+        eps=sizes.eps,
+        bias=fields.flag("mamba_proj_bias", False),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+    )
 
 
 def check_step_limit(fields: Fields) -> None:

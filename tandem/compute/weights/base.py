@@ -75,14 +75,22 @@ StoredTensors = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """The affine map `x @ weight.T + bias`."""
+    """The affine map `(x @ weight.T + bias) * scale`."""
 
     weight: Weight
     bias: torch.Tensor | None  # [out]
+    scale: float = 1.0
 
     def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """[num_tokens, in] -> [num_tokens, out], of the dtype of `x` or float32."""
-        return self.weight(x, self.bias, out_dtype=out_dtype)
+        product = self.weight(x, self.bias, out_dtype=out_dtype)
+        return product if self.scale == 1.0 else product.mul_(self.scale)
+
+    def gated(self, x: torch.Tensor, up: "Linear", activation: Activation) -> torch.Tensor | None:
+        """`activation(self(x)) * up(x)`, [num_tokens, out]; None = there is no call that does it."""
+        if (self.scale, up.scale) != (1.0, 1.0):
+            return None
+        return self.weight.gated(x, self.bias, up, activation)
 
 
 @dataclass(frozen=True, slots=True)

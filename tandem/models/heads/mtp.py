@@ -30,7 +30,7 @@ class MtpHead:
         self._projection = parameters.linear(spec.projection)
         rope, length = spec.layer.mixer.rope, model.spec.max_position_embeddings
         tables = build_rotary_tables([rope], length, model.embedding.device)
-        self._layer = DecoderLayer(spec.layer, 0, parameters, tables, kernels)
+        self._layer = DecoderLayer(spec.layer, (0,), parameters, tables, kernels)
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -49,9 +49,9 @@ class MtpHead:
         embedded = self._embedding_norm(self._model.embed(token_ids))
         residual = self._projection(torch.cat((embedded, self._hidden_norm(hidden)), dim=1))
         backend = backends[type(self.state)]
-        prepared = prepare_by_state([backend], {0: batch}, kv, [{self._layer.attention}])
+        prepared = prepare_by_state([backend], {0: batch}, kv, [self._layer.readers(0)])
         tokens = StepTokens(token_ids, positions, prepared, None)
-        residual, x, _ = self._layer.forward(None, residual, tokens, kv, backend)
+        residual, x, _ = self._layer.forward(None, residual, tokens, kv, [backend])
         return add_and_norm(self._final_norm, residual, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

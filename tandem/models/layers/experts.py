@@ -29,18 +29,27 @@ class MixtureOfExperts:
         self._router = ExpertRouter(spec.router, parameters, kernels)
         self._before_experts = Norm.take_optional(spec.before_experts, parameters, kernels)
         self._experts = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
+        self._experts_in = None if spec.experts_in is None else parameters.linear(spec.experts_in)
+        self._experts_out = None if spec.experts_out is None else parameters.linear(spec.experts_out)
         self._shared = None if spec.shared is None else build_block(spec.shared, parameters, kernels)
         self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape; summed in float32 and rounded once."""
+        """`x` [num_tokens, hidden] -> the same shape; summed in float32 and rounded once, but before `experts_out`."""
         routed = x if self._before_experts is None else self._before_experts(x)
         if self._shared is None:
-            return self._experts(routed, *self._router(x), out_dtype=x.dtype)
-        out = self._experts(routed, *self._router(x))
+            return self._routed(routed, x, out_dtype=x.dtype)
+        out = self._routed(routed, x, out_dtype=torch.float32)
         shared = self._shared(x).float()
         out += shared if self._shared_gate is None else shared * rowwise_sigmoid(self._shared_gate(x).float())
         return out.to(x.dtype)
+
+    def _routed(self, routed: torch.Tensor, x: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:
+        """What the experts that the router chooses by `x` give for `routed`."""
+        if self._experts_in is None or self._experts_out is None:
+            return self._experts(routed, *self._router(x), out_dtype=out_dtype)
+        inner = self._experts(self._experts_in(routed), *self._router(x), out_dtype=x.dtype)
+        return self._experts_out(inner, out_dtype=out_dtype)
 
 
 class ExpertsInTurn:
@@ -84,6 +93,8 @@ def compile_experts(experts: Sequence[BlockSpec], parameters: Parameters) -> Exp
     if not all(known):
         return None
     linears = [_take(expert, parameters) for expert in gated]
+    if any(linear.scale != 1.0 for expert in linears for linear in (expert.gate, expert.up, expert.down)):
+        return None
     return linears[0].gate.weight.grouped(linears, first.activation, first.clamp)
 
 

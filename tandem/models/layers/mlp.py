@@ -26,7 +26,7 @@ class GatedMLP:
         gate, up = self._gate, self._up
         if self._clamp is not None:
             return self._down(_clamped(gate(x), up(x), self._clamp), out_dtype=out_dtype)
-        gated = gate.weight.gated(x, gate.bias, up, self._activation)
+        gated = gate.gated(x, up, self._activation)
         if gated is None:
             gated = self._kernels.gated_product(gate(x), up(x), self._activation)
         return self._down(gated, out_dtype=out_dtype)

@@ -153,6 +153,8 @@ class LinearRecurrence:
                 return self._normed(self._kernels.gated_product(gate, y, "silu"), spec.num_norm_groups)
             case Gating.NORM_THEN_GATE:
                 return self._kernels.gated_product(gate, self._normed(y, spec.num_heads), "silu")
+            case Gating.GROUPS_THEN_GATE:
+                return self._kernels.gated_product(gate, self._normed(y, spec.num_norm_groups), "silu")
             case Gating.NORM_THEN_SIGMOID:
                 return self._normed(y, spec.num_heads).mul_(rowwise_sigmoid(gate))
 

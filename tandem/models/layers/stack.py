@@ -40,7 +40,7 @@ def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
     if (
         not isinstance(mixer, AttentionSpec)
         or block is None
-        or not _is_plain(layer, mixer)
+        or not _is_plain(layer, mixer, block)
         or not _has_one_norm(model, layer, mixer)
     ):
         return None
@@ -76,12 +76,15 @@ def _block(spec: FeedForwardSpec | None) -> GatedSpec | None:
     return None if has_bias else spec
 
 
-def _is_plain(layer: LayerSpec, mixer: AttentionSpec) -> bool:
+def _is_plain(layer: LayerSpec, mixer: AttentionSpec, block: GatedSpec) -> bool:
     is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
     has_own_state = mixer.k is not None and mixer.v is not None and mixer.v_norm is None
+    linears = [mixer.q, *filter(None, (mixer.k, mixer.v)), mixer.o, block.gate, block.up, block.down]
     return (
         is_normed
         and has_own_state
+        and not layer.beside
+        and all(linear.scale == 1.0 for linear in linears)
         and not (layer.per_layer_embedding or layer.output_scale)
         and layer.residual_scale == 1.0
         and mixer.rope is not None

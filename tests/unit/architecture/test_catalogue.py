@@ -29,6 +29,8 @@ PUBLISHED = {
     "deepseek-v3.2": 671.9,
     "glm-5": 744.0,
     "glm-4.7-flash": 29.9,
+    "falcon-h1-7b": 7.59,
+    "nemotron-3-super": 120.6,
     "dense-30b": 30.0,
 }
 

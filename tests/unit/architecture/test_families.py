@@ -243,7 +243,7 @@ def test_gemma4_layers_read_the_state_of_the_last_of_their_kind() -> None:
     model = read(GEMMA4_SHARED)
     assert windows(model) == [512, 512, None, 512, 512, 512, None]
     assert [layer.mixer.reads_state_of for layer in model.layers] == [None] * 4 + [3, 3, 2]
-    assert model.state_of_layer == (0, 1, 2, 3, 3, 3, 2)
+    assert model.states_of_layer == ((0,), (1,), (2,), (3,), (3,), (3,), (2,))
     assert (model.num_prompt_layers, len(model.kv_specs), model.wanted_states) == (4, 4, (2, 3))
     local, last = attention_of(model)[3], attention_of(model)[6]
     assert (local.num_kv_heads, local.head_dim, last.num_kv_heads, last.head_dim) == (4, 256, 2, 512)

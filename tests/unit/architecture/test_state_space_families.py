@@ -1,16 +1,19 @@
-"""Mamba-2 and Nemotron-H: which layers a configuration becomes, and what is refused by name."""
+"""Mamba-2, Nemotron-H and Falcon-H1: which layers a configuration becomes, and what is refused by name."""
 
 import re
 from typing import Any
 
 import pytest
 
+from tandem.architecture.cost import ModelCost
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, SquaredReluSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import ModelSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
+from tandem.architecture.state import KVSpec, RecurrentSpec
 from tandem.core.errors import CheckpointError, ConfigurationError
 
 MAMBA2: dict[str, Any] = {"model_type": "mamba2", "hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2}
@@ -22,6 +25,16 @@ NEMOTRON: dict[str, Any] = {
     "num_key_value_heads": 2,
     "mamba_num_heads": 8,
     "n_groups": 2,
+}
+FALCON: dict[str, Any] = {
+    "model_type": "falcon_h1",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
 }
 
 
@@ -52,14 +65,64 @@ def test_a_model_of_recurrences_keeps_nothing_a_token() -> None:
     assert model.num_prompt_layers == 3
 
 
+def test_mixers_side_by_side_keep_a_state_each() -> None:
+    model = read(FALCON)
+    kinds = [[type(mixer) for mixer in layer.mixers] for layer in model.layers]
+    assert kinds == [[LinearRecurrenceSpec, AttentionSpec]] * 2
+    assert [type(state) for state in model.kv_specs] == [RecurrentSpec, KVSpec] * 2
+    assert (model.states_of_layer, model.wanted_states) == (((0, 1), (2, 3)), (2, 3))
+
+
+def test_the_bill_has_a_line_for_each_state_of_a_layer() -> None:
+    cost = ModelCost("tiny", read(FALCON))
+    recurrent, attended = cost.state_bill(1000)
+    assert (recurrent.num_layers, attended.num_layers) == (2, 2)
+    assert recurrent.state.startswith("recurrent 4 x 16 x 256 float32")
+    assert recurrent.kept_bytes == cost.kv_bytes_per_request == 2 * (4 * 16 * 256 * 4 + 3 * (64 + 2 * 256) * 2)
+    assert attended.kept_bytes == 1000 * cost.kv_bytes_per_token == 1000 * 2 * 2 * 2 * 16 * 2
+    assert recurrent.read_bytes + attended.read_bytes == cost.read_bytes(1000)
+
+
+def test_multipliers_that_differ_make_maps_of_their_own() -> None:
+    (first, *_) = read(FALCON).mixers
+    scaled, attention, *_ = read(
+        FALCON
+        | {"ssm_in_multiplier": 2.0, "ssm_multipliers": [1.0, 3.0, 4.0, 5.0, 6.0], "ssm_out_multiplier": 7.0}
+        | {"attention_in_multiplier": 3.0, "key_multiplier": 0.5, "attention_out_multiplier": 0.25}
+    ).mixers
+    assert isinstance(first, LinearRecurrenceSpec)
+    assert isinstance(scaled, LinearRecurrenceSpec)
+    assert isinstance(attention, AttentionSpec)
+    assert [linear.scale for linear in (*first.qkv, first.gate, first.a, first.out)] == [1.0] * 4
+    assert [linear.scale for linear in (*scaled.qkv, scaled.gate, scaled.a, scaled.out)] == [6, 8, 10, 2, 12, 7]
+    assert (attention.scale, attention.o.scale) == (16**-0.5 * 9 * 0.5, 0.75)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (FALCON | {"mamba_n_heads": 3}, "mamba_n_heads must be heads of mamba_d_head elements that make 64 together"),
+        (
+            FALCON | {"ssm_multipliers": [1.0, 2.0]},
+            "ssm_multipliers must be a list of 5 numbers above 0, found [1.0, 2",
+        ),
+        (FALCON | {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers must be a list of 2 numbers above 0"),
+        (FALCON | {"time_step_limit": [0.1, 1.0]}, "time_step_limit=[0.1, 1.0] is not served"),
+        (FALCON | {"layer_types": ["hybrid", "attention"]}, "supported: hybrid in each layer"),
+        (FALCON | {"projectors_bias": True}, "projectors_bias=true is not served; supported: the value of mamba_proj"),
+        (
+            FALCON | {"attention_bias": True, "attention_in_multiplier": 2.0},
+            "attention_in_multiplier=2.0 is not served; supported: 1.0 beside biases",
+        ),
+        (
+            FALCON | {"mamba_proj_bias": True, "projectors_bias": True, "ssm_in_multiplier": 2.0},
+            "ssm_in_multiplier=2.0 is not served; supported: 1.0 beside biases",
+        ),
         (NEMOTRON | {"hybrid_override_pattern": "ME-*"}, "layers in which each mlp or moe follows one that mixes"),
         (NEMOTRON | {"hybrid_override_pattern": "-M*-"}, "layers in which each mlp or moe follows one that mixes"),
         (NEMOTRON | {"hybrid_override_pattern": "MX"}, 'hybrid_override_pattern="MX" is not served; supported: lin'),
         (NEMOTRON | {"num_hidden_layers": 5}, "num_hidden_layers must be 4, as many as layer_types has, found 5"),
-        (NEMOTRON | {"moe_latent_size": 32}, "moe_latent_size=32 is not served; supported: absent"),
+        (NEMOTRON | {"moe_latent_size": 0}, "moe_latent_size must be an integer in [1, 1048576], found 0"),
         (NEMOTRON | {"mlp_hidden_act": "silu"}, 'mlp_hidden_act="silu" is not served; supported: relu2'),
         (NEMOTRON | {"mamba_hidden_act": "gelu"}, 'mamba_hidden_act="gelu" is not served; supported: silu'),
         (NEMOTRON | {"n_shared_experts": 2}, "n_shared_experts=2 is not served; supported: 1"),
@@ -76,7 +139,14 @@ def test_what_would_change_the_results_is_refused(config: dict[str, Any], messag
         read(config)
 
 
-@pytest.mark.parametrize("config", [MAMBA2, NEMOTRON])
-def test_ranks_are_refused_by_name(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"layer 0 has a mixer of LinearRecurrence, whose heads are not split"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MAMBA2, "layer 0 has a mixer of LinearRecurrence, whose heads are not split"),
+        (NEMOTRON, "layer 0 has a mixer of LinearRecurrence, whose heads are not split"),
+        (FALCON, "layer 0 has several mixers side by side, which are not split"),
+    ],
+)
+def test_ranks_are_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         shard_model(read(config), 0, 2)

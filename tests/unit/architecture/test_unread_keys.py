@@ -70,6 +70,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {"n_groups": 2, "mamba_num_heads": 4},
+    "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 32},
     "qwen3_next": DELTA | EXPERTS | SHARED,
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | EXPERTS | SHARED,

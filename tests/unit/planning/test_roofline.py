@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
+from tandem.architecture.cost import read_cost
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.roofline import IDEAL, TYPICAL, Assumptions, Roofline, kv_tokens, worker_speed
 from tandem.planning.worker_facts import prefill_point
@@ -149,3 +150,19 @@ def test_what_prefill_had_cached_moves_while_the_rest_is_computed() -> None:
     assert cached.exposed_ms == pytest.approx(
         max(link.latency_ms + 2000 * 147_456 / 9.375e6, cached.ms - roof.prefill_ms(8000, 6000))
     )
+
+
+def test_a_constant_state_of_a_hand_off_hides_behind_nothing() -> None:
+    roof, link = roofline("falcon-h1-7b"), find_link("rdma-100g")
+    constant_ms = 1000 * roof.model.kv_bytes_per_request / link.usable_bytes_per_s
+    moved = roof.hand_off(40_000, 0, link, CHUNK)
+    growing_ms = moved.ms - link.latency_ms - constant_ms
+    assert moved.exposed_ms == pytest.approx(link.latency_ms + constant_ms + growing_ms * CHUNK / 40_000)
+
+
+def test_a_model_whose_tokens_keep_nothing_has_room_for_requests() -> None:
+    config = {"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64}
+    roof = Roofline(read_cost(config, "mamba2"), find_accelerator("h100"), 1, TYPICAL)
+    assert roof.model.kv_bytes_per_request == 64 * (128 * 64 * 128 * 4 + 3 * 10_240 * 2)
+    assert (roof.kv_tokens, roof.max_running(10)) == (0, roof.max_running(1_000_000))
+    assert roof.max_running(10) == int(roof.kv_memory_bytes / roof.model.kv_bytes_per_request)

@@ -16,7 +16,7 @@ from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
-from tests.helpers.hybrid_checkpoints import save_tiny_lfm2, save_tiny_mamba2
+from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2, save_tiny_mamba2
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import (
     GREEDY,
@@ -57,6 +57,13 @@ def replacing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with attention and a recurrence in each layer."""
+    path = tmp_path_factory.mktemp("worker-falcon-h1")
+    return write_byte_tokenizer(save_tiny_falcon_h1(path, vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+
+
+@pytest.fixture(scope="module")
 def expected(granite_hybrid: Path) -> list[int]:
     return alone(granite_hybrid, PROMPT, GREEDY)
 
@@ -89,6 +96,7 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
         ("convolving", "cma", SAMPLED),
         ("recurring", "tcp", GREEDY),
         ("replacing", "nixl", GREEDY),
+        ("side_by_side", "tcp", SAMPLED),
     ],
 )
 def test_tokens_handed_over_are_those_of_one_engine(

@@ -1,11 +1,11 @@
-"""Mamba-2 alone and with attention, of Mistral AI and NVIDIA.
+"""Mamba-2 alone and with attention, of Mistral AI, NVIDIA and the Technology Innovation Institute.
 
 Public copies of parts of the files confirm the patterns and shapes of Nemotron Nano 9B v2 and Nemotron 3 Nano.
 """
 
 from typing import Any
 
-from tests.unit.architecture.published.checkpoint import Checkpoint
+from tests.unit.architecture.published.checkpoint import BOOKKEEPING, Checkpoint
 
 _MAMBA_CODESTRAL: dict[str, Any] = {
     "architectures": ["Mamba2ForCausalLM"],
@@ -151,5 +151,122 @@ NEMOTRON_H = (
         total=31_577_937_344 + 23 * 128,  # with the routers' corrections in float32
         active=3.2,
         kv_bytes=6144,
+    ),
+    Checkpoint(
+        name="nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+        config=_NEMOTRON
+        | {
+            "eos_token_id": [2, 11],
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
+            "EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+            "intermediate_size": 2688,
+            "layer_norm_epsilon": 1e-05,
+            "mamba_head_dim": 64,
+            "mamba_num_heads": 128,
+            "max_position_embeddings": 262144,
+            "moe_intermediate_size": 2688,
+            "moe_latent_size": 1024,
+            "moe_shared_expert_intermediate_size": 5376,
+            "mtp_hybrid_override_pattern": "*E",
+            "n_group": 1,
+            "n_routed_experts": 512,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 22,
+            "num_hidden_layers": 88,
+            "num_key_value_heads": 2,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 1.0,
+            "rope_theta": 10000,
+            "routed_scaling_factor": 5.0,
+            "topk_group": 1,
+        },
+        total=120.6e9,
+        is_count=False,
+        active=12.7,
+        kv_bytes=8 * 2 * 2 * 128 * 2,
+    ),
+)
+
+_FALCON: dict[str, Any] = BOOKKEEPING | {
+    "architectures": ["FalconH1ForCausalLM"],
+    "attention_bias": False,
+    "attention_in_multiplier": 1.0,
+    "attn_layer_indices": None,
+    "bos_token_id": 1,
+    "eos_token_id": 11,
+    "mamba_chunk_size": 128,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_use_mlp": True,
+    "mlp_bias": False,
+    "mlp_expansion_factor": 8,
+    "model_type": "falcon_h1",
+    "num_key_value_heads": 2,
+    "num_logits_to_keep": 1,
+    "pad_token_id": 0,
+    "projectors_bias": False,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+FALCON_H1 = (
+    Checkpoint(
+        name="tiiuae/Falcon-H1-0.5B-Base",
+        config=_FALCON
+        | {
+            "attention_out_multiplier": 0.9375,
+            "embedding_multiplier": 5.656854249492381,
+            "head_dim": 64,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "key_multiplier": 0.390625,
+            "lm_head_multiplier": 0.0390625,
+            "mamba_d_head": 64,
+            "mamba_d_ssm": 1536,
+            "mamba_d_state": 128,
+            "mamba_n_heads": 24,
+            "max_position_embeddings": 16384,
+            "mlp_multipliers": [0.8838834764831844, 0.5859375],
+            "num_attention_heads": 8,
+            "num_hidden_layers": 36,
+            "ssm_in_multiplier": 1.25,
+            "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+            "ssm_out_multiplier": 0.23570226039551587,
+            "vocab_size": 32784,
+        },
+        total=521_411_104,
+        kv_bytes=36 * 2 * 2 * 64 * 2,
+    ),
+    Checkpoint(
+        name="tiiuae/Falcon-H1-7B-Base",
+        config=_FALCON
+        | {
+            "head_dim": 128,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "mamba_d_head": 128,
+            "mamba_d_ssm": 3072,
+            "mamba_d_state": 256,
+            "mamba_n_heads": 24,
+            "max_position_embeddings": 262144,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 44,
+            "vocab_size": 130048,
+        },
+        total=7.59e9,
+        is_count=False,
+        kv_bytes=44 * 2 * 2 * 128 * 2,
     ),
 )

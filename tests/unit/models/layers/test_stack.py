@@ -197,7 +197,7 @@ def test_a_stack_that_rounds_rows_has_the_bits_of_its_layers(
     tmp_path: Path, build: checkpoints.Builder, dtype: str, kernels: NativeKernels
 ) -> None:
     model = _load(build(tmp_path), dtype, kernels, _read_rounding)
-    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    ropes = build_rotary_tables([mixer.rope for mixer in model.spec.mixers], 64, CPU)
     assert build_stack(model.spec, model.decoder.parameters, ropes, kernels) is not None
     hidden, pages = _run(model.decoder, NativeBackend(CPU))
     expected, expected_pages = _run(model.decoder, OneByOne(CPU))
@@ -306,7 +306,7 @@ def test_what_has_a_stack(
     tmp_path: Path, kernels: NativeKernels, build: checkpoints.Builder, options: dict[str, Any], served: bool
 ) -> None:
     model = _load(build(tmp_path, **options), "float32", kernels)
-    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    ropes = build_rotary_tables([mixer.rope for mixer in model.spec.mixers], 64, CPU)
     weights = model.decoder.parameters
     assert (build_stack(model.spec, weights, ropes, kernels) is not None) == served
     assert build_stack(model.spec, weights, ropes, TorchKernels()) is None
@@ -316,14 +316,14 @@ def test_what_has_a_stack(
 @pytest.mark.parametrize("build", [checkpoints.save_tiny_llama, _save_experts_throughout])
 def test_codes_have_a_stack(tmp_path: Path, kernels: NativeKernels, build: checkpoints.Builder, reader: str) -> None:
     model = _load(build(tmp_path), "float32", kernels, READERS[reader])
-    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    ropes = build_rotary_tables([mixer.rope for mixer in model.spec.mixers], 64, CPU)
     is_served = reader != "fp8" or build is checkpoints.save_tiny_llama  # experts of floats and of codes are no call
     assert (build_stack(model.spec, model.decoder.parameters, ropes, kernels) is not None) == is_served
 
 
 def test_a_router_with_a_norm_of_its_own_has_no_stack(tmp_path: Path, kernels: NativeKernels) -> None:
     model = _load(checkpoints.save_tiny_mixtral(tmp_path), "float32", kernels)
-    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    ropes = build_rotary_tables([mixer.rope for mixer in model.spec.mixers], 64, CPU)
     norm = NormSpec("norm", model.spec.hidden_size, model.spec.final_norm.eps, weight=None)
     layers = tuple(_with_router_norm(layer, norm) for layer in model.spec.layers)
     assert build_stack(replace(model.spec, layers=layers), model.decoder.parameters, ropes, kernels) is None

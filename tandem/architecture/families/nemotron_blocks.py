@@ -1,0 +1,62 @@
+"""Feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts."""
+
+from dataclasses import dataclass, replace
+
+from tandem.architecture.families import base
+from tandem.architecture.families.grouped_experts import RoutingDefaults, sigmoid_router
+from tandem.architecture.feed_forward import FeedForwardSpec, MixtureOfExpertsSpec, RouterSpec, SquaredReluSpec
+from tandem.architecture.fields import Fields
+from tandem.architecture.tensors import LinearSpec, ShardAxis
+
+_ROUTING = RoutingDefaults(num_experts=8, width=7688, top_k=2, num_dense=0)
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SquaredReluBlocks:
+    """Sizes in elements. `latent`: of what goes into an expert; None = the hidden state itself."""
+
+    sizes: base.Sizes
+    router: RouterSpec
+    width: int
+    latent: int | None
+    shared_width: int
+    bias: bool
+
+    def block(self, prefix: str, kind: str) -> FeedForwardSpec:
+        """The block of that kind whose tensors are under `prefix`."""
+        hidden = self.sizes.hidden
+        if kind == "mlp":
+            return _squared(prefix, hidden, self.sizes.intermediate, bias=self.bias)
+        inner = self.latent or hidden
+        experts = (f"{prefix}.experts.{expert}" for expert in range(self.router.num_experts))
+        plain = MixtureOfExpertsSpec(
+            router=self.router.under(prefix),
+            experts=tuple(_squared(name, inner, self.width, bias=False) for name in experts),
+            shared=_squared(f"{prefix}.shared_experts", hidden, self.shared_width, bias=self.bias),
+        )
+        if self.latent is None:
+            return plain
+        into = LinearSpec(f"{prefix}.fc1_latent_proj", inner, hidden, self.bias)
+        return replace(
+            plain, experts_in=into, experts_out=LinearSpec(f"{prefix}.fc2_latent_proj", hidden, inner, self.bias)
+        )
+
+
+def read_blocks(fields: Fields, sizes: base.Sizes) -> SquaredReluBlocks:
+    """Reads their sizes, with those of experts whether there are any or not."""
+    fields.only("mlp_hidden_act", ("relu2",), "relu2")
+    fields.only("n_shared_experts", (1,), "1")
+    return SquaredReluBlocks(
+        sizes,
+        sigmoid_router(fields, sizes, _ROUTING),
+        fields.count("moe_intermediate_size", _ROUTING.width, high=_MOST),
+        fields.optional_count("moe_latent_size", high=_MOST),
+        fields.count("moe_shared_expert_intermediate_size", _ROUTING.width, high=_MOST),
+        fields.flag("mlp_bias", False),
+    )
+
+
+def _squared(prefix: str, inputs: int, width: int, *, bias: bool) -> SquaredReluSpec:
+    up = LinearSpec(f"{prefix}.up_proj", width, inputs, bias)
+    return SquaredReluSpec(up, LinearSpec(f"{prefix}.down_proj", inputs, width, bias, ShardAxis.ROW))
