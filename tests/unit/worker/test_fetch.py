@@ -49,7 +49,7 @@ def source_of(moved: HandMoved) -> KVSource:
     address = WorkerAddress("p", "127.0.0.1:1", "x")
     client: Any = moved
     transport: Any = moved
-    return KVSource(address, client, transport, Peer("by hand", "x", 100, 1))
+    return KVSource(address, client, transport, Peer("by hand", "x", 100, 1, 1))
 
 
 def lease_of(first: int, count: int) -> LeaseUpdate:
