@@ -23,8 +23,8 @@ _Indices = NDArray[np.int64]
 class RankedRead:
     """Arguments of one `KVTransport.read`: units of the peer, and where each goes."""
 
-    remote: _Indices
-    local: _Indices
+    remote: Sequence[int]
+    local: Sequence[int]
 
 
 class Resharding:
@@ -66,38 +66,33 @@ class Resharding:
         ours = _checked(local, self._num_blocks, "local")
         if self._source.num_ranks == self._reader.num_ranks:
             ranks = np.arange(self._reader.num_ranks)[:, None]
-            return [
-                RankedRead(
-                    (ranks * self._num_remote_blocks + theirs).ravel(), (ranks * self._num_blocks + ours).ravel()
-                )
-            ]
-        found: list[list[RankedRead]] = [[] for _ in range(self._reader.num_ranks)]
+            return [_read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)]
+        found: list[list[tuple[_Indices, _Indices]]] = [[] for _ in range(self._reader.num_ranks)]
         for first, end in _runs(entries):
-            for rank, part in self._slices(*entries[first], theirs[first:end], ours[first:end]):
-                found[rank].append(part)
-        return [
-            RankedRead(np.concatenate([part.remote for part in parts]), np.concatenate([part.local for part in parts]))
-            for parts in found
-        ]
+            for rank, *part in self._slices(*entries[first], theirs[first:end], ours[first:end]):
+                found[rank].append((part[0], part[1]))
+        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
 
-    def _slices(self, group: int, index: int, theirs: _Indices, ours: _Indices) -> Iterator[tuple[int, RankedRead]]:
-        """(rank of the reader, pieces) of consecutive blocks of a group, from `index` in the block table on."""
+    def _slices(
+        self, group: int, index: int, theirs: _Indices, ours: _Indices
+    ) -> Iterator[tuple[int, _Indices, _Indices]]:
+        """(rank of the reader, remote and local units) of a group's blocks, which are consecutive from `index` on."""
         for found in self._reader.slices_from(self._source, group, range(index, index + len(ours))):
             span = slice(found.part.blocks.start - index, found.part.blocks.stop - index)
             remote = self._first_units(self._source, found.source * self._num_remote_blocks + theirs[span])
             local = self._first_units(self._reader, found.destination * self._num_blocks + ours[span])
             for copy in self._reader.copies_of(found, self._source, group):
                 units = np.arange(copy.num_bytes // self._unit_bytes)
-                yield (
-                    found.destination,
-                    RankedRead(
-                        (remote[:, None] + (copy.start // self._unit_bytes + units)).ravel(),
-                        (local[:, None] + (copy.to // self._unit_bytes + units)).ravel(),
-                    ),
-                )
+                theirs_at = remote[:, None] + (copy.start // self._unit_bytes + units)
+                ours_at = local[:, None] + (copy.to // self._unit_bytes + units)
+                yield found.destination, theirs_at.ravel(), ours_at.ravel()
 
     def _first_units(self, side: RankedLayout, blocks: _Indices) -> _Indices:
         return blocks * (side.layout.page_bytes // self._unit_bytes)
+
+
+def _read(remote: _Indices, local: _Indices) -> RankedRead:
+    return RankedRead(remote.ravel().tolist(), local.ravel().tolist())
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
