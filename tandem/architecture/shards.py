@@ -10,6 +10,7 @@ from dataclasses import replace
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, SquaredReluSpec
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.rectangles import head_range
 from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source
 from tandem.core.errors import ConfigurationError
 
@@ -101,7 +102,8 @@ def _shard_mixer(mixer: MixerSpec, rank: int, num_ranks: int) -> AttentionSpec:
     kv_parts = min(num_ranks, mixer.num_kv_heads)
     if mixer.num_kv_heads % kv_parts or num_ranks % kv_parts:
         raise _IndivisibleError(f"num_key_value_heads={mixer.num_kv_heads}, which {num_ranks} ranks do not divide")
-    kv_part = rank * kv_parts // num_ranks
+    kv_heads = head_range(mixer.num_kv_heads, rank, num_ranks)
+    kv_part = kv_heads.start // len(kv_heads)
     return replace(
         mixer,
         q=_by_outputs(mixer.q, rank, num_ranks),
@@ -109,7 +111,7 @@ def _shard_mixer(mixer: MixerSpec, rank: int, num_ranks: int) -> AttentionSpec:
         v=None if mixer.v is None else _by_outputs(mixer.v, kv_part, kv_parts),
         o=_by_inputs(mixer.o, rank, num_ranks),
         num_heads=mixer.num_heads // num_ranks,
-        num_kv_heads=mixer.num_kv_heads // kv_parts,
+        num_kv_heads=len(kv_heads),
     )
 
 

@@ -6,7 +6,9 @@ no tensors.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tandem.architecture.rectangles import head_range
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -20,12 +22,19 @@ class Plane:
         dtype: of its numbers at rest.
         token_axis: where a block's tokens are inserted into `shape`; None = the array's size does not depend on tokens:
             it is the state after the last token that the block has.
+        by_head: whether the first axis are heads, which ranks divide; else every rank keeps the whole array.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     token_axis: int | None
+    by_head: bool = False
+
+    @property
+    def num_heads(self) -> int:
+        """Parts into which ranks may divide it; 1 where each keeps the whole."""
+        return self.shape[0] if self.by_head else 1
 
     @property
     def num_bytes(self) -> int:
@@ -70,6 +79,10 @@ class StateSpec(ABC):
         """Which of the blocks with index `first` to `end - 1` are stored whoever computes them, since a later request
         can go on from them. Others are stored where a cursor stops or a request asks for it.
         """
+
+    def shard(self, num_ranks: int) -> "StateSpec":
+        """What each of so many ranks keeps: all of it, unless its planes have heads."""
+        return self
 
     @property
     def can_rewind(self) -> bool:
@@ -133,7 +146,11 @@ class KVSpec(StateSpec):
     @property
     def planes(self) -> tuple[Plane, ...]:
         shape = (self.num_kv_heads, self.head_dim)
-        return Plane("k", shape, self.dtype, token_axis=1), Plane("v", shape, self.dtype, token_axis=1)
+        return tuple(Plane(name, shape, self.dtype, token_axis=1, by_head=True) for name in ("k", "v"))
+
+    def shard(self, num_ranks: int) -> "KVSpec":
+        """Equal parts of the heads; of fewer heads than ranks, one each."""
+        return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
 
     @property
     def is_bounded(self) -> bool:

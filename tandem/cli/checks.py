@@ -1,6 +1,7 @@
 """Checks model, tokenizer, weights, parsers, cores and the gateway's port before any process is started."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.architecture.quantisation import find_quantisation, read_config
@@ -9,36 +10,50 @@ from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.gateway.model import answer_format
+from tandem.kvcache.ranked_layout import RankedLayout
+from tandem.kvcache.spec import build_layout
 from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
+_ANY_DTYPE = "bfloat16"  # NOTE: of the same width for all layers, so none changes how they are grouped
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
-def check_model(path: Path, *, allow_pickle: bool = False, num_prefill: int = 0, num_ranks: int = 1) -> None:
-    """Checks a model directory without reading the weights, and that so many prefill workers, and so many ranks of each
-    worker, can serve it.
+def check_model(path: Path, *, allow_pickle: bool = False) -> None:
+    """Checks a model directory without reading the weights.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
             is missing or damaged.
-        ConfigurationError: ranks cannot share it, or prefill workers cannot hand over their parts.
     """
     fields = read_config(path)
     find_quantisation(fields)
-    model = find_family(fields).read_model(fields)
-    refuse_codes(fields, model)
-    if num_ranks > 1:
-        shard_model(model, 0, num_ranks)
-        if num_prefill:
-            raise ConfigurationError(
-                f"--prefill={num_prefill} with --tp={num_ranks}: the KV blocks of several ranks do not leave their "
-                "worker yet; give --prefill 0: decode workers then compute prompts themselves"
-            )
+    refuse_codes(fields, find_family(fields).read_model(fields))
     _check_weights(path, allow_pickle)
     Tokenizer.load(path)
+
+
+def check_widths(path: Path, widths: Mapping[str, int], block_size: int) -> None:
+    """Checks that workers of so many ranks, by role, can share a model that `check_model` accepts, and its KV.
+
+    Raises:
+        ConfigurationError: the message says why not, and what can be had.
+    """
+    if max(widths.values()) == 1:
+        return
+    fields = read_config(path)
+    model = find_family(fields).read_model(fields)
+    for width in widths.values():
+        shard_model(model, 0, width)
+    whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
+    if len(set(widths.values())) > 1 and not all(RankedLayout(whole, width).is_shared for width in widths.values()):
+        named = " and ".join(f"--{role}-tp={width}" for role, width in widths.items())
+        raise ConfigurationError(
+            f"{named} group the layers of this {model.family} model in different ways, so that blocks cannot be handed "
+            "over; give both the same number, or --prefill 0"
+        )
 
 
 def _check_weights(path: Path, allow_pickle: bool) -> None:

@@ -21,7 +21,8 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from tandem.cli.checks import check_cpus, check_model, check_parsers, check_port
+from tandem.architecture.tensors import MAX_RANKS
+from tandem.cli.checks import check_cpus, check_model, check_parsers, check_port, check_widths
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
@@ -43,7 +44,7 @@ from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
 from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_anonymous, secret_of
 from tandem.serving.supervisor import Supervisor
-from tandem.serving.topology import LOOPBACK, Topology
+from tandem.serving.topology import DECODE, LOOPBACK, PREFILL, Topology
 from tandem.text.chat_template import ChatTemplate
 from tandem.tls.renewal import RenewedCertificates
 
@@ -69,6 +70,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     )
     prefill: int = Field(1, ge=0, le=256, description="prefill workers; 0: decode workers compute prompts themselves")
     decode: int = Field(1, ge=1, le=256, description="decode workers")
+    prefill_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of prefill workers; omitted: --tp")
+    decode_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of decode workers; omitted: --tp")
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
@@ -132,8 +135,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
         self.engine_config()
-        num_ranks = getattr(self, "tp", None) or 1
-        check_model(path, allow_pickle=self.allow_pickle, num_prefill=self.prefill, num_ranks=num_ranks)
+        check_model(path, allow_pickle=self.allow_pickle)
+        check_widths(path, self._widths(), self.block_size)
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, *parsers)
         if self.port:
@@ -141,6 +144,18 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         if not topology.gpus and self.native_kernels is not False:
             with contextlib.suppress(ConfigurationError):  # NOTE: workers say it, and whether they go on without
                 build()
+
+    def _widths(self) -> dict[str, int]:
+        """Ranks of each worker, by role."""
+        both = getattr(self, "tp", None) or 1
+        widths = {DECODE: self.decode_tp or both}
+        if self.prefill:
+            return {PREFILL: self.prefill_tp or both, **widths}
+        if self.prefill_tp is not None:
+            raise ConfigurationError(
+                f"--prefill-tp={self.prefill_tp} with --prefill 0: there are no prefill workers; leave one of them out"
+            )
+        return widths
 
     def topology(self, path: Path, source: random.Random) -> Topology:
         """Returns the topology of the cluster from these settings."""
@@ -172,6 +187,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             transport=self.transport,
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
             worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
+            flags={role: ("--tp", str(width)) for role, width in self._widths().items() if width > 1},
             env=variables(self, _OWN),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *_OF_DEPLOYMENTS)),
         )
@@ -330,7 +346,7 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
 
 
 # Settings that the processes get by flags or in the secret part of their environment.
-_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__)
+_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__) | {"tp"}
 
 
 def _own_cpus() -> Sequence[int]:

@@ -93,12 +93,18 @@ class Arena:
         layout: how a page is divided.
         num_blocks: pages to allocate, including block 0.
         device: where they live.
+        pages: [num_blocks, page_bytes] uint8 there, to use that memory; None = memory of its own.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, device: torch.device, pages: torch.Tensor | None = None
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.pages = torch.empty(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+        if pages is None:
+            pages = torch.empty(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+        assert pages.shape == (num_blocks, layout.page_bytes)
+        self.pages = pages
         advise_huge_pages(self.pages)
         self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
         self.layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))

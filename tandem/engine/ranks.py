@@ -17,11 +17,12 @@ from tandem.compute.collectives import Collectives
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
+from tandem.compute.shared_pages import map_pages
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
-from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.kvcache.spec import build_layout
 from tandem.models.loader import LoadedModel, load_model
 from tandem.scheduler.output import SchedulerOutput
 
@@ -42,6 +43,12 @@ class Ranks(Protocol):
 
     @property
     def collectives(self) -> Collectives: ...
+
+    def take_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        """Memory for the KV of all ranks, which all of them map: [num_ranks, num_blocks, page_bytes] uint8. Call once,
+        before `prepare`.
+        """
+        ...
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
         """Waits until all others have loaded the same model and taken their memory.
@@ -83,11 +90,22 @@ def check_backends(num_ranks: int, backends: Backends) -> None:
             )
 
 
+def await_kv(step: SchedulerOutput, collectives: Collectives) -> None:
+    """Ends a step on every rank: on return all ranks have written their KV of it, so that others may read any of it or
+    write to blocks that it has freed.
+
+    NOTE: logits are exchanged after the KV of a step; without any, its last layer of a prompt ends without exchange.
+    """
+    if not any(item.samples or item.scores_prompt for item in step.scheduled):
+        collectives.add(torch.zeros(1, 1), None, torch.float32)
+
+
 class ShardRunner:
     """Computes one rank's part of steps, and forgets their results: what it leaves is KV."""
 
-    def __init__(self, forward: ForwardPass) -> None:
+    def __init__(self, forward: ForwardPass, collectives: Collectives) -> None:
         self._forward = forward
+        self._collectives = collectives
         self._prompt_lengths: dict[str, int] = {}
 
     @torch.inference_mode()
@@ -104,14 +122,19 @@ class ShardRunner:
                 length = self._prompt_lengths[item.request_id]
                 for _ in self._forward.scored_logits(inputs, hidden, index, item, length):
                     pass
+        await_kv(step, self._collectives)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedShard:
-    """A rank's part of a model. `fingerprint`: of the whole."""
+    """A rank's part of a model.
+
+    fingerprint: of the whole.
+    runner: of these sizes, given the descriptor of the memory for the KV of all ranks.
+    """
 
     fingerprint: str
-    runner: Callable[[ShardSizes], ShardRunner]
+    runner: Callable[[ShardSizes, int], ShardRunner]
 
 
 def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
@@ -140,16 +163,21 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
         config.attention_backend, _CPU, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
     check_backends(collectives.num_ranks, backends)
-    return LoadedShard(model.spec.fingerprint, lambda sizes: _runner(model, layout, backends, sizes))
+
+    def runner(sizes: ShardSizes, memory: int) -> ShardRunner:
+        pages = map_pages(memory, collectives.num_ranks, sizes.num_blocks, layout.page_bytes)
+        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank])
+        return ShardRunner(_forward(model, arena, backends, sizes), collectives)
+
+    return LoadedShard(model.spec.fingerprint, runner)
 
 
-def _runner(model: LoadedModel, layout: KVLayout, backends: Backends, sizes: ShardSizes) -> ShardRunner:
-    forward = ForwardPass(
+def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes) -> ForwardPass:
+    return ForwardPass(
         model.decoder,
         model.spec,
-        Arena(layout, sizes.num_blocks, _CPU),
+        arena,
         backends,
         max_num_requests=sizes.max_num_requests,
         max_model_len=sizes.max_model_len,
     )
-    return ShardRunner(forward)

@@ -17,6 +17,7 @@ from tandem.compute.choose import choose_kernels
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.native.sampling import NativeDraws, load_draws
+from tandem.compute.ranked_pages import RankedPages
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.compute.weights.row_rounding import check_rows_are_rounded, rounding_rows
 from tandem.core.clock import Clock
@@ -35,6 +36,7 @@ from tandem.engine.masks import MaskMaker
 from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.resumable import resumable_events
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
@@ -61,12 +63,16 @@ class EngineSizes:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """An engine and what of it others look at: its memory, what it loaded from where, and who makes its masks."""
+    """An engine and what of it others look at: its memory, what it loaded from where, and who makes its masks.
+
+    pages: of all ranks; a worker of one has its arena's alone.
+    """
 
     engine: Engine
     arena: Arena
     model: ModelSpec
     masks: MaskMaker
+    pages: RankedPages
 
 
 def build_engine(
@@ -128,7 +134,7 @@ def assemble(
         check_rows_are_rounded(model.decoder.parameters.weights.values())
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
-    layout = build_layout(model.spec.kv_specs, config.block_size)
+    layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, layout, served.carries_mtp)
@@ -149,7 +155,8 @@ def assemble(
         emit=resumable_events(layout, emit),
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
-    arena = _take_memory(layout, sizes.num_blocks + 1, device)
+    memory = None if ranks is None else ranks.take_pages(sizes.num_blocks + 1, layout.page_bytes)
+    arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[0])
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
     forward = ForwardPass(
@@ -175,7 +182,8 @@ def assemble(
         clock=clock,
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
-    return Assembly(engine, arena, model.spec, masks)
+    pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, len(memory)), memory)
+    return Assembly(engine, arena, model.spec, masks, pages)
 
 
 def _activations(config: EngineConfig, device: torch.device, formats_of: FormatReader) -> FormatReader:
@@ -225,12 +233,15 @@ def _close(masks: MaskMaker, ranks: Ranks) -> None:
     ranks.close()
 
 
-def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device) -> Arena:
-    """The pool of KV blocks. All of it is written once, which takes seconds where memory is slow to come by."""
+def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages: torch.Tensor | None) -> Arena:
+    """The pool of KV blocks. All of it is written once, which takes seconds where memory is slow to come by.
+
+    `pages`: memory to be used; None = new.
+    """
     began_s, num_bytes = time.monotonic(), layout.page_bytes * num_blocks
     if num_bytes >= _TOLD_BYTES:
         _log.info("taking %.2f GiB of memory for KV blocks", num_bytes / 2**30)
-    arena = Arena(layout, num_blocks, device)
+    arena = Arena(layout, num_blocks, device, pages)
     if num_bytes >= _TOLD_BYTES:
         _log.info("took the memory in %.1f s", time.monotonic() - began_s)
     return arena

@@ -16,6 +16,7 @@ from tandem.architecture.quantisation import read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import head_bounds, shard_model
+from tandem.architecture.state import StateSpec
 from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.collectives import Collectives
 from tandem.compute.ops import Kernels
@@ -48,13 +49,14 @@ AUTO = "auto"
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
-    `weight_bytes`: memory of its weights.
+    `weight_bytes`: memory of its weights. `states`: `spec.kv_specs` of the whole model, where it is one rank's part.
     """
 
     spec: ModelSpec
     decoder: Decoder
     generation_defaults: Mapping[str, object]
     weight_bytes: int
+    states: tuple[StateSpec, ...]
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
         """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
@@ -123,6 +125,7 @@ def load_model(
     )
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
+    states = spec.kv_specs
     if collectives is not None:
         _refuse_coded(plan, collectives)
         whole, spec = plan, shard_model(spec, collectives.rank, collectives.num_ranks)
@@ -131,7 +134,8 @@ def load_model(
     parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
     if collectives is not None:
         parameters = _completed(parameters, spec, collectives)
-    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults, plan.num_bytes(spec.dtype))
+    decoder = Decoder(spec, parameters, kernels)
+    return LoadedModel(spec, decoder, generation.defaults, plan.num_bytes(spec.dtype), states)
 
 
 def _load(

@@ -19,12 +19,13 @@ from typing import TypeVar
 
 import torch
 
+from tandem.compute import shared_pages
 from tandem.compute.native.exchange import SharedExchange, make_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, EngineStoppedError
 from tandem.core.machine import random_id
 from tandem.engine.executor import Executor, StepHandle
-from tandem.engine.ranks import ShardSizes
+from tandem.engine.ranks import ShardSizes, await_kv
 from tandem.engine.resolve import default_kv_cache_bytes
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step, ToLeader
@@ -62,11 +63,11 @@ class RankGroup:
         self._reason: str | None = None
         self._is_closed = False
         self.on_lost: Callable[[], None] | None = None
-        memory = make_memory(num_ranks)
+        memory, self._kv_memory = make_memory(num_ranks), shared_pages.make_memory()
         try:
             self._exchange = SharedExchange(memory, 0, num_ranks, deadline_s=deadline_s)
             for rank in range(1, num_ranks):
-                self._ranks[rank] = _start(memory)
+                self._ranks[rank] = _start(memory, self._kv_memory)
                 _limit_sends(self._ranks[rank][0], deadline_s)
         finally:
             os.close(memory)
@@ -84,6 +85,10 @@ class RankGroup:
     def process_ids(self) -> Mapping[int, int]:
         """Of the other ranks."""
         return {rank: process.pid for rank, (_, process) in self._ranks.items()}
+
+    def take_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        shared_pages.set_size(self._kv_memory, self._exchange.num_ranks * num_blocks * page_bytes)
+        return shared_pages.map_pages(self._kv_memory, self._exchange.num_ranks, num_blocks, page_bytes)
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
         for rank in self._ranks:
@@ -122,6 +127,7 @@ class RankGroup:
         if self._is_closed:
             return
         self._is_closed = True
+        os.close(self._kv_memory)
         self._stop_watching()
         self._exchange.end()
         for connection, _ in self._ranks.values():
@@ -180,6 +186,7 @@ class RankedExecutor:
         self._num_steps += 1
         self._group.begin_step(Step(self._num_steps, step))
         handle = self._own.submit(step)
+        await_kv(step, self._group.collectives)
         self._group.check()
         return handle
 
@@ -198,14 +205,13 @@ def _limit_sends(connection: Connection, seconds: float) -> None:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def _start(memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+def _start(memory: int, kv_memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     """NOTE: nothing of ours is in its environment, the cluster's secret least of all."""
     ours, theirs = Pipe()
     own = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")} | own
     with theirs:
-        command = [sys.executable, "-m", "tandem.ranks.rank", str(theirs.fileno()), str(memory)]
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno(), memory], env=environment, stdin=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-m", "tandem.ranks.rank", *map(str, (theirs.fileno(), memory, kv_memory))]
+        passed = [theirs.fileno(), memory, kv_memory]
+        process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
     return ours, process

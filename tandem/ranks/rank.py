@@ -1,4 +1,4 @@
-"""A rank that is led: `python -m tandem.ranks.rank SOCKET MEMORY`, two descriptors that it inherits from its leader.
+"""A rank that is led: `python -m tandem.ranks.rank SOCKET MEMORY KV_MEMORY`, descriptors inherited from its leader.
 
 It loads its part of the model, computes every step that it is sent, and ends when its leader has: it neither listens
 nor connects, and outlives nobody.
@@ -22,7 +22,7 @@ EXIT_REFUSED, EXIT_LOST = 1, 70  # EX_SOFTWARE of sysexits.h
 _log = logging.getLogger("tandem.ranks")
 
 
-def run(leader: Connection, memory: int) -> int:
+def run(leader: Connection, memory: int, kv_memory: int) -> int:
     """Serves until the leader ends; returns the exit code where it does not exit at once."""
     begin = leader.recv()
     assert isinstance(begin, Begin)
@@ -38,7 +38,8 @@ def run(leader: Connection, memory: int) -> int:
     leader.send(Loaded(begin.epoch, shard.fingerprint))
     prepare = leader.recv()
     assert isinstance(prepare, Prepare)
-    runner = shard.runner(prepare.sizes)
+    runner = shard.runner(prepare.sizes, kv_memory)
+    os.close(kv_memory)
     gc.collect()
     gc.freeze()
     leader.send(Prepared(begin.epoch))
@@ -57,9 +58,9 @@ def main() -> int:
     """NOTE: signals of a terminal go to all its processes; this one ends when its leader has drained."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    socket, memory = map(int, sys.argv[1:])
+    socket, memory, kv_memory = map(int, sys.argv[1:])
     try:
-        return run(Connection(socket), memory)
+        return run(Connection(socket), memory, kv_memory)
     except (EOFError, ConnectionError):
         return 0
 

@@ -373,15 +373,20 @@ class LeaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCall:
-    """Asks whether a lease has been valid until now, and for checksums of some blocks."""
+    """Asks whether a lease has been valid until now, and for checksums of some blocks as `reader_ranks` ranks have
+    them; None = one.
+    """
 
     lease_id: str
     checksum_block_ids: tuple[int, ...] = ()
+    reader_ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmAnswer:
-    """`checksums` answers `checksum_block_ids` in order (CRC-32 of a page); empty when the lease is not valid."""
+    """`checksums` answers `checksum_block_ids` in order, for each the CRC-32 of the part of each of the reader's ranks;
+    empty when the lease is not valid.
+    """
 
     is_valid: bool
     checksums: tuple[int, ...] = ()

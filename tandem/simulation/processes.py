@@ -20,6 +20,7 @@ from tandem.accounts.accounts import Accounts
 from tandem.accounts.prices import Prices
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
+from tandem.compute.ranked_pages import RankedPages
 from tandem.core.clock import Clock
 from tandem.core.config import SchedulerConfig
 from tandem.core.errors import LocalityUnavailableError
@@ -192,6 +193,7 @@ async def serving_simulated_worker(
         site=Site("one host", "one", "one", "one process", "cpu", "none in a simulation", False),
         compatibility=compatibility,
         vocab_size=VOCAB_SIZE,
+        ranked=assembly.pages.ranked,
         block_size=assembly.arena.layout.block_size,
         block_bytes=assembly.arena.layout.page_bytes,
         num_blocks=assembly.arena.num_blocks,
@@ -288,7 +290,7 @@ def _assembled(environment: SimulatedEnvironment, node: Node, feeds: Feeds) -> t
     identity = ModelIdentity(FINGERPRINT, VOCAB_SIZE, (EOS_TOKEN_ID,))
     engine = Engine(executor, Scheduler(limits, kv), kv, identity, tokenizer=_tokenizer(), clock=node)
     # NOTE: nobody looks at the weights' spec, nor makes masks
-    return Assembly(engine, arena, cast(ModelSpec, None), cast(MaskMaker, None)), executor
+    return Assembly(engine, arena, cast(ModelSpec, None), cast(MaskMaker, None), RankedPages.of(arena)), executor
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from tandem.simulation.node import Node
 from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.blocks import Run, batches, plan_read
 from tandem.transport.card import Identity, accept, describe, seal
+from tandem.transport.peers import peer_of
 from tandem.transport.transfer import Transfer
 
 DEADLINE_S = 3.0
@@ -57,7 +58,7 @@ class SimulatedTransport:
         accepted = accept(card, self.name, self._identity, self.pool)
         self._fabric.loop.spend(_LATENCY_S)
         self._source(accepted.incarnation)
-        peer = Peer(self.name, accepted.incarnation, accepted.num_blocks, next(self._numbers))
+        peer = peer_of(accepted, self.pool, next(self._numbers))
         self._peers[peer] = accepted.incarnation
         return peer
 

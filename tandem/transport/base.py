@@ -21,9 +21,12 @@ class MemoryPool:
     Args:
         address: address of block 0, the null block, which is never transferred.
         page_bytes: size of a block.
-        num_blocks: number of blocks, block 0 included.
+        num_blocks: number of blocks, block 0 included; of all ranks together.
         device: "cpu" or "cuda:N".
         owner: object that keeps the memory alive as long as the pool.
+        num_ranks: of the worker; each has an equal part of the blocks, one after the other.
+        piece_bytes: the parts of a page that workers of other widths keep in other places, and that they read by
+            themselves; None = only whole pages are read.
     """
 
     address: int
@@ -31,12 +34,20 @@ class MemoryPool:
     num_blocks: int
     device: str
     owner: object = field(repr=False, compare=False)
+    num_ranks: int = 1
+    piece_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.address <= 0 or not 0 < self.page_bytes < 2**32 or not 2 <= self.num_blocks < 2**31:
             raise ConfigurationError(
                 f"{self} is no pool: it needs an address, 1 to 2**32 - 1 bytes a block and at least one block beside"
                 " the null block"
+            )
+        piece = self.piece_bytes or self.page_bytes
+        if self.num_blocks % self.num_ranks or self.page_bytes % piece or self.num_bytes // piece >= 2**31:
+            raise ConfigurationError(
+                f"{self} is no pool: ranks have equal numbers of blocks, and blocks whole pieces, in all fewer "
+                "than 2**31"
             )
 
     @property
@@ -55,12 +66,21 @@ class MemoryPool:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A connection to one incarnation of a worker. A new connection is a new, unequal `Peer`."""
+    """A connection to one incarnation of a worker. A new connection is a new, unequal `Peer`.
+
+    Args:
+        num_blocks: how many blocks its pool has, in units of `unit_bytes`, block 0 included.
+        unit_bytes: what an index stands for in reads of this peer, on both sides: a page, or a piece of one where the
+            peer has another number of ranks.
+        num_ranks: of the peer, each of which has an equal part of `num_blocks`.
+    """
 
     transport: str
     incarnation: str
     num_blocks: int
     connection: int
+    unit_bytes: int
+    num_ranks: int = 1
 
 
 class KVTransport(Protocol):
@@ -92,6 +112,8 @@ class KVTransport(Protocol):
         deadline_s: float | None = None,
     ) -> Transfer:
         """Start copying `remote_blocks[i]` of the peer into `local_blocks[i]`; does not wait for the bytes.
+
+        Both count in units of `peer.unit_bytes`.
 
         Args:
             deadline_s: seconds from now after which the transfer fails; None = `max(3, 5 * bytes / measured rate)`,

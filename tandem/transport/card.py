@@ -54,7 +54,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Content of a verified card. `metadata` belongs to the transport."""
+    """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`."""
 
     transport: str
     incarnation: str
@@ -62,12 +62,29 @@ class Card:
     num_blocks: int
     compatibility: Mapping[str, str]
     metadata: bytes
+    num_ranks: int = 1
+    piece_bytes: int | None = None
+
+    def unit_bytes(self, pool: MemoryPool) -> int | None:
+        """What reads of this peer into `pool` count in: pages if both sides have the same, else pieces of them; None =
+        the pools have no unit in common.
+        """
+        if (self.page_bytes, self.num_ranks) == (pool.page_bytes, pool.num_ranks):
+            return pool.page_bytes
+        return pool.piece_bytes if self.piece_bytes == pool.piece_bytes else None
 
 
 def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: bytes) -> Card:
     """Creates this process's own card."""
     return Card(
-        transport, identity.incarnation, pool.page_bytes, pool.num_blocks, dict(identity.compatibility), metadata
+        transport=transport,
+        incarnation=identity.incarnation,
+        page_bytes=pool.page_bytes,
+        num_blocks=pool.num_blocks,
+        compatibility=dict(identity.compatibility),
+        metadata=metadata,
+        num_ranks=pool.num_ranks,
+        piece_bytes=pool.piece_bytes,
     )
 
 
@@ -96,8 +113,8 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
 
 
 def _parse(fields: dict[str, Any]) -> Card:
-    """NOTE: a newer release may have added fields."""
-    known = {each.name: fields[each.name] for each in dataclasses.fields(Card)}
+    """NOTE: a newer release may have added fields, an older one lacks those with a default."""
+    known = {each.name: fields[each.name] for each in dataclasses.fields(Card) if each.name in fields}
     return Card(**known | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
 
 
@@ -111,9 +128,8 @@ def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) 
     if card.incarnation == identity.incarnation:
         raise IncompatiblePeerError(f"incarnation {card.incarnation} is this worker itself; it cannot be its own peer")
     ours = describe(transport, identity, pool, b"")
-    mismatches = [
-        f"{name}: peer {theirs!r}, here {mine!r}" for name, theirs, mine in _fields(card, ours) if theirs != mine
-    ]
+    fields = _fields(card, ours) + (_sizes(card, ours) if card.unit_bytes(pool) is None else [])
+    mismatches = [f"{name}: peer {theirs!r}, here {mine!r}" for name, theirs, mine in fields if theirs != mine]
     if mismatches:
         raise IncompatiblePeerError(f"peer {card.incarnation} cannot be read from: {'; '.join(mismatches)}")
     return card
@@ -121,11 +137,17 @@ def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) 
 
 def _fields(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
     """Returns (name, theirs, ours) of every field that must be equal."""
-    fields: list[tuple[str, object, object]] = [
-        ("transport", theirs.transport, ours.transport),
-        ("page_bytes", theirs.page_bytes, ours.page_bytes),
-    ]
+    fields: list[tuple[str, object, object]] = [("transport", theirs.transport, ours.transport)]
     names = sorted({*theirs.compatibility, *ours.compatibility})
     return fields + [
         (name, theirs.compatibility.get(name, _ABSENT), ours.compatibility.get(name, _ABSENT)) for name in names
+    ]
+
+
+def _sizes(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
+    """The same of the fields by which two pools have no unit in common."""
+    return [
+        ("page_bytes", theirs.page_bytes, ours.page_bytes),
+        ("num_ranks", theirs.num_ranks, ours.num_ranks),
+        ("piece_bytes", theirs.piece_bytes, ours.piece_bytes),
     ]

@@ -55,14 +55,15 @@ class _Source:
             raise IncompatiblePeerError(f"the card of peer {card.incarnation} names no memory: {error}") from error
         return _Source(card.incarnation, *numbers)
 
-    def copy_runs(self, pool: MemoryPool, runs: list[Run]) -> None:
-        """Copy at most `copies.MAX_RUNS` runs into `pool`; without runs, only checks that the peer can be read.
+    def copy_runs(self, pool: MemoryPool, runs: list[Run], unit_bytes: int) -> None:
+        """Copy at most `copies.MAX_RUNS` runs of blocks of `unit_bytes` into `pool`; without runs, only checks that the
+        peer can be read.
 
         Raises:
             TransportError: the bytes in `pool` must not be used.
         """
         found = ctypes.create_string_buffer(len(self.incarnation) // 2)
-        parts = np.array(runs, dtype=np.uint64).reshape(-1, 3) * np.uint64(pool.page_bytes)
+        parts = np.array(runs, dtype=np.uint64).reshape(-1, 3) * np.uint64(unit_bytes)
         local = _buffers(pool.address, parts[:, 1], parts[:, 2], ctypes.addressof(found), len(found))
         remote = _buffers(self.pool, parts[:, 0], parts[:, 2], self.proof, len(found))
         num_bytes, moved = int(local[:, 1].sum()), _read_memory(self.pid, local, remote)
@@ -102,7 +103,7 @@ class CmaTransport:
     def connect(self, card: bytes) -> Peer:
         accepted = accept(card, self.name, self._identity, self._pool)
         source = _Source.of(accepted)
-        source.copy_runs(self._pool, [])
+        source.copy_runs(self._pool, [], self._pool.page_bytes)
         return self._copies.add(accepted, partial(source.copy_runs, self._pool))
 
     def read(
@@ -148,7 +149,7 @@ def _read_memory(pid: int, local: Buffers, remote: Buffers) -> int:
 def _check_support(own: _Source) -> None:
     """Read our own proof as a peer would."""
     try:
-        own.copy_runs(MemoryPool(own.pool, 1, 2, "cpu", None), [])
+        own.copy_runs(MemoryPool(own.pool, 1, 2, "cpu", None), [], 1)
     except (AttributeError, TransportError) as error:
         raise ConfigurationError(f"the cma transport needs Linux's process_vm_readv, use tcp: {error}") from error
 

@@ -19,7 +19,7 @@ from tandem.transport.transfer import Transfer
 MAX_RUNS = 1023  # of one step: with one buffer more, what Linux takes in one call
 _STEP_BYTES = 16 << 20  # between two looks at deadlines and closed peers
 
-CopyRuns = Callable[[list[Run]], None]
+CopyRuns = Callable[[list[Run], int], None]
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class _Link:
 class _Copy:
     link: _Link
     runs: list[Run]
+    unit_bytes: int
     transfer: Transfer
     deadline_s: float
 
@@ -49,8 +50,7 @@ class CopyReader:
             raise ConfigurationError(f"the {name} transport copies cpu memory, not {pool.device}; use nixl")
         self._name, self._pool = name, pool
         self._clock = clock or SystemClock()
-        self._peers: PeerTable[_Link] = PeerTable(name)
-        self._step_blocks = max(1, min(MAX_RUNS, _STEP_BYTES // pool.page_bytes))
+        self._peers: PeerTable[_Link] = PeerTable(name, pool)
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -58,7 +58,7 @@ class CopyReader:
         self._thread.start()
 
     def add(self, card: Card, copy_runs: CopyRuns) -> Peer:
-        """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of its blocks into the pool.
+        """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of blocks of so many bytes into the pool.
 
         It is called on the reader's thread and raises `TransportError` if the bytes must not be used.
         """
@@ -73,14 +73,15 @@ class CopyReader:
     ) -> Transfer:
         """Reads blocks, as `KVTransport.read`."""
         link = self._peers.get(peer)
-        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_blocks)
-        transfer = Transfer(len(remote_blocks) * self._pool.page_bytes, self._clock)
+        unit_bytes = peer.unit_bytes
+        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
+        transfer = Transfer(len(remote_blocks) * unit_bytes, self._clock)
         allowance_s = link.pace.begin(transfer.num_bytes)
         limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
         with self._lock:
             if self._is_closed:
                 raise TransportError(f"this worker's {self._name} transport is closed")
-            self._queue.put(_Copy(link, runs, transfer, limit_s))
+            self._queue.put(_Copy(link, runs, unit_bytes, transfer, limit_s))
         return transfer
 
     def disconnect(self, peer: Peer) -> None:
@@ -105,9 +106,9 @@ class CopyReader:
             started_s = self._clock.now_s()
             seconds = None
             try:
-                for step in batches(copy.runs, self._step_blocks):
+                for step in batches(copy.runs, max(1, min(MAX_RUNS, _STEP_BYTES // copy.unit_bytes))):
                     self._check(copy)
-                    copy.link.copy_runs(step)
+                    copy.link.copy_runs(step, copy.unit_bytes)
                 seconds = self._clock.now_s() - started_s
             except TransportError as error:
                 failure = error

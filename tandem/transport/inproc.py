@@ -109,8 +109,9 @@ class InprocTransport:
                 self._readers -= 1
                 self._changed.notify_all()
 
-    def _copy_runs(self, source: "InprocTransport", runs: list[Run]) -> None:
-        page = self._pool.page_bytes
+    def _copy_runs(self, source: "InprocTransport", runs: list[Run], unit_bytes: int) -> None:
         with source._lend() as theirs:
             for remote, local, count in runs:
-                ctypes.memmove(self._pool.address + local * page, theirs.address + remote * page, count * page)
+                ctypes.memmove(
+                    self._pool.address + local * unit_bytes, theirs.address + remote * unit_bytes, count * unit_bytes
+                )

@@ -12,9 +12,8 @@ class PoolBytes:
     def __init__(self, pool: MemoryPool) -> None:
         if not pool.is_cpu:
             raise ConfigurationError(f"the tcp transport needs cpu memory, not {pool.device}; use nixl")
-        self._page_bytes = pool.page_bytes
         self._bytes = memoryview((ctypes.c_ubyte * pool.num_bytes).from_address(pool.address)).cast("B")
 
-    def blocks(self, first: int, count: int) -> memoryview:
-        """Returns a view of `count` blocks from `first` on."""
-        return self._bytes[first * self._page_bytes : (first + count) * self._page_bytes]
+    def blocks(self, first: int, count: int, unit_bytes: int) -> memoryview:
+        """Returns a view of `count` blocks of `unit_bytes` from `first` on."""
+        return self._bytes[first * unit_bytes : (first + count) * unit_bytes]

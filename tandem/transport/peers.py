@@ -5,7 +5,7 @@ import threading
 from typing import Generic, TypeVar
 
 from tandem.core.errors import CapacityError, TransportError
-from tandem.transport.base import Peer
+from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.card import Card
 
 Link = TypeVar("Link")
@@ -19,10 +19,10 @@ _SMOOTHING = 0.2
 
 
 class PeerTable(Generic[Link]):
-    """Map from peers to the transport's links. Thread-safe; closed permanently by `drain`."""
+    """Map from peers of `pool` to the transport's links. Thread-safe; closed permanently by `drain`."""
 
-    def __init__(self, transport: str) -> None:
-        self._transport = transport
+    def __init__(self, transport: str, pool: MemoryPool) -> None:
+        self._transport, self._pool = transport, pool
         self._links: dict[Peer, Link] = {}
         self._connections = itertools.count(1)
         self._lock = threading.Lock()
@@ -34,9 +34,10 @@ class PeerTable(Generic[Link]):
             raise TransportError(f"this worker's {self._transport} transport is closed")
 
     def add(self, card: Card, link: Link) -> Peer:
+        """Adds the peer of an accepted card."""
         with self._lock:
             self.check_open()
-            peer = Peer(card.transport, card.incarnation, card.num_blocks, next(self._connections))
+            peer = peer_of(card, self._pool, next(self._connections))
             self._links[peer] = link
             return peer
 
@@ -60,6 +61,14 @@ class PeerTable(Generic[Link]):
             links = list(self._links.values())
             self._links.clear()
         return links
+
+
+def peer_of(card: Card, pool: MemoryPool, connection: int) -> Peer:
+    """The peer of an accepted card, whose pages are read as such or in pieces."""
+    unit_bytes = card.unit_bytes(pool)
+    assert unit_bytes is not None, "the card was not accepted"
+    num_units = card.page_bytes * card.num_blocks // unit_bytes
+    return Peer(card.transport, card.incarnation, num_units, connection, unit_bytes, card.num_ranks)
 
 
 class LinkPace:

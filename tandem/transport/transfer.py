@@ -6,7 +6,7 @@ transfer has failed. Only the transport that created a transfer may call `succee
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from tandem.core.clock import Clock
@@ -74,6 +74,32 @@ class Transfer:
         """Mark a failed transfer as over: it can no longer write."""
         assert self.state is not TransferState.PENDING
         self._become(self.state, self.error, is_over=True)
+
+    @staticmethod
+    def joined(parts: "Sequence[Transfer]", clock: Clock) -> "Transfer":
+        """One of all these: DONE when each is, FAILED with the first that is, over when all are."""
+        whole = Transfer(sum(part.num_bytes for part in parts), clock)
+        lock, left = threading.Lock(), {"pending": len(parts), "writing": len(parts)}
+
+        def is_last(kind: str) -> bool:
+            with lock:
+                left[kind] -= 1
+                return left[kind] == 0
+
+        def ended(part: Transfer) -> None:
+            if part.error is not None:
+                whole.fail(part.error, is_over=False)
+            if is_last("pending") and whole.error is None:
+                whole.succeed()
+
+        def over(_: Transfer) -> None:
+            if is_last("writing"):
+                whole.settle()
+
+        for part in parts:
+            part.add_done_callback(ended)
+            part.add_over_callback(over)
+        return whole
 
     def _become(self, state: TransferState, error: TransportError | None, *, is_over: bool) -> None:
         callbacks: list[Callable[[Transfer], None]] = []

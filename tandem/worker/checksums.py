@@ -1,4 +1,7 @@
-"""CRC-32 (ISO-HDLC, as in zlib) of whole KV pages, compared by two workers to detect corrupted or incomplete transfers.
+"""CRC-32 (ISO-HDLC, as in zlib) of KV pages, compared by two workers to detect corrupted or incomplete transfers.
+
+There is one for each rank of the reader: of its page of a block. A source with another number of ranks computes it of
+the parts that this page consists of.
 
 Only pages that nothing writes are read: leased ones, and fetched ones before the engine may use them. A constant state
 is always compared and must be finite: all tokens that follow depend on each of its numbers.
@@ -7,11 +10,14 @@ is always compared and must be finite: all tokens that follow depend on each of 
 import math
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from tandem.compute.arena import Arena
+from tandem.compute.ranked_pages import RankedPages
+
+GroupBlock = tuple[int, int]  # KV group, block id
 
 
 class PageChecksums:
@@ -19,10 +25,11 @@ class PageChecksums:
 
     Args:
         share: share of a read's blocks to compare beside constant states, at least one block; 1 = all.
+        pages: of all ranks; None = of the arena's.
     """
 
-    def __init__(self, arena: Arena, share: float, seed: int = 0) -> None:
-        self._pages = arena.pages
+    def __init__(self, arena: Arena, share: float, seed: int = 0, pages: RankedPages | None = None) -> None:
+        self._pages = pages or RankedPages.of(arena)
         planes = {group: arena.constant_planes(group) for group in range(len(arena.layout.groups))}
         self._states = {group: found for group, found in planes.items() if found}
         self._share = share
@@ -35,19 +42,28 @@ class PageChecksums:
         count = min(len(others), max(1, round(len(others) * self._share)))
         return sorted(states.union(self._random.sample(others, count)))
 
-    def first_not_finite(self, blocks: Sequence[tuple[int, int]]) -> int | None:
-        """Position of the first of these blocks, each (KV group, block id), with a constant state that has a number
-        which is not finite.
-        """
+    def first_not_finite(self, blocks: Sequence[GroupBlock]) -> int | None:
+        """Position of the first of these blocks with a constant state that has a number which is not finite."""
         for position, (group, block_id) in enumerate(blocks):
             for plane in self._states.get(group, ()):
                 if not all(map(math.isfinite, torch.aminmax(plane[block_id]))):
                     return position
         return None
 
-    def of(self, block_ids: Sequence[int]) -> list[int]:
-        """One checksum for each block; takes about a millisecond for each 2 MB and releases the interpreter lock."""
-        return [self._of_page(self._pages[block_id]) for block_id in block_ids]
+    def arrived(self, blocks: Iterable[GroupBlock], source_ranks: int) -> list[int]:
+        """For each block one checksum for each of our ranks, as the reader of a worker of so many ranks.
 
-    def _of_page(self, page: torch.Tensor) -> int:
-        return zlib.crc32(page.cpu().numpy().data)
+        Takes about a millisecond for each 2 MB and releases the interpreter lock.
+        """
+        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source_ranks)]
+
+    def as_read(self, blocks: Iterable[GroupBlock], reader_ranks: int) -> list[int]:
+        """The same as the source, for each block one checksum for each of the reader's ranks."""
+        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader_ranks)]
+
+
+def _crc32(parts: Iterable[torch.Tensor]) -> int:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part.cpu().numpy().data, value)
+    return value

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
+from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import Greeting, WorkerAddress
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -23,7 +24,9 @@ class WorkerCore:
     me: this incarnation; its address is the one that peers call.
     epoch: grows with every incarnation.
     compatibility: properties that must be equal at a peer, by name.
-    block_size, block_bytes, num_blocks: of the pool; `num_blocks` includes the null block.
+    ranked: where this worker's ranks keep their parts of a block.
+    block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
+        includes the null block.
     host: copies kept blocks to and from the host tier; None = there is none.
     credentials: of this incarnation, for calls to peers.
     """
@@ -39,6 +42,7 @@ class WorkerCore:
     site: Site
     compatibility: Mapping[str, str]
     vocab_size: int
+    ranked: RankedLayout
     block_size: int
     block_bytes: int
     num_blocks: int

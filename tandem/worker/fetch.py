@@ -15,6 +15,7 @@ from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.messages import ConfirmCall, LeaseUpdate
 from tandem.scheduler.output import KVReserved
+from tandem.transport.reshard import Entry
 from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
@@ -24,8 +25,6 @@ from tandem.worker.source import KVSource
 CONFIRM_TIMEOUT_S = 3.0
 FORMER_OVER_S = 1.0
 _CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
-_Entry = tuple[int, int]  # KV group, index in the block table
-
 logger = logging.getLogger(__name__)
 
 
@@ -37,8 +36,8 @@ class Fetch:
         self._reserved = reserved
         self._timeline = timeline
         self._wanted = _entries(reserved.groups)
-        self._claimed: set[_Entry] = set()
-        self._writers: dict[_Entry, Transfer] = {}
+        self._claimed: set[Entry] = set()
+        self._writers: dict[Entry, Transfer] = {}
         self._pins = Pins(core.engine, reserved.fetch_id)
 
     @property
@@ -95,9 +94,7 @@ class Fetch:
         """Prevents further pulls. Call once."""
         self._pins.close()
 
-    async def _read(
-        self, source: KVSource, lease_id: str, entries: list[_Entry], offered: Mapping[_Entry, int]
-    ) -> None:
+    async def _read(self, source: KVSource, lease_id: str, entries: list[Entry], offered: Mapping[Entry, int]) -> None:
         remote = [offered[entry] for entry in entries]
         local = [self._wanted[entry] for entry in entries]
         await self._former_over(entries)
@@ -112,7 +109,7 @@ class Fetch:
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
-    async def _moved(self, source: KVSource, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
+    async def _moved(self, source: KVSource, entries: list[Entry], remote: list[int], local: list[int]) -> Transfer:
         """NOTE: only a read detects that an idle connection was cut; it fails at once, and the next one uses a new
         connection.
         """
@@ -129,13 +126,13 @@ class Fetch:
             await _done(transfer)
         return transfer
 
-    def _begun(self, source: KVSource, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
-        transfer = source.read(remote, local)
+    def _begun(self, source: KVSource, entries: list[Entry], remote: list[int], local: list[int]) -> Transfer:
+        transfer = source.read(entries, remote, local, self._core.clock)
         self._pins.add(transfer)
         self._writers.update(dict.fromkeys(entries, transfer))
         return transfer
 
-    async def _former_over(self, entries: list[_Entry]) -> None:
+    async def _former_over(self, entries: list[Entry]) -> None:
         """NOTE: a failed read may still write: until it is over, another read into the same blocks could be
         overwritten.
         """
@@ -153,12 +150,18 @@ class Fetch:
         are not finite.
         """
         sample = self._core.checksums.sample(groups)
-        call = ConfirmCall(lease_id=lease_id, checksum_block_ids=tuple(remote[i] for i in sample))
+        num_ranks = self._core.ranked.num_ranks
+        call = ConfirmCall(
+            lease_id=lease_id,
+            checksum_block_ids=tuple(remote[i] for i in sample),
+            reader_ranks=None if num_ranks == 1 else num_ranks,
+        )
         blocks = list(zip(groups, local, strict=True))
 
         def inspected() -> tuple[list[int], int | None]:
             checksums = self._core.checksums
-            return checksums.of([local[i] for i in sample]), checksums.first_not_finite(blocks)
+            ours = checksums.arrived([blocks[i] for i in sample], source.peer.num_ranks)
+            return ours, checksums.first_not_finite(blocks)
 
         answer, (ours, broken) = await asyncio.gather(
             source.client.confirm(call, timeout_s=CONFIRM_TIMEOUT_S), asyncio.to_thread(inspected)
@@ -179,6 +182,7 @@ class Fetch:
             "transport": source.transport.name,
             "num_blocks": num_blocks,
             "num_bytes": num_bytes,
+            "source_ranks": source.peer.num_ranks,
             "gb_per_s": num_bytes / max(read_s, 1e-9) / 1e9,
         }
         self._timeline.append(Stage("transfer", self._core.me.worker_id, started_s, whole_s, attributes))
@@ -213,7 +217,7 @@ async def _told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> N
     await future
 
 
-def _entries(groups: tuple[BlockRange, ...]) -> dict[_Entry, int]:
+def _entries(groups: tuple[BlockRange, ...]) -> dict[Entry, int]:
     return {
         (group, found.first_index + offset): block_id
         for group, found in enumerate(groups)

@@ -18,20 +18,20 @@ from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
 
-def compatibility_of(assembly: Assembly, num_ranks: int = 1, worker_id: str = "") -> dict[str, str]:
+def compatibility_of(assembly: Assembly) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
 
-    NOTE: those of several ranks are parts of blocks, which no other worker can use yet: such a worker is a pool of its
-    own.
+    The number of ranks is none of them: their parts are those of the same whole. Where ranks group layers in another
+    way than one does, blocks have other layers, and only workers of the same number share them.
     """
-    layout = assembly.arena.layout
-    ranks = {} if num_ranks == 1 else {"ranks": f"{num_ranks} of {worker_id}"}
+    ranked = assembly.pages.ranked
+    ranks = {} if ranked.is_shared else {"ranks": str(ranked.num_ranks)}
     return {
         **ranks,
         "model": assembly.engine.model.fingerprint,
-        "kv_layout": _words(layout),
+        "kv_layout": _words(ranked.whole),
         "layout_version": str(LAYOUT_VERSION),
-        "block_size": str(layout.block_size),
+        "block_size": str(ranked.whole.block_size),
         "hash_version": str(HASH_VERSION),
     }
 
@@ -48,14 +48,17 @@ def device_name(assembly: Assembly) -> str:
 
 
 def pool_of_arena(assembly: Assembly) -> MemoryPool:
-    """The KV memory as a `MemoryPool` for transports."""
-    arena = assembly.arena
+    """The KV memory of all ranks as a `MemoryPool` for transports."""
+    pages, ranked = assembly.pages.pages, assembly.pages.ranked
+    num_ranks, num_blocks, page_bytes = pages.shape
     return MemoryPool(
-        address=arena.pages.data_ptr(),
-        page_bytes=arena.layout.page_bytes,
-        num_blocks=arena.num_blocks,
+        address=pages.data_ptr(),
+        page_bytes=page_bytes,
+        num_blocks=num_ranks * num_blocks,
         device=device_name(assembly),
-        owner=arena,
+        owner=pages,
+        num_ranks=num_ranks,
+        piece_bytes=ranked.piece_bytes if ranked.is_shared and not pages.is_cuda else None,
     )
 
 
@@ -75,15 +78,15 @@ def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
 def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout = assembly.engine, assembly.arena.layout
-    num_blocks = assembly.arena.num_blocks - 1
+    num_blocks, num_ranks = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
-        fingerprint=pool_of(compatibility_of(assembly, settings.tp, worker_id)),
+        kind=f"{_hardware(assembly)}, {_threads(num_ranks)}, {engine.model.fingerprint[:16]}",
+        fingerprint=pool_of(compatibility_of(assembly)),
         block_size=layout.block_size,
-        block_bytes=layout.bytes_per_block,
-        request_bytes=layout.bytes_per_request,
+        block_bytes=num_ranks * layout.bytes_per_block,
+        request_bytes=num_ranks * layout.bytes_per_request,
         chunk_tokens=engine.limits.max_num_batched_tokens,
         num_total_blocks=num_blocks,
         num_free_blocks=num_blocks,

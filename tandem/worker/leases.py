@@ -5,11 +5,12 @@ Invariant: while a lease is valid its hold is in place, without interruption sin
 lease is confirmed after a read has read the promised content. Used by one thread, the event loop's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError
+from tandem.kvcache.block_table import BlockRange
 
 MAX_LEASES = 65_536
 
@@ -17,7 +18,7 @@ MAX_LEASES = 65_536
 @dataclass(slots=True)
 class _Lease:
     ends_s: float
-    block_ids: set[int] = field(default_factory=set)
+    groups: dict[int, int] = field(default_factory=dict)  # block id -> KV group
 
 
 class LeaseBook:
@@ -49,15 +50,19 @@ class LeaseBook:
             raise CapacityError(f"lease {lease_id!r} cannot be given: its id is taken or {MAX_LEASES} are open", 1.0)
         self._leases[lease_id] = _Lease(self._clock.now_s() + self.ttl_s)
 
-    def grant(self, lease_id: str, block_ids: Iterable[int]) -> None:
-        """Adds blocks to a lease; no effect when it has ended."""
+    def grant(self, lease_id: str, groups: Sequence[BlockRange]) -> None:
+        """Adds blocks of each KV group to a lease; no effect when it has ended."""
         if (lease := self._leases.get(lease_id)) is not None:
-            lease.block_ids.update(block_ids)
+            for group, found in enumerate(groups):
+                lease.groups.update(dict.fromkeys(found.block_ids, group))
 
-    def covers(self, lease_id: str, block_ids: Iterable[int]) -> bool:
-        """Whether a lease permits reading all these blocks."""
+    def covered(self, lease_id: str, block_ids: Iterable[int]) -> list[tuple[int, int]] | None:
+        """(KV group, block id) of all these blocks, if a lease permits reading each of them."""
         lease = self._leases.get(lease_id)
-        return lease is not None and lease.block_ids.issuperset(block_ids)
+        if lease is None:
+            return None
+        found = [(lease.groups.get(block_id, -1), block_id) for block_id in block_ids]
+        return None if any(group < 0 for group, _ in found) else found
 
     def is_valid(self, lease_id: str) -> bool:
         """Whether a lease has not ended; an expired one ends here."""

@@ -157,7 +157,7 @@ async def serving_worker(
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
-        compatibility = compatibility_of(assembly, settings.tp, worker_id)
+        compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
         transports = await asyncio.to_thread(
@@ -173,7 +173,7 @@ async def serving_worker(
             engine=engine,
             leases=LeaseBook(settings.lease_ttl_s, clock, lambda name: engine.post(lambda e: e.kv.drop(name))),
             transports=transports,
-            checksums=PageChecksums(assembly.arena, settings.checksum_share),
+            checksums=PageChecksums(assembly.arena, settings.checksum_share, pages=assembly.pages),
             metrics=WorkerMetrics(
                 prometheus,
                 settings.model_name,
@@ -184,8 +184,9 @@ async def serving_worker(
             site=site,
             compatibility=compatibility,
             vocab_size=assembly.engine.model.vocab_size,
+            ranked=assembly.pages.ranked,
             block_size=assembly.arena.layout.block_size,
-            block_bytes=assembly.arena.layout.page_bytes,
+            block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
             host=host,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from tandem.architecture.shards import WIDTHS
 from tandem.core.errors import CapacityError, InvalidRequestError, TransportError, WorkerLostError, shown
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.machine import random_id
@@ -219,7 +220,7 @@ class WorkerService:
     def _lease_update(self, update: KVComputed, watch: Stopwatch) -> LeaseUpdate:
         if not self._core.leases.is_valid(update.lease_id):
             raise TransportError(f"lease {update.lease_id} was not renewed in time; its reader is thought to be gone")
-        self._core.leases.grant(update.lease_id, (block_id for group in update.groups for block_id in group.block_ids))
+        self._core.leases.grant(update.lease_id, update.groups)
         watch.chunk(update.num_tokens)
         return LeaseUpdate(
             lease_id=update.lease_id,
@@ -256,7 +257,7 @@ class WorkerService:
             raise
         if num_blocks == 0:
             self._core.leases.end(call.lease_id)
-        self._core.leases.grant(call.lease_id, (block_id for group in groups for block_id in group.block_ids))
+        self._core.leases.grant(call.lease_id, groups)
         num_tokens = num_blocks * self._core.block_size
         return LeaseUpdate(
             lease_id=call.lease_id, num_tokens=num_tokens, groups=groups, is_last=True, ttl_s=self._core.leases.ttl_s
@@ -267,9 +268,13 @@ class WorkerService:
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """NOTE: validity is checked after the pages were read; only then they cannot have been reused before."""
-        if not self._core.leases.covers(call.lease_id, call.checksum_block_ids):
+        num_ranks = 1 if call.reader_ranks is None else call.reader_ranks
+        if num_ranks not in WIDTHS:
+            raise InvalidRequestError(f"reader_ranks={num_ranks} must be one of {', '.join(map(str, WIDTHS))}")
+        blocks = self._core.leases.covered(call.lease_id, call.checksum_block_ids)
+        if blocks is None:
             return ConfirmAnswer(False)
-        checksums = await asyncio.to_thread(self._core.checksums.of, call.checksum_block_ids)
+        checksums = await asyncio.to_thread(self._core.checksums.as_read, blocks, num_ranks)
         is_valid = self._core.leases.is_valid(call.lease_id)
         return ConfirmAnswer(is_valid, tuple(checksums) if is_valid else ())
 

@@ -10,10 +10,12 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, TransportError, WorkerStoppedError
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import LinkReport, WorkerAddress
 from tandem.transport.base import KVTransport, Peer
+from tandem.transport.reshard import Entry, Resharding
 from tandem.transport.transfer import Transfer
 
 PING_INTERVAL_S = 0.5
@@ -25,13 +27,19 @@ logger = logging.getLogger(__name__)
 class KVSource:
     """A connection to one incarnation of a peer. While in use, the peer is probed twice a second, which also renews its
     leases.
+
+    Args:
+        resharding: from the peer's ranks to this worker's.
     """
 
-    def __init__(self, worker: WorkerAddress, client: WorkerClient, transport: KVTransport, peer: Peer) -> None:
+    def __init__(
+        self, worker: WorkerAddress, client: WorkerClient, transport: KVTransport, peer: Peer, resharding: Resharding
+    ) -> None:
         self.worker = worker
         self.client = client
         self.transport = transport
         self.peer = peer
+        self.resharding = resharding
         self.link: LinkReport | None = None
         self.is_lost = False
         self.is_broken = False
@@ -64,15 +72,24 @@ class KVSource:
                     pings.cancel()
                 await asyncio.gather(pings, return_exceptions=True)
 
-    def read(self, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Transfer:
-        """Reads blocks, as `KVTransport.read`. A connection that refused a read is not used again, since it would
-        refuse others.
+    def read(
+        self, entries: Sequence[Entry], remote_blocks: Sequence[int], local_blocks: Sequence[int], clock: Clock
+    ) -> Transfer:
+        """Reads blocks on all ranks, as `Resharding.reads` and `KVTransport.read`; they arrive or fail together.
+
+        A connection that refused a read is not used again, since it would refuse others.
         """
+        begun: list[Transfer] = []
         try:
-            return self.transport.read(self.peer, remote_blocks, local_blocks)
-        except TransportError:
+            for part in self.resharding.reads(entries, remote_blocks, local_blocks):
+                begun.append(self.transport.read(self.peer, part.remote, part.local))
+        except TransportError as error:
             self.is_broken = True
-            raise
+            if not begun:
+                raise
+            begun.append(Transfer(0, clock))  # NOTE: those that have begun may still write
+            begun[-1].fail(error)
+        return begun[0] if len(begun) == 1 else Transfer.joined(begun, clock)
 
     def keep(self, lease_id: str) -> None:
         """Renews a lease from now on."""

@@ -26,6 +26,7 @@ from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.choose import AUTO, Site, TransportChoice, choose
 from tandem.transport.measure import measure_link
+from tandem.transport.reshard import Resharding
 from tandem.worker.core import WorkerCore
 from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
@@ -214,8 +215,9 @@ class Sources:
             choice = choose(self._core.site, site, "tcp")
             transport, peer = await self._reach(choice, theirs)
         logger.info("worker %s is read by %s (%s)", theirs.worker.worker_id, choice.path, choice.reason)
-        source = KVSource(theirs.worker, client, transport, peer)
         try:
+            resharding = Resharding(self._core.ranked, self._core.num_blocks, peer)
+            source = KVSource(theirs.worker, client, transport, peer, resharding)
             await self._measure(source, choice)
         except BaseException:  # NOTE: cancelled too, its threads and sockets must go
             await asyncio.to_thread(transport.disconnect, peer)
@@ -235,14 +237,21 @@ class Sources:
         """Times a few reads into borrowed blocks; skipped if none are free."""
         name = f"measuring {source.worker.worker_id} {next(self._numbers)}"
         most = -(-self._core.num_blocks // MEASURED_SHARE)  # NOTE: or a small pool would look full to routers meanwhile
-        wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.peer.num_blocks - 1, most)
+        wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.resharding.num_remote_blocks - 1, most)
         pins = Pins(self._core.engine, name)
         try:
             lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
             if lent:
-                remote = range(1, len(lent) + 1)
+                entries, remote = [(0, index) for index in range(len(lent))], range(1, len(lent) + 1)
+                first, *_ = source.resharding.reads(entries, remote, lent)
                 report = await asyncio.to_thread(
-                    measure_link, source.transport, source.peer, remote, lent, choice.path, on_transfer=pins.add
+                    measure_link,
+                    source.transport,
+                    source.peer,
+                    first.remote,
+                    first.local,
+                    choice.path,
+                    on_transfer=pins.add,
                 )
                 source.link = LinkReport(
                     source_id=source.worker.worker_id,

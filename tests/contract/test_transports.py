@@ -232,6 +232,42 @@ def test_peers_may_differ_in_size_and_read_each_other(kind: Kind, pages: Pages) 
     large.close()
 
 
+def test_a_peer_of_another_width_is_read_in_pieces(kind: Kind) -> None:
+    """A rank's page of two KiB is half of one of a single rank; what is asked for is anywhere in both pools."""
+    mine = seeded_pages(5, 20, 2048)
+    before, pieces = mine.copy().reshape(-1, 512), [1, 5, 6, 7, 79, 40]
+    reader = kind.reader(mine, num_ranks=2, piece_bytes=512)
+    spec = SourceSpec("", num_blocks=30, piece_bytes=512)
+    with kind.source(spec) as source:
+        if kind.name == "nixl":
+            with pytest.raises(IncompatiblePeerError, match=r"has 1 ranks, here are 2, and nixl reads whole pages"):
+                reader.connect(source.card)
+            return
+        peer = reader.connect(source.card)
+        assert (peer.unit_bytes, peer.num_blocks, peer.num_ranks) == (512, 240, 1)
+        transfer = reader.read(peer, [239, 17, 18, 19, 4, 200], pieces)
+        done(transfer)
+        assert transfer.num_bytes == 6 * 512
+        theirs = source.pages.reshape(-1, 512)
+        assert np.array_equal(mine.reshape(-1, 512), expected_pages(before, theirs, [239, 17, 18, 19, 4, 200], pieces))
+        for remote, local in ((240, 1), (1, 80), (0, 1)):
+            with pytest.raises(TransportError, match="cannot be transferred"):
+                reader.read(peer, [remote], [local])
+    reader.close()
+
+
+def test_a_peer_of_the_same_width_is_read_in_pages(kind: Kind, pages: Pages) -> None:
+    reader = kind.reader(pages, num_ranks=2, piece_bytes=512)
+    with kind.source(SourceSpec("", num_ranks=2, piece_bytes=512)) as source:
+        assert reader.connect(source.card).unit_bytes == PAGE_BYTES
+    with (
+        kind.source(SourceSpec("", num_ranks=4, piece_bytes=256)) as other,
+        pytest.raises(IncompatiblePeerError, match="num_ranks: peer 4, here 2; piece_bytes: peer 256, here 512"),
+    ):
+        reader.connect(other.card)
+    reader.close()
+
+
 def test_callbacks_run_once_before_or_after_the_end(reader: KVTransport, peer: Peer) -> None:
     calls: list[str] = []
     called = threading.Event()

@@ -64,10 +64,10 @@ def _staged(scene: Scene, state: State, asked: Asked, gateway: int) -> Iterator[
         scene.warm_prefill(asked)
     others = tuple(scene.ask(asked.salted(""), gateway) for _ in range(NUM_BLOCKERS if state is State.QUEUED else 0))
     for other in others:
-        _paired(scene, other, gateway)
+        paired(scene, other, gateway)
     answer = scene.ask(asked, gateway)
     try:
-        pairing = _paired(scene, answer, gateway)
+        pairing = paired(scene, answer, gateway)
         found = Staged(answer, others, pairing["prefill"], pairing["decode"])
         assert found.prefill != found.decode, "decode computes this prompt itself"
         _ARRIVED[state](scene, found)
@@ -77,7 +77,8 @@ def _staged(scene: Scene, state: State, asked: Asked, gateway: int) -> Iterator[
             each.hang_up()
 
 
-def _paired(scene: Scene, answer: Answer, gateway: int) -> dict[str, str]:
+def paired(scene: Scene, answer: Answer, gateway: int) -> dict[str, str]:
+    """Waits for its first pairing."""
     found: list[dict[str, str]] = []
 
     def is_paired() -> bool:

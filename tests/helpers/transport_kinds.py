@@ -53,11 +53,13 @@ class Kind:
     def has_processes(self) -> bool:
         return self.name != "inproc"
 
-    def reader(self, pages: Pages, identity: Identity | None = None) -> KVTransport:
-        identity = identity or Identity(COMPATIBILITY, SECRET)
+    def reader(
+        self, pages: Pages, identity: Identity | None = None, num_ranks: int = 1, piece_bytes: int | None = None
+    ) -> KVTransport:
+        identity, pool = identity or Identity(COMPATIBILITY, SECRET), pool_of(pages, num_ranks, piece_bytes)
         if not self.has_processes:
-            return InprocTransport(pool_of(pages), identity, self._registry)
-        return build_transport(SourceSpec(self.name, tls_dir=self._tls_dir), pool_of(pages), identity)
+            return InprocTransport(pool, identity, self._registry)
+        return build_transport(SourceSpec(self.name, tls_dir=self._tls_dir), pool, identity)
 
     @contextmanager
     def source(self, spec: SourceSpec) -> Iterator[Source]:
@@ -69,7 +71,7 @@ class Kind:
             return
         pages = seeded_pages(spec.seed, spec.num_blocks, spec.page_bytes)
         identity = Identity(spec.compatibility, secret=bytes.fromhex(spec.secret))
-        transport = InprocTransport(pool_of(pages), identity, self._registry)
+        transport = InprocTransport(pool_of(pages, spec.num_ranks, spec.piece_bytes), identity, self._registry)
         yield LocalSource(transport, transport.card(), pages)
         transport.close()
 

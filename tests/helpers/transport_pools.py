@@ -17,10 +17,10 @@ def seeded_pages(seed: int, num_blocks: int, page_bytes: int) -> Pages:
     return np.random.default_rng(seed).integers(0, 256, (num_blocks, page_bytes), dtype=np.uint8)
 
 
-def pool_of(pages: Pages) -> MemoryPool:
+def pool_of(pages: Pages, num_ranks: int = 1, piece_bytes: int | None = None) -> MemoryPool:
     """The pool over these pages, whose memory it keeps alive."""
     num_blocks, page_bytes = pages.shape
-    return MemoryPool(pages.ctypes.data, page_bytes, num_blocks, "cpu", pages)
+    return MemoryPool(pages.ctypes.data, page_bytes, num_blocks, "cpu", pages, num_ranks, piece_bytes)
 
 
 def expected_pages(before: Pages, source: Pages, remote_blocks: list[int], local_blocks: list[int]) -> Pages:

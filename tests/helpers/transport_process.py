@@ -32,6 +32,8 @@ class SourceSpec:
     seed: int = 7
     num_blocks: int = 64
     page_bytes: int = 4096
+    num_ranks: int = 1
+    piece_bytes: int | None = None
     port: int = 0
     tls_dir: str | None = None
     secret: str = SECRET.hex()
@@ -112,7 +114,7 @@ class SourceProcess:
 def _serve(spec: SourceSpec) -> None:
     pages = seeded_pages(spec.seed, spec.num_blocks, spec.page_bytes)
     identity = Identity(spec.compatibility, secret=bytes.fromhex(spec.secret))
-    transport = build_transport(spec, pool_of(pages), identity)
+    transport = build_transport(spec, pool_of(pages, spec.num_ranks, spec.piece_bytes), identity)
     sys.stdout.write(transport.card().hex() + "\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -52,7 +52,7 @@ class NixlTransport:
     ) -> None:
         self._pool, self._identity = pool, identity
         self._clock = clock or SystemClock()
-        self._peers: PeerTable[PeerLink] = PeerTable(self.name)
+        self._peers: PeerTable[PeerLink] = PeerTable(self.name, pool)
         proof = bytes.fromhex(identity.incarnation)
         self._owner = AgentOwner(lambda: NixlAgent(pool, proof, bind_host), self._clock, fence_after_s)
         self._part_blocks = max(1, PART_BYTES // pool.page_bytes)
@@ -69,6 +69,11 @@ class NixlTransport:
     def connect(self, card: bytes) -> Peer:
         self._peers.check_open()
         accepted = accept(card, self.name, self._identity, self._pool)
+        if accepted.unit_bytes(self._pool) != self._pool.page_bytes:
+            raise IncompatiblePeerError(
+                f"peer {accepted.incarnation} has {accepted.num_ranks} ranks, here are {self._pool.num_ranks}, and "
+                "nixl reads whole pages; set transport=tcp, or cma on one host"
+            )
         address, metadata = _parse_metadata(accepted, self._pool)
         try:
             link = self._owner.link(

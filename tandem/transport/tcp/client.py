@@ -202,8 +202,9 @@ class Stream:
         for start in range(0, len(read.runs), wire.MAX_REQUEST_RUNS):
             runs = read.runs[start : start + wire.MAX_REQUEST_RUNS]
             request_id = next(self._request_ids)
-            connection.sendall(wire.pack_request(request_id, [(run.remote, run.num_blocks) for run in runs]))
-            views = [self._pool.blocks(run.local, run.num_blocks) for run in runs]
+            wanted = [(run.remote, run.num_blocks) for run in runs]
+            connection.sendall(wire.pack_request(request_id, wanted, in_pieces=read.is_in_pieces))
+            views = [self._pool.blocks(run.local, run.num_blocks, read.unit_bytes) for run in runs]
             self._expect_answer(connection, request_id, sum(map(len, views)), tick)
             wire.receive_into(connection, views, tick)
 

@@ -20,6 +20,8 @@ class PendingRead:
 
     transfer: Transfer
     runs: list[Run]
+    unit_bytes: int
+    is_in_pieces: bool
     deadline_s: float
 
 

@@ -126,6 +126,9 @@ class BlockServer:
     def _answer(self, connection: socket.socket, peer: PeerCertificate | None) -> None:
         """Serve one request; raises if the connection has ended, or the client's certificate."""
         (length,) = wire.REQUEST_LENGTH.unpack(wire.receive(connection, wire.REQUEST_LENGTH.size, _no_tick))
+        unit_bytes = self._pool.page_bytes
+        if length & wire.PIECES:
+            unit_bytes, length = self._pool.piece_bytes or unit_bytes, length & ~wire.PIECES
         try:
             wire.check_request_length(length)
         except TransportError as error:
@@ -135,16 +138,16 @@ class BlockServer:
         if peer is not None and not peer.is_accepted():
             self._refuse(connection, request_id, _WITHDRAWN)
             raise IncompatiblePeerError(_WITHDRAWN)
-        reason = self._why_not(runs)
+        reason = self._why_not(runs, unit_bytes)
         if reason is not None:
             self._refuse(connection, request_id, reason)
             return
-        views = [self._bytes.blocks(first, count) for first, count in runs]
+        views = [self._bytes.blocks(first, count, unit_bytes) for first, count in runs]
         header = wire.ANSWER.pack(request_id, wire.Status.OK, sum(map(len, views)))
         wire.send_all(connection, [memoryview(header), *views])
 
-    def _why_not(self, runs: list[tuple[int, int]]) -> str | None:
-        last = self._pool.num_blocks - 1
+    def _why_not(self, runs: list[tuple[int, int]], unit_bytes: int) -> str | None:
+        last = self._pool.num_bytes // unit_bytes - 1
         for first, count in runs:
             if first <= NULL_BLOCK or count < 1 or first + count - 1 > last:
                 return f"{count} blocks from block {first} on are outside this pool's blocks 1 to {last}"

@@ -78,7 +78,7 @@ class TcpTransport:
         config = config or TcpConfig()
         self._pool, self._bytes, self._identity, self._config = pool, PoolBytes(pool), identity, config
         self._clock = clock or SystemClock()
-        self._peers: PeerTable[_Link] = PeerTable(self.name)
+        self._peers: PeerTable[_Link] = PeerTable(self.name, pool)
         try:
             self._server = BlockServer(pool, identity, config.bind_host, config.port, config.tls)
         except OSError as error:
@@ -120,11 +120,12 @@ class TcpTransport:
         deadline_s: float | None = None,
     ) -> Transfer:
         link = self._peers.get(peer)
-        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_blocks)
-        transfer = Transfer(len(remote_blocks) * self._pool.page_bytes, self._clock)
+        unit_bytes = peer.unit_bytes
+        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
+        transfer = Transfer(len(remote_blocks) * unit_bytes, self._clock)
         allowance_s = link.pace.begin(transfer.num_bytes)
         limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
-        link.queue.put(PendingRead(transfer, runs, limit_s))
+        link.queue.put(PendingRead(transfer, runs, unit_bytes, unit_bytes != self._pool.page_bytes, limit_s))
         return transfer
 
     def disconnect(self, peer: Peer) -> None:

@@ -4,7 +4,8 @@
     client → server  AUTH     magic, version, client nonce, expected incarnation, MAC of the client's side
     server → client  WELCOME  status, page_bytes, num_blocks, MAC of the server's side
     then, any number of times:
-    client → server  REQUEST  length, request id, runs of (first block, count)
+    client → server  REQUEST  length, request id, runs of (first block, count); the highest bit of the length says
+                              that they count in pieces of pages, as the card states them
     server → client  ANSWER   request id, status, number of bytes that follow (blocks, or a refusal's message)
 
 Both MACs cover both nonces and both sides' purpose, so neither can be replayed or reflected. All of it goes over TLS
@@ -25,6 +26,7 @@ MAGIC = b"TKVT"
 NONCE_BYTES = 32
 MAX_REQUEST_RUNS = 1 << 17
 MAX_REFUSAL_BYTES = 1024
+PIECES = 1 << 31  # in a request's length
 MAX_BUFFERS = 1024  # one system call's worth; Linux's IOV_MAX
 
 HELLO = struct.Struct("!4sH32s16s")
@@ -140,10 +142,10 @@ def server_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation
     return hmac.digest(key, b"server" + server_nonce + client_nonce + incarnation + pool, "sha256")
 
 
-def pack_request(request_id: int, runs: Sequence[tuple[int, int]]) -> bytes:
+def pack_request(request_id: int, runs: Sequence[tuple[int, int]], *, in_pieces: bool = False) -> bytes:
     """The REQUEST message for `runs` of (first block, count), its length included."""
     body = REQUEST_HEADER.pack(request_id) + b"".join(RUN.pack(first, count) for first, count in runs)
-    return REQUEST_LENGTH.pack(len(body)) + body
+    return REQUEST_LENGTH.pack(len(body) | (PIECES if in_pieces else 0)) + body
 
 
 def check_request_length(length: int) -> None:

@@ -93,6 +93,7 @@ def test_a_shard_keeps_the_state_of_its_heads_and_a_part_of_each_sum(num_ranks: 
     whole = random_model(random.Random(3), 2)
     shard = shard_model(whole, num_ranks - 1, num_ranks)
     kept, of_all = attention_of(shard)[0], attention_of(whole)[0]
+    assert shard.kv_specs == tuple(spec.shard(num_ranks) for spec in whole.kv_specs)
     assert kept.num_kv_heads == max(1, of_all.num_kv_heads // num_ranks)
     assert kept.num_heads * num_ranks == of_all.num_heads
     partial = {tensor.name for tensor in shard.tensors() if tensor.is_partial}

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.checks import check_model, check_port
+from tandem.cli.checks import check_model, check_port, check_widths
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
+from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.serving.ports import bound
-from tests.helpers.checkpoints import edit_config
+from tests.helpers.checkpoints import edit_config, save_tiny_qwen2
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -39,3 +40,20 @@ def test_a_recurrent_model_is_served_and_quantised_weights_beside_it_are_refused
     edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
     with pytest.raises(UnsupportedCheckpointError, match=r"config.json: quant_method='gptq', and layer 0 .*recurrent"):
         check_model(path)
+
+
+def test_widths_that_do_not_divide_a_model_are_refused_with_those_that_do(tmp_path: Path) -> None:
+    path = save_tiny_qwen2(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    check_widths(path, {"prefill": 4, "decode": 2}, 16)
+    with pytest.raises(ConfigurationError, match=r"tp=8 .*num_attention_heads=4, .*what can be had: tp=1, 2, 4"):
+        check_widths(path, {"prefill": 1, "decode": 8}, 16)
+
+
+def test_widths_that_group_layers_in_different_ways_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny_qwen2(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    monkeypatch.setattr(RankedLayout, "is_shared", property(lambda self: self.num_ranks < 4))
+    check_widths(path, {"prefill": 4, "decode": 4}, 16)
+    with pytest.raises(ConfigurationError, match=r"--prefill-tp=1 and --decode-tp=4 group .* or --prefill 0"):
+        check_widths(path, {"prefill": 1, "decode": 4}, 16)

@@ -1,5 +1,6 @@
 """Settings of `tandem up`: those of every service are its own too, and variables that nothing reads are told."""
 
+import random
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tandem.cli.service_settings import variables
 from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.up import _OWN, UpCommand
+from tandem.core.errors import ConfigurationError
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.command import run_command
 from tandem.serving.router_settings import RouterSettings
@@ -94,3 +96,20 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
         "warning: TANDEM_POLICIY is set but has no effect here; TANDEM_POLICY is the nearest that has one",
         "warning: TANDEM_QQQQQQQQQQQQ is set but has no effect here",
     ]
+
+
+def tp_of(*arguments: str) -> dict[str, str]:
+    """--tp of each worker."""
+    up = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})
+    specs = [spec for spec in up.topology(Path("m"), random.Random(1)).specs() if spec.name.startswith(("pre", "dec"))]
+    assert not any("TANDEM_TP" in spec.env for spec in specs)
+    return {spec.name: spec.argv[spec.argv.index("--tp") + 1] for spec in specs if "--tp" in spec.argv}
+
+
+def test_roles_have_widths_of_their_own() -> None:
+    assert tp_of() == {}
+    assert tp_of("tp", "2") == {"prefill-0": "2", "decode-0": "2"}
+    assert tp_of("prefill_tp", "4") == {"prefill-0": "4"}
+    assert tp_of("tp", "2", "decode_tp", "1", "prefill", "2") == {"prefill-0": "2", "prefill-1": "2"}
+    with pytest.raises(ConfigurationError, match="--prefill-tp=2 with --prefill 0: there are no prefill workers"):
+        tp_of("prefill", "0", "prefill_tp", "2")

@@ -139,6 +139,19 @@ def test_a_rank_that_hangs_ends_the_step_by_its_deadline(checkpoint: Path) -> No
     assert ends(stopped), "it is killed where it does not end"
 
 
+def test_a_step_without_logits_ends_when_every_rank_has_written_its_kv(tmp_path: Path) -> None:
+    """Regression: the last layer of a prompt has no exchange behind its KV, so the leader told of blocks that another
+    rank had yet to write, and other workers read what had been there before.
+    """
+    path = write_byte_tokenizer(checkpoints.save_tiny_qwen2(tmp_path, vocab_size=NUM_TOKENS, num_hidden_layers=1))
+    with led_engine(ranked_config(path), 2, deadline_s=1.0) as (engine, group):
+        (stopped,) = group.process_ids.values()
+        os.kill(stopped, signal.SIGSTOP)
+        engine.add_request(PROMPTS["sampled"], PARAMS["sampled"])
+        with pytest.raises(EngineStoppedError, match=r"rank 1 of 2 did not .* within 1 s: step 1, exchange 1 of the"):
+            engine.step()
+
+
 def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
     """Killed, it tells nobody; one of them is in an exchange then that would last much longer."""
     lines = (

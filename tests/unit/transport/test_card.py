@@ -57,6 +57,21 @@ def test_a_card_of_a_newer_release_may_say_more() -> None:
     assert card == describe("tcp", identity, POOL, b"how")
 
 
+def test_a_card_of_an_older_release_is_of_one_rank() -> None:
+    identity = Identity(COMPATIBILITY, SECRET)
+    sealed = seal(describe("tcp", identity, POOL, b"how"), identity)[:-32]
+    said = sealed.replace(b', "num_ranks": 1', b"").replace(b', "piece_bytes": null', b"")
+    assert len(sealed) - len(said) == 37
+    card = unseal(said + hmac.digest(identity.key("card"), said, "sha256"), identity)
+    assert card == describe("tcp", identity, POOL, b"how")
+
+
+@pytest.mark.parametrize(("num_ranks", "piece_bytes"), [(3, None), (1, 24), (2, 128)])
+def test_ranks_and_pieces_divide_a_pool(num_ranks: int, piece_bytes: int | None) -> None:
+    with pytest.raises(ConfigurationError, match="ranks have equal numbers of blocks, and blocks whole pieces"):
+        MemoryPool(4096, 64, 4, "cpu", None, num_ranks, piece_bytes)
+
+
 @pytest.mark.parametrize(("page_bytes", "num_blocks", "address"), [(0, 2, 1), (1, 1, 1), (1, 2, 0), (2**32, 2, 1)])
 def test_a_pool_that_makes_no_sense_is_refused(page_bytes: int, num_blocks: int, address: int) -> None:
     with pytest.raises(ConfigurationError, match="no pool"):

@@ -18,7 +18,7 @@ from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
 BLOCK_BYTES = 1 << 20
-PEER = Peer("paced", "ab" * 16, 100, 1)
+PEER = Peer("paced", "ab" * 16, 100, 1, 64)
 
 
 class PacedTransport:

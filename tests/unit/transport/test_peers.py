@@ -8,7 +8,8 @@ from tandem.transport.peers import ASSUMED_BYTES_PER_S, MAX_PENDING_READS, LinkP
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
-CARD = describe("tcp", Identity(COMPATIBILITY, SECRET), pool_of(seeded_pages(0, 4, 64)), b"")
+POOL = pool_of(seeded_pages(0, 4, 64))
+CARD = describe("tcp", Identity(COMPATIBILITY, SECRET), POOL, b"")
 MEGABYTE = 10**6
 
 
@@ -50,7 +51,7 @@ def test_the_reads_asked_of_a_peer_are_bounded() -> None:
 
 
 def test_a_new_connection_is_another_peer() -> None:
-    table: PeerTable[str] = PeerTable("tcp")
+    table: PeerTable[str] = PeerTable("tcp", POOL)
     first, second = table.add(CARD, "first"), table.add(CARD, "second")
     assert first != second
     assert table.pop(first) == "first"
@@ -61,7 +62,7 @@ def test_a_new_connection_is_another_peer() -> None:
 
 
 def test_a_drained_table_stays_closed() -> None:
-    table: PeerTable[str] = PeerTable("tcp")
+    table: PeerTable[str] = PeerTable("tcp", POOL)
     peer = table.add(CARD, "link")
     assert table.drain() == ["link"]
     with pytest.raises(TransportError, match="closed"):

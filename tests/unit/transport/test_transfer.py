@@ -46,6 +46,30 @@ def test_only_the_first_end_counts() -> None:
     assert calls == ["done", "over"]
 
 
+def test_joined_transfers_are_done_when_all_are() -> None:
+    clock = ManualClock()
+    parts = [Transfer(10, clock), Transfer(20, clock)]
+    whole = Transfer.joined(parts, clock)
+    assert whole.num_bytes == 30
+    parts[1].succeed()
+    assert (whole.state, whole.is_over) == (TransferState.PENDING, False)
+    parts[0].succeed()
+    assert (whole.state, whole.is_over) == (TransferState.DONE, True)
+
+
+def test_joined_transfers_fail_with_the_first_and_are_over_with_the_last() -> None:
+    clock = ManualClock()
+    parts = [Transfer(10, clock), Transfer(20, clock), Transfer(30, clock)]
+    parts[0].succeed()
+    whole = Transfer.joined(parts, clock)
+    parts[1].fail(TransportError("first"), is_over=False)
+    assert (whole.state, whole.is_over, str(whole.error)) == (TransferState.FAILED, False, "first")
+    parts[2].fail(TransportError("second"))
+    assert (whole.is_over, str(whole.error)) == (False, "first")
+    parts[1].settle()
+    assert whole.is_over
+
+
 def test_a_callback_may_add_another() -> None:
     transfer, calls = watched(ManualClock())
     transfer.add_done_callback(lambda same: same.add_over_callback(lambda _: calls.append("nested")))

@@ -12,13 +12,16 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import TransportError
 from tandem.core.output import RequestOutput
 from tandem.kvcache.block_table import BlockRange
+from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.rpc.messages import ConfirmAnswer, ConfirmCall, LeaseUpdate, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.scheduler.request import Handoff
 from tandem.transport.base import Peer
+from tandem.transport.reshard import Resharding
 from tandem.transport.transfer import Transfer
 from tandem.worker.fetch import Fetch
 from tandem.worker.source import KVSource
+from tests.helpers.layouts import layout_of
 from tests.helpers.workers import GREEDY, Pair, at_rest, pair_of, prompt_of, until
 
 PROMPT = prompt_of(40)  # five blocks
@@ -49,7 +52,9 @@ def source_of(moved: HandMoved) -> KVSource:
     address = WorkerAddress("p", "127.0.0.1:1", "x")
     client: Any = moved
     transport: Any = moved
-    return KVSource(address, client, transport, Peer("by hand", "x", 100, 1))
+    ranked = RankedLayout(layout_of(None), 1)
+    peer = Peer("by hand", "x", 100, 1, ranked.layout.page_bytes)
+    return KVSource(address, client, transport, peer, Resharding(ranked, 10_000, peer))
 
 
 def lease_of(first: int, count: int) -> LeaseUpdate:
@@ -65,9 +70,13 @@ async def reserved_in(pair: Pair) -> tuple[Fetch, KVReserved, Any]:
     return Fetch(core, reserved, []), reserved, stream
 
 
+def checksums_of(pair: Pair, local: list[int]) -> tuple[int, ...]:
+    return tuple(pair.decode.core.checksums.arrived([(0, block_id) for block_id in local], 1))
+
+
 async def valid(pair: Pair, moved: HandMoved, local: list[int]) -> None:
     """The peer's checksums are those of what lies here."""
-    moved.answers.append(ConfirmAnswer(True, tuple(pair.decode.core.checksums.of(local))))
+    moved.answers.append(ConfirmAnswer(True, checksums_of(pair, local)))
 
 
 def run(scenario: Any, llama: Path) -> None:
@@ -217,7 +226,7 @@ def test_what_is_not_confirmed_does_not_count(llama: Path, answer: ConfirmAnswer
     async def scenario(pair: Pair, fetch: Fetch, reserved: KVReserved, stream: Any) -> None:
         moved, local = HandMoved(answers=[answer]), list(reserved.groups[0].block_ids)
         if answer == ENDED:
-            moved.answers = [replace(answer, checksums=tuple(pair.decode.core.checksums.of(local)))]
+            moved.answers = [replace(answer, checksums=checksums_of(pair, local))]
         pull = asyncio.create_task(fetch.pull(source_of(moved), lease_of(0, 5)))
         await asyncio.sleep(0)
         moved.reads[0][2].succeed()
@@ -239,7 +248,7 @@ def test_a_bit_that_flips_here_after_the_read_is_found(llama: Path) -> None:
         pull = asyncio.create_task(fetch.pull(source_of(moved), lease_of(0, 5)))
         await asyncio.sleep(0)
         await valid(pair, moved, local)
-        pair.decode.core.checksums._pages.view(torch.uint8)[local[2]].view(-1)[0] ^= 1
+        pair.decode.core.checksums._pages.pages[0].view(torch.uint8)[local[2]].view(-1)[0] ^= 1
         moved.reads[0][2].succeed()
         with pytest.raises(TransportError, match="damaged"):
             await pull

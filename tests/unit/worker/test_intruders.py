@@ -39,7 +39,7 @@ async def main():
     )
     async with serving_worker(settings) as worker:
         core = worker.core
-        pages = core.checksums._pages.numpy()
+        pages = core.checksums._pages.pages[0].numpy()
         pages[:] = seeded_pages(1, *pages.shape)
         said = {
             "address": pages.ctypes.data,

@@ -4,6 +4,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError
+from tandem.kvcache.block_table import BlockRange
 from tandem.worker.leases import LeaseBook
 
 
@@ -69,13 +70,13 @@ def test_a_lease_covers_what_was_granted_while_it_lasts() -> None:
     book, clock, _ = book_of()
     book.open("a")
     book.open("b")
-    book.grant("a", [1, 2])
-    book.grant("a", [3])
-    assert [book.covers("a", ids) for ids in ([], [1, 3], [1, 4])] == [True, True, False]
-    assert not book.covers("b", [1])
+    book.grant("a", (BlockRange(0, (1, 2)), BlockRange(5, (7,))))
+    book.grant("a", (BlockRange(2, (3,)),))
+    assert [book.covered("a", ids) for ids in ([], [1, 7, 3], [1, 4])] == [[], [(0, 1), (1, 7), (0, 3)], None]
+    assert book.covered("b", [1]) is None
     book.end("a")
-    book.grant("a", [1])
-    assert not book.covers("a", [])
+    book.grant("a", (BlockRange(0, (1,)),))
+    assert book.covered("a", []) is None
     clock.advance(10)
     assert book.expire() == ["b"]
-    assert not book.covers("b", [])
+    assert book.covered("b", []) is None

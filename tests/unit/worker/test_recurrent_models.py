@@ -160,7 +160,7 @@ def test_a_damaged_state_is_found_however_small_the_share_of_compared_blocks(hyb
 
             def flip(call: ConfirmCall) -> None:
                 for block_id in state_ids.intersection(call.checksum_block_ids):
-                    pair.prefill.core.checksums._pages[block_id, 5] ^= 1
+                    pair.prefill.core.checksums._pages.pages[0][block_id, 5] ^= 1
                     state_ids.clear()
 
             async with front_of(pair.prefill, change=note, before_confirm=flip) as front:

@@ -219,7 +219,7 @@ def test_a_damaged_block_is_found_and_computed_again(llama: Path, expected: list
 
     async def main() -> None:
         async with pair_of(llama) as pair, front_of(pair.prefill) as front:
-            pages = pair.prefill.core.checksums._pages.view(torch.uint8)
+            pages = pair.prefill.core.checksums._pages.pages[0].view(torch.uint8)
 
             def flip(call: ConfirmCall) -> None:
                 pages[call.checksum_block_ids[-1]].view(-1)[-1] ^= 1

@@ -1,0 +1,105 @@
+"""Where the ranks of a worker keep their parts of the state: the same blocks on every rank, with pages of its heads.
+
+Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
+from tandem.architecture.state import Plane
+from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """`num_bytes` from a byte of a source's page to a byte of a reader's; both pages belong to one rank each."""
+
+    to: int
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class RankedLayout:
+    """The layout of each of `num_ranks` ranks, given that of a worker of one."""
+
+    whole: KVLayout
+    num_ranks: int
+
+    @cached_property
+    def layout(self) -> KVLayout:
+        """Of each rank: all have the same number of heads."""
+        if self.num_ranks == 1:
+            return self.whole
+        specs = [group.spec.shard(self.num_ranks) for group in self._by_layer]
+        return build_layout(specs, self.whole.block_size)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether layers are grouped as on one rank, so that workers of both widths mean the same by a block."""
+        return [group.layers for group in self.layout.groups] == [group.layers for group in self.whole.groups]
+
+    @cached_property
+    def piece_bytes(self) -> int:
+        """The largest size of which every head of every plane has a whole number, at whatever width."""
+        planes = (plane for group in self.whole.groups for plane in group.spec.planes)
+        return math.gcd(*(self._head_bytes(plane) for plane in planes))
+
+    def used_bytes(self, group: int) -> int:
+        """Of the page of one rank's block in a KV group; the rest of a page means nothing."""
+        found = self.layout.groups[group]
+        return found.spec.block_bytes(self.layout.block_size) * len(found.layers)
+
+    def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
+        """What a rank holds in these blocks of a group."""
+        return [
+            Rectangle(plane.name, layers, head_range(plane.num_heads, rank, self.num_ranks), blocks)
+            for plane in self.whole.groups[group].spec.planes
+            for layers in _spans(self.layout.groups[group].layers)
+        ]
+
+    def slices_from(self, source: "RankedLayout", group: int, blocks: range) -> list[Slice]:
+        """What each rank of this worker pulls of a source's ranks, all of which hold these blocks.
+
+        Raises:
+            IncompatiblePeerError: they do not hold all of it.
+        """
+        lacking = [self.rectangles(group, rank, blocks) for rank in range(self.num_ranks)]
+        return plan_slices(lacking, [source.rectangles(group, rank, blocks) for rank in range(source.num_ranks)])
+
+    def copies_of(self, found: Slice, source: "RankedLayout", group: int) -> Iterator[PageCopy]:
+        """The bytes of a slice, the same in each of its blocks: one copy for each layer, whose heads lie together."""
+        part = found.part
+        for layer in part.layers:
+            plane, to = self._place(group, found.destination, part.plane, layer, part.heads.start)
+            _, start = source._place(group, found.source, part.plane, layer, part.heads.start)
+            yield PageCopy(to, start, len(part.heads) * self._head_bytes(plane))
+
+    @cached_property
+    def _by_layer(self) -> list[KVGroup]:
+        groups = self.whole.groups
+        return [groups[self.whole.group_of_layer(layer)[0]] for layer in range(self.whole.num_layers)]
+
+    def _head_bytes(self, plane: Plane) -> int:
+        return plane.block_bytes(self.whole.block_size) // plane.num_heads
+
+    def _place(self, group: int, rank: int, name: str, layer: int, head: int) -> tuple[Plane, int]:
+        """The plane, and the offset of its head in the rank's page."""
+        found, size = self.layout.groups[group], self.layout.block_size
+        start = found.layers.index(layer) * found.spec.block_bytes(size)
+        for plane, whole in zip(found.spec.planes, self.whole.groups[group].spec.planes, strict=True):
+            if plane.name == name:
+                first = head_range(whole.num_heads, rank, self.num_ranks).start
+                return plane, start + (head - first) * self._head_bytes(plane)
+            start += plane.block_bytes(size)
+        raise KeyError(name)
+
+
+def _spans(layers: tuple[int, ...]) -> list[range]:
+    """Ascending indices as the fewest ranges."""
+    ends = [0, *(i for i, (a, b) in enumerate(pairwise(layers), 1) if b != a + 1), len(layers)]
+    return [range(layers[start], layers[end - 1] + 1) for start, end in pairwise(ends)]

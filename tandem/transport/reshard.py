@@ -1,0 +1,114 @@
+"""Reads between workers of any numbers of ranks: blocks as indices into the pools of both sides.
+
+A pool of several ranks has the blocks of rank 0, then those of rank 1, and so on. Workers of equal width read the same
+blocks of every rank as whole pages. Others read slices of pages, in pieces, with one read for each rank of the reader.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.core.errors import IncompatiblePeerError, TransportError
+from tandem.kvcache.ranked_layout import RankedLayout
+from tandem.transport.base import NULL_BLOCK, Peer
+
+Entry = tuple[int, int]  # KV group, index in the block table
+_Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRead:
+    """Arguments of one `KVTransport.read`: units of the peer, and where each goes."""
+
+    remote: Sequence[int]
+    local: Sequence[int]
+
+
+class Resharding:
+    """How blocks of a peer are read into those of this worker.
+
+    Args:
+        reader: of this worker.
+        num_blocks: of each of its ranks, the null block included.
+        peer: what is read.
+
+    Raises:
+        IncompatiblePeerError: the peer's pool is not that of so many ranks.
+    """
+
+    def __init__(self, reader: RankedLayout, num_blocks: int, peer: Peer) -> None:
+        self._reader, self._num_blocks = reader, num_blocks
+        self._source = RankedLayout(reader.whole, peer.num_ranks)
+        self._unit_bytes = peer.unit_bytes
+        page_bytes = self._source.layout.page_bytes
+        self._num_remote_blocks, rest = divmod(peer.num_blocks * peer.unit_bytes, page_bytes * peer.num_ranks)
+        if rest or page_bytes % peer.unit_bytes:
+            raise IncompatiblePeerError(
+                f"peer {peer.incarnation} has {peer.num_blocks} times {peer.unit_bytes} bytes on {peer.num_ranks} "
+                f"ranks, which are not blocks of {page_bytes} bytes"
+            )
+
+    @property
+    def num_remote_blocks(self) -> int:
+        """Of each rank of the peer, the null block included."""
+        return self._num_remote_blocks
+
+    def reads(self, entries: Sequence[Entry], remote: Sequence[int], local: Sequence[int]) -> list[RankedRead]:
+        """The reads that bring `remote[i]` into `local[i]` on all ranks, which are entry `i`; entries are in order.
+
+        Raises:
+            TransportError: a block is not one of a rank's.
+        """
+        theirs = _checked(remote, self._num_remote_blocks, "remote")
+        ours = _checked(local, self._num_blocks, "local")
+        if self._source.num_ranks == self._reader.num_ranks:
+            ranks = np.arange(self._reader.num_ranks)[:, None]
+            return [_read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)]
+        found: list[list[tuple[_Indices, _Indices]]] = [[] for _ in range(self._reader.num_ranks)]
+        for first, end in _runs(entries):
+            for rank, *part in self._slices(*entries[first], theirs[first:end], ours[first:end]):
+                found[rank].append((part[0], part[1]))
+        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
+
+    def _slices(
+        self, group: int, index: int, theirs: _Indices, ours: _Indices
+    ) -> Iterator[tuple[int, _Indices, _Indices]]:
+        """(rank of the reader, remote and local units) of a group's blocks, which are consecutive from `index` on."""
+        for found in self._reader.slices_from(self._source, group, range(index, index + len(ours))):
+            span = slice(found.part.blocks.start - index, found.part.blocks.stop - index)
+            remote = self._first_units(self._source, found.source * self._num_remote_blocks + theirs[span])
+            local = self._first_units(self._reader, found.destination * self._num_blocks + ours[span])
+            for copy in self._reader.copies_of(found, self._source, group):
+                units = np.arange(copy.num_bytes // self._unit_bytes)
+                theirs_at = remote[:, None] + (copy.start // self._unit_bytes + units)
+                ours_at = local[:, None] + (copy.to // self._unit_bytes + units)
+                yield found.destination, theirs_at.ravel(), ours_at.ravel()
+
+    def _first_units(self, side: RankedLayout, blocks: _Indices) -> _Indices:
+        return blocks * (side.layout.page_bytes // self._unit_bytes)
+
+
+def _read(remote: _Indices, local: _Indices) -> RankedRead:
+    return RankedRead(remote.ravel().tolist(), local.ravel().tolist())
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
+    """(first, end) of positions whose entries are consecutive blocks of one group."""
+    numbered = enumerate(entries)
+    for _, run in groupby(numbered, key=lambda each: (each[1][0], each[1][1] - each[0])):
+        positions = [position for position, _ in run]
+        yield positions[0], positions[-1] + 1
+
+
+def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> _Indices:
+    """NOTE: beyond the blocks of one rank lie those of the next, where a transport would not notice."""
+    found = np.asarray(blocks, dtype=np.int64)
+    outside = (found <= NULL_BLOCK) | (found >= num_blocks)
+    if outside.any():
+        raise TransportError(
+            f"{side} block {found[outside][0]} cannot be transferred: the blocks of a rank are 1 to {num_blocks - 1}"
+        )
+    return found

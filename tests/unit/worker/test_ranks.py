@@ -1,0 +1,180 @@
+"""Hand-offs between workers of any numbers of ranks: the tokens of one rank, and no byte more than was missing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ConfigurationError, InvalidRequestError
+from tandem.core.timeline import Stage
+from tandem.rpc.messages import ConfirmCall, GenerateCall
+from tandem.worker.process import serving_worker
+from tandem.worker.settings import DecodeSettings
+from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.handoffs import PROMPT, call_of
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of, settings_of
+
+COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
+NUM_BLOCKS = 12  # of the prompt's 90 tokens
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    load_or_skip()
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+    """(family, KV heads) -> a checkpoint in bfloat16, where another order of a sum shows at once."""
+    made: dict[tuple[str, int], Path] = {}
+
+    def model(family: str, kv_heads: int) -> Path:
+        if (family, kv_heads) not in made:
+            options: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
+            sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+            path = BUILDERS[family](tmp_path_factory.mktemp(family), dtype="bfloat16", **sizes, **options)
+            made[family, kv_heads] = write_byte_tokenizer(path)
+        return made[family, kv_heads]
+
+    return model
+
+
+@asynccontextmanager
+async def ranked_pair(path: Path, prefill: int, decode: int, **both: Any) -> AsyncIterator[Pair]:
+    async with pair_of(path, prefill={"tp": prefill}, tp=decode, **COMPILED | both) as pair:
+        yield pair
+
+
+async def answered(pair: Pair, call: GenerateCall) -> tuple[list[int], list[Stage]]:
+    """Tokens, and the transfers that they took."""
+    tokens: list[int] = []
+    stages: tuple[Stage, ...] = ()
+    async with asyncio.timeout(TIMEOUT_S):
+        async for update in pair.to_decode.generate(call):
+            tokens += update.output.token_ids
+            stages = update.timeline or stages
+    return tokens, [stage for stage in stages if stage.name == "transfer"]
+
+
+def moved(transfers: list[Stage]) -> int:
+    return sum(int(stage.attributes["num_bytes"]) for stage in transfers)
+
+
+async def alone(path: Path) -> list[list[int]]:
+    """A worker of one rank that computes the prompt itself: greedy and sampled tokens."""
+    async with ranked_pair(path, 1, 1) as pair:
+        calls = [call_of(pair, params=params, request_id=str(i)) for i, params in enumerate((GREEDY, SAMPLED))]
+        found = [await answered(pair, replace(call, prefill=None)) for call in calls]
+        assert not any(transfers for _, transfers in found)
+        return [tokens for tokens, _ in found]
+
+
+async def check(path: Path, prefill: int, decode: int) -> None:
+    expected = await alone(path)
+    async with ranked_pair(path, prefill, decode) as pair:
+        core = pair.decode.core
+        used_bytes = [core.ranked.used_bytes(group) for group in range(len(core.ranked.whole.groups))]
+        greedy, transfers = await answered(pair, call_of(pair))
+        assert greedy == expected[0]
+        counters = await core.engine.call(lambda engine: engine.counters)
+        assert counters.num_fetched_tokens == len(PROMPT)
+        whole = decode * sum(used_bytes)
+        assert NUM_BLOCKS * decode * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
+        if len(used_bytes) == 1:
+            assert moved(transfers) == NUM_BLOCKS * whole
+        again, more = await answered(pair, call_of(pair, params=SAMPLED, request_id="again"))
+        assert again == expected[1]
+        if not core.ranked.whole.is_bounded:
+            assert moved(more) <= whole, "what is held already was pulled again"
+        elsewhere, all_of_it = await answered(pair, call_of(pair, salt="another", request_id="elsewhere"))
+        assert (elsewhere, moved(all_of_it)) == (greedy, moved(transfers))
+        await at_rest(pair.prefill, pair.decode)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+def test_two_widths_give_the_tokens_of_one_rank(
+    model_of: Callable[[str, int], Path], prefill: int, decode: int
+) -> None:
+    asyncio.run(check(model_of("qwen2", 2), prefill, decode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("family", "kv_heads"), [("qwen2", 2), ("gemma3", 1), ("llama", 4)])
+def test_every_pair_of_widths_gives_the_tokens_of_one_rank(
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
+) -> None:
+    """Replicated heads, and windows beside whole contexts."""
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
+
+
+def test_a_damaged_part_of_one_rank_fails_the_whole_hand_off(model_of: Callable[[str, int], Path]) -> None:
+    """One bit of rank 1's part of what was read: rank 0's is not used either, and the prompt is computed here."""
+    path = model_of("qwen2", 2)
+
+    async def main() -> None:
+        expected = await alone(path)
+        async with ranked_pair(path, 2, 1) as pair, front_of(pair.prefill) as front:
+            pages = pair.prefill.core.checksums._pages.pages
+
+            def flip(call: ConfirmCall) -> None:
+                assert call.reader_ranks is None
+                pages[1, call.checksum_block_ids[0], -1] ^= 1
+
+            front.handler.before_confirm = flip
+            tokens, _ = await answered(pair, call_of(pair, front.worker))
+            assert tokens == expected[0]
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == 0
+            assert front.handler.calls.count("confirm") >= 1
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_prefix_is_fetched_from_a_worker_of_another_width(model_of: Callable[[str, int], Path]) -> None:
+    """By the prefill worker, from the decode worker that has answered it before."""
+    path = model_of("qwen2", 2)
+
+    async def main() -> None:
+        async with ranked_pair(path, 1, 2) as pair:
+            here = replace(call_of(pair, request_id="here"), prefill=None)
+            expected, _ = await answered(pair, here)
+            call = call_of(pair, request_id="there", fetch_from=pair.decode.core.me, num_fetch_blocks=11)
+            assert (await answered(pair, call))[0] == expected
+            counters = await pair.prefill.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == 88
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_widths_are_one_pool_and_checksums_are_asked_for_widths_that_exist(
+    model_of: Callable[[str, int], Path],
+) -> None:
+    async def main() -> None:
+        async with ranked_pair(model_of("qwen2", 2), 1, 2) as pair:
+            assert pair.prefill.core.compatibility == pair.decode.core.compatibility
+            states = [worker.reports.latest().state for worker in (pair.prefill, pair.decode)]
+            assert len({state.fingerprint for state in states}) == 1
+            assert len({state.block_bytes for state in states}) == 1, "a hand-off is as large at both widths"
+            with pytest.raises(InvalidRequestError, match="reader_ranks=3 must be one of 1, 2, 4, 8"):
+                await pair.to_prefill.confirm(ConfirmCall(lease_id="l", reader_ranks=3))
+
+    asyncio.run(main())
+
+
+def test_the_host_tier_is_refused_by_name(model_of: Callable[[str, int], Path]) -> None:
+    async def main() -> None:
+        settings = settings_of(DecodeSettings, model_of("qwen2", 2), "d0", tp=2, host_kv_gib=1.0, **COMPILED)
+        with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with tp=2: .* leave host_kv_gib at 0"):
+            async with serving_worker(settings):
+                pass
+
+    asyncio.run(main())
