@@ -107,7 +107,7 @@ class Churn:
     def _replace_one(self, is_restart: bool) -> None:
         place = self._random.randrange(len(self._workers))
         former = self._workers[place]
-        self.view.lose(f"{former.worker_id}:1")
+        self.view.mark_lost(f"{former.worker_id}:1")
         restarted = Worker(former.worker_id, former.role, former.epoch + 1)
         self._workers[place] = self._filled(restarted) if is_restart else self._born()
 
