@@ -31,12 +31,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's end: news is put here from its own event loop. `request_id` is set once the engine has taken it;
+    """One caller's end: updates are put here from its own event loop. `request_id` is set once the engine has taken it;
     `grammar` is held until then.
     """
 
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[_Update]
+    updates: asyncio.Queue[_Update]
     num_unfinished: int
     grammar: CompiledGrammar | None
     request_id: str | None = None
@@ -105,13 +105,13 @@ class AsyncEngine:
             InvalidRequestError, CapacityError: as `Engine.add_request`.
             EngineStoppedError: when the engine stops or fails before the request ends.
         """
-        news = self.stream(prompt, params, request_id=request_id, priority=priority, scope=scope)
+        updates = self.stream(prompt, params, request_id=request_id, priority=priority, scope=scope)
         try:
-            async for item in news:
+            async for item in updates:
                 if isinstance(item, RequestOutput):
                     yield item
         finally:
-            await news.aclose()
+            await updates.aclose()
 
     async def stream(
         self,
@@ -146,16 +146,16 @@ class AsyncEngine:
             on_queued()
         try:
             while stream.num_unfinished:
-                news = await stream.news.get()
-                if isinstance(news, TandemError):
+                update = await stream.updates.get()
+                if isinstance(update, TandemError):
                     stream.num_unfinished = 0
-                    raise news
-                stream.num_unfinished -= isinstance(news, RequestOutput) and news.finished
-                yield news
+                    raise update
+                stream.num_unfinished -= isinstance(update, RequestOutput) and update.finished
+                yield update
         finally:
             stream.is_abandoned = True
-            while not stream.news.empty():
-                self._disown(stream.news.get_nowait())
+            while not stream.updates.empty():
+                self._disown(stream.updates.get_nowait())
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
 
@@ -219,15 +219,15 @@ class AsyncEngine:
         """`Engine.kv_arrived`."""
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
-    def _pass_on(self, news: KVEvent) -> None:
-        stream = self._streams.get(news.request_id)
-        if stream is None or not self._tell(stream, [news]):
-            self._disown(news)
+    def _pass_on(self, event: KVEvent) -> None:
+        stream = self._streams.get(event.request_id)
+        if stream is None or not self._tell(stream, [event]):
+            self._disown(event)
 
-    def _disown(self, news: _Update) -> None:
+    def _disown(self, update: _Update) -> None:
         """Nobody will use it: a reservation must not stay pinned for ever."""
-        if isinstance(news, KVReserved):
-            self.post(lambda engine: engine.kv.drop(news.fetch_id))
+        if isinstance(update, KVReserved):
+            self.post(lambda engine: engine.kv.drop(update.fetch_id))
 
     def _require_running(self) -> None:
         if self._failure is not None:
@@ -296,10 +296,10 @@ class AsyncEngine:
         for output in outputs:
             by_stream.setdefault(output.request_id, []).append(output)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Sequence[_Update]]]] = {}
-        for request_id, news in by_stream.items():
+        for request_id, updates in by_stream.items():
             stream = self._streams.get(request_id)
             if stream is not None:  # else it was added to the engine directly, before this loop began
-                by_loop.setdefault(stream.loop, []).append((stream, news))
+                by_loop.setdefault(stream.loop, []).append((stream, updates))
         for loop, told in by_loop.items():
             is_heard = _call_soon(loop, partial(self._deliver, told))
             for stream, _ in told:
@@ -310,16 +310,16 @@ class AsyncEngine:
 
     def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_Update]]]) -> None:
         """On the callers' own loop."""
-        for stream, news in told:
-            for item in news:
+        for stream, updates in told:
+            for item in updates:
                 if stream.is_abandoned:
                     self._disown(item)
                 else:
-                    stream.news.put_nowait(item)
+                    stream.updates.put_nowait(item)
 
-    def _tell(self, stream: _Stream, news: Sequence[_Update]) -> bool:
-        """Hand news to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
-        return _call_soon(stream.loop, partial(self._deliver, [(stream, news)]))
+    def _tell(self, stream: _Stream, updates: Sequence[_Update]) -> bool:
+        """Hand updates to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
+        return _call_soon(stream.loop, partial(self._deliver, [(stream, updates)]))
 
     def _fail(self, reason: str) -> None:
         """End what is here and refuse what comes.

@@ -351,7 +351,7 @@ class Engine:
             self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
     def _take_token(self, request: Request, token: SampledToken, now_s: float) -> RequestOutput:
-        """Turn a chosen token into news for the caller, matching stop strings on the way."""
+        """Turn a chosen token into an update for the caller, matching stop strings on the way."""
         choice = self._choices[request.request_id]
         if token.error is not None:
             return self._output(choice, (), "", None)

@@ -16,7 +16,7 @@ class KVSharing:
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
-        self._news: list[KVEvent] = []
+        self._events: list[KVEvent] = []
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
@@ -57,15 +57,15 @@ class KVSharing:
         groups = self._kv.lease(request.request_id, request.num_tokens, first, end, lease_id)
         request.num_leased_blocks = end
         num_tokens = request.num_tokens if is_last else end * block_size
-        self._news.append(KVComputed(request.request_id, lease_id, num_tokens, groups, is_last))
+        self._events.append(KVComputed(request.request_id, lease_id, num_tokens, groups, is_last))
 
     def _tell_reserved(self, request: Request, num_held_tokens: int, groups: tuple[BlockRange, ...]) -> str:
         self._num_fetches += 1
         fetch_id, expected = f"fetch {self._num_fetches}", request.num_expected_tokens
-        self._news.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
+        self._events.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
         return fetch_id
 
     def take_kv_events(self) -> list[KVEvent]:
         """Returns the reservations and leases since the last call."""
-        news, self._news = self._news, []
-        return news
+        events, self._events = self._events, []
+        return events

@@ -149,7 +149,7 @@ class FleetWatch:
         reason, level = "the worker ended it", logging.WARNING
         try:
             while True:
-                await self._take_news(address, client)
+                await self._take_statuses(address, client)
         except StopAsyncIteration:
             pass
         except TimeoutError:
@@ -172,7 +172,7 @@ class FleetWatch:
         self._told.add(address)
         return was_alive
 
-    async def _take_news(self, address: str, client: Watchable) -> None:
+    async def _take_statuses(self, address: str, client: Watchable) -> None:
         """Read one stream, as long as its interval suits the size of the fleet."""
         interval_s = self._interval_s()
         async with contextlib.aclosing(client.watch(interval_s)) as update:

@@ -1,6 +1,7 @@
 """Reads performed as copies on a thread of the reader: their queue, deadlines and peers.
 
-Shared by the transports that can read their peers' memory directly. Each peer has a function that copies runs.
+Shared by the transports that can read their peers' memory directly. A run is a stretch of bytes that lies together on
+both sides; each peer has a function that copies several.
 """
 
 import threading

@@ -1,6 +1,6 @@
-"""The sigmoid of each element by itself.
+"""Sigmoid whose bits do not depend on how many tokens share a tensor.
 
-PyTorch's own has other last bits on the CPU for elements at the end of a tensor, so its results depend on how many
+PyTorch's own rounds otherwise on the CPU for elements at the end of a tensor, so its results depend on how many
 tokens share it; its softmax has not.
 """
 
