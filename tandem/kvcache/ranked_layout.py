@@ -1,4 +1,4 @@
-"""Where the ranks of a worker keep their parts of the state: the same blocks on every rank, with pages of its heads.
+"""Layout of the parts of state that each rank of a worker keeps: the same blocks on every rank, pages of its own heads.
 
 Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
 """
