@@ -16,6 +16,7 @@ from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
+from tandem.transport.choose import AUTO
 
 _ANY_DTYPE = "bfloat16"  # NOTE: of the same width for all layers, so none changes how they are grouped
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
@@ -35,8 +36,9 @@ def check_model(path: Path, *, allow_pickle: bool = False) -> None:
     Tokenizer.load(path)
 
 
-def check_widths(path: Path, widths: Mapping[str, int], block_size: int) -> None:
-    """Checks that workers of so many ranks, by role, can share a model that `check_model` accepts, and its KV.
+def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transport: str = AUTO) -> None:
+    """Checks that workers of so many ranks, by role, can share a model that `check_model` accepts, and hand its KV over
+    by that transport.
 
     Raises:
         ConfigurationError: the message says why not, and what can be had.
@@ -47,9 +49,16 @@ def check_widths(path: Path, widths: Mapping[str, int], block_size: int) -> None
     model = find_family(fields).read_model(fields)
     for width in widths.values():
         shard_model(model, 0, width)
+    if len(set(widths.values())) == 1:
+        return
+    named = " and ".join(f"--{role}-tp={width}" for role, width in widths.items())
+    if transport == "nixl":
+        raise ConfigurationError(
+            f"{named} with --transport nixl, which reads whole pages only; leave --transport at auto, or give both the "
+            "same number"
+        )
     whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
-    if len(set(widths.values())) > 1 and not all(RankedLayout(whole, width).is_shared for width in widths.values()):
-        named = " and ".join(f"--{role}-tp={width}" for role, width in widths.items())
+    if not all(RankedLayout(whole, width).is_shared for width in widths.values()):
         raise ConfigurationError(
             f"{named} group the layers of this {model.family} model in different ways, so that blocks cannot be handed "
             "over; give both the same number, or --prefill 0"

@@ -136,7 +136,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
         self.engine_config()
         check_model(path, allow_pickle=self.allow_pickle)
-        check_widths(path, self._widths(), self.block_size)
+        check_widths(path, self._widths(), self.block_size, self.transport)
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, *parsers)
         if self.port:

@@ -1,4 +1,4 @@
-"""Layout of the parts of state that each rank of a worker keeps: the same blocks on every rank, pages of its own heads.
+"""Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
 
 Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
 """

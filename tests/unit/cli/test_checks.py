@@ -45,6 +45,9 @@ def test_a_recurrent_model_is_served_and_quantised_weights_beside_it_are_refused
 def test_widths_that_do_not_divide_a_model_are_refused_with_those_that_do(tmp_path: Path) -> None:
     path = save_tiny_qwen2(tmp_path, num_attention_heads=4, num_key_value_heads=2)
     check_widths(path, {"prefill": 4, "decode": 2}, 16)
+    check_widths(path, {"prefill": 2, "decode": 2}, 16, "nixl")
+    with pytest.raises(ConfigurationError, match="--prefill-tp=2 and --decode-tp=1 with --transport nixl"):
+        check_widths(path, {"prefill": 2, "decode": 1}, 16, "nixl")
     with pytest.raises(ConfigurationError, match=r"tp=8 .*num_attention_heads=4, .*what can be had: tp=1, 2, 4"):
         check_widths(path, {"prefill": 1, "decode": 8}, 16)
 

@@ -56,6 +56,13 @@ def ends(process_id: int, within_s: float = 10.0) -> bool:
     return True
 
 
+@pytest.fixture
+def _all_guesses_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NOTE: on a busy machine none may be worth it, or other ones in each run."""
+    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
+
+
+@pytest.mark.usefixtures("_all_guesses_are_checked")
 def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     """With drafts, and a pool so small that requests are preempted and described again."""
     room = least_kv_cache_bytes(checkpoint, 256, 32, "bfloat16")
@@ -71,12 +78,9 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     assert all(ends(process) for process in processes)
 
 
-def test_a_draft_model_belongs_to_the_leader(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was split: its products waited until the deadline for ranks that had none of it.
-
-    NOTE: all guesses are checked, since on a busy machine none may be worth it.
-    """
-    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
+@pytest.mark.usefixtures("_all_guesses_are_checked")
+def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
+    """It was split: its products waited until the deadline for ranks that had none of it."""
     config = ranked_config(checkpoint, speculate=f"draft={checkpoint}")
     expected = answers(build_engine(ranked_config(checkpoint)))
     with led_engine(config, 2, deadline_s=20.0) as (engine, _):
