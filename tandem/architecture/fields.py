@@ -135,6 +135,15 @@ class Fields:
             raise self.wrong(name, "a list of strings")
         return tuple(value)
 
+    def check_length(self, name: str, num_layers: int) -> None:
+        """Refuses a list that has not one entry a layer; does not count as reading it."""
+        value = self._values.get(name)
+        if isinstance(value, list) and len(value) != num_layers:
+            raise CorruptCheckpointError(
+                f"{self.where}: {self._names.get(name, name)} must be a list of num_hidden_layers={num_layers} "
+                f"entries, one a layer, found {len(value)}; correct the list or num_hidden_layers"
+            )
+
     def indices(self, name: str, count: int) -> tuple[int, ...]:
         """A list of integers in [0, count); empty when absent or null."""
         value = self.get(name)

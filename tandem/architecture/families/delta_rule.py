@@ -65,13 +65,10 @@ def read_mixers(
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """The kind of each layer, by `layer_types`, or by `full_attention_interval` in older files."""
-    types, interval = fields.texts("layer_types"), fields.count("full_attention_interval", 4)
+    interval = fields.count("full_attention_interval", 4)
+    types = base.read_layer_types(fields, num_layers, (base.FULL, LINEAR))
     if types is None:
         return tuple(LINEAR if (index + 1) % interval else base.FULL for index in range(num_layers))
-    if len(types) != num_layers:
-        raise fields.wrong("layer_types", f"a list of num_hidden_layers={num_layers} names")
-    if not {*types} <= {base.FULL, LINEAR}:
-        raise fields.unsupported("layer_types", f"{base.FULL}, {LINEAR}")
     return types
 
 

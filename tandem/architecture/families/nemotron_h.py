@@ -75,7 +75,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     fields.only("n_shared_experts", (1,), "1")
     fields.only("moe_latent_size", (), "absent")
     kinds = _read_kinds(fields)
-    read = base.read_sizes(fields, _DEFAULTS)
+    read = base.read_sizes(fields, replace(_DEFAULTS, layers=len(kinds)))
     sizes = replace(read, num_layers=len(kinds), eps=fields.number("layer_norm_epsilon", 1e-5, high=1.0))
     names = ("mamba_num_heads", 128), ("mamba_head_dim", 64), ("ssm_state_size", 128)
     reader = _Reader(
