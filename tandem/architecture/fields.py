@@ -7,7 +7,7 @@ caller decides whether they matter. Nothing here knows what any key means.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
@@ -92,7 +92,7 @@ class Fields:
         value = self.get(name)
         if value is None:
             return None if name in self._values else default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not _is_integer(value) or not low <= value <= high:
             raise self.wrong(name, f"an integer in [{low}, {high}]")
         return value
 
@@ -149,7 +149,7 @@ class Fields:
         value = self.get(name)
         if value is None:
             return ()
-        if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item < count for item in value):
+        if not isinstance(value, list) or not all(_is_integer(item) and 0 <= item < count for item in value):
             raise self.wrong(name, f"a list of integers in [0, {count - 1}]")
         return tuple(value)
 
@@ -159,7 +159,7 @@ class Fields:
         if value is None:
             return ()
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        if not all(_is_integer(item) and item >= 0 for item in ids):
             raise self.wrong(name, "a token id or a list of token ids")
         return tuple(ids)
 
@@ -205,6 +205,11 @@ class Fields:
                 f"{self.where}: {shown_items(unknown)}: unknown here, and may change the results; "
                 "remove them if they are known to be without effect"
             )
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """NOTE: to Python, but not to JSON, true is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown_items(values: Mapping[str, object]) -> str:

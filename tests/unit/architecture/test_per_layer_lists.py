@@ -43,3 +43,10 @@ def test_the_layers_of_nemotron_h_are_those_of_its_list() -> None:
     del values["num_hidden_layers"]
     alone = Fields({**values, "layers_block_type": listed}, "config.json")
     assert find_family(alone).read_model(alone).num_layers == len(listed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mlp_only_layers", [True]), ("mlp_only_layers", [1.0])])
+def test_only_integers_are_indices(name: str, value: list[Any]) -> None:
+    """`true` used to be layer 1."""
+    with pytest.raises(CorruptCheckpointError, match=rf"{name} must be a list of integers in \[0, 2\]"):
+        read("qwen3_moe", **{name: value})
