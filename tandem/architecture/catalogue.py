@@ -48,6 +48,12 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
         "falcon-h1-7b": ("falcon_h1", 3072, 12_288, 44, 12, 2, 128, 130_048, 262_144, False),
         "nemotron-3-super": ("nemotron_h", 4096, 2688, 88, 32, 2, 128, 131_072, 262_144, False),
+        "glm-4.5-air": ("glm4_moe", 4096, 10_944, 46, 96, 8, 128, 151_552, 131_072, False),
+        "gpt-oss-20b": ("gpt_oss", 2880, 2880, 24, 64, 8, 64, 201_088, 131_072, False),
+        "gpt-oss-120b": ("gpt_oss", 2880, 2880, 36, 64, 8, 64, 201_088, 131_072, False),
+        "minimax-m2": ("minimax_m2", 3072, 1536, 62, 48, 8, 128, 200_064, 196_608, False),
+        "olmo-3-7b": ("olmo3", 4096, 11_008, 32, 32, 32, 128, 100_278, 65_536, False),
+        "phi-4": ("phi3", 5120, 17_920, 40, 40, 10, 128, 100_352, 16_384, False),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
     }
 )
@@ -70,6 +76,18 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "top_k_experts": 8,
             "moe_intermediate_size": 704,
         },
+        "glm-4.5-air": {
+            "attention_bias": True,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+        },
+        "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+        "gpt-oss-120b": {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
+        "minimax-m2": {"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64},
+        "olmo-3-7b": {"sliding_window": 4096},
+        "phi-4": _NO_WINDOW,
         "deepseek-v2-lite": {
             "q_lora_rank": None,
             "first_k_dense_replace": 1,

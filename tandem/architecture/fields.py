@@ -7,7 +7,7 @@ caller decides whether they matter. Nothing here knows what any key means.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
@@ -92,7 +92,7 @@ class Fields:
         value = self.get(name)
         if value is None:
             return None if name in self._values else default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not _is_integer(value) or not low <= value <= high:
             raise self.wrong(name, f"an integer in [{low}, {high}]")
         return value
 
@@ -144,12 +144,21 @@ class Fields:
             raise self.wrong(name, "a list of strings")
         return tuple(value)
 
+    def check_length(self, name: str, num_layers: int) -> None:
+        """Refuses a list that has not one entry a layer; does not count as reading it."""
+        value = self._values.get(name)
+        if isinstance(value, list) and len(value) != num_layers:
+            raise CorruptCheckpointError(
+                f"{self.where}: {self._names.get(name, name)} must be a list of num_hidden_layers={num_layers} "
+                f"entries, one a layer, found {len(value)}; correct the list or num_hidden_layers"
+            )
+
     def indices(self, name: str, count: int) -> tuple[int, ...]:
         """A list of integers in [0, count); empty when absent or null."""
         value = self.get(name)
         if value is None:
             return ()
-        if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item < count for item in value):
+        if not isinstance(value, list) or not all(_is_integer(item) and 0 <= item < count for item in value):
             raise self.wrong(name, f"a list of integers in [0, {count - 1}]")
         return tuple(value)
 
@@ -159,7 +168,7 @@ class Fields:
         if value is None:
             return ()
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        if not all(_is_integer(item) and item >= 0 for item in ids):
             raise self.wrong(name, "a token id or a list of token ids")
         return tuple(ids)
 
@@ -209,6 +218,11 @@ class Fields:
 
 def _is_positive(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= 1e12
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """NOTE: to Python, but not to JSON, true is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown_items(values: Mapping[str, object]) -> str:

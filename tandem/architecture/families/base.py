@@ -49,6 +49,10 @@ _REFUSED_IF_ON_KEYS = """
     attention_bias qkv_bias mlp_bias lm_head_bias use_qk_norm use_mrope rope_interleave rope_interleaved
     shared_intermediate_size shared_expert_intermediate_size dual_chunk_attention_config
 """
+PER_LAYER_KEYS: Final = (
+    *("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types", "no_rope_layers", "attn_type_list"),
+)
+"""Lists of one entry a layer, whether the family reads them or not."""
 FORMAT_KEYS: Final = ("quantization_config", "compression_config")  # read by the loader
 HARMLESS = frozenset(_GENERATION_KEYS.split()) | frozenset(_BOOKKEEPING_KEYS.split()) | frozenset(FORMAT_KEYS)
 REFUSED = frozenset(_REFUSED_KEYS.split()) | frozenset(_REFUSED_IF_ON_KEYS.split())
@@ -135,7 +139,8 @@ def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False)
     """Reads the sizes.
 
     Raises:
-        CorruptCheckpointError: sizes that are missing, absurd or contradict each other.
+        CorruptCheckpointError: sizes that are missing, absurd or contradict each other, or the length of a list of
+            `PER_LAYER_KEYS`.
         UnsupportedCheckpointError: an activation that is not served.
     """
     hidden = fields.count("hidden_size", defaults.hidden, high=1 << 17)
@@ -143,11 +148,14 @@ def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False)
     kv_heads = fields.optional_count("num_key_value_heads", defaults.kv_heads, high=1 << 12) or heads
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads={heads}")
+    num_layers = fields.count("num_hidden_layers", defaults.layers, high=1 << 10)
+    for name in PER_LAYER_KEYS:
+        fields.check_length(name, num_layers)
     return Sizes(
         defaults=defaults,
         hidden=hidden,
         intermediate=fields.count("intermediate_size", defaults.intermediate, high=1 << 20),
-        num_layers=fields.count("num_hidden_layers", defaults.layers, high=1 << 10),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_read_head_dim(fields, hidden, heads, defaults.head_dim),
@@ -289,12 +297,9 @@ def read_layer_types(
     fields: Fields, num_layers: int, kinds: Collection[str] = (FULL, SLIDING)
 ) -> tuple[str, ...] | None:
     """The checked list `layer_types`, of `kinds` alone; None when absent."""
+    fields.check_length("layer_types", num_layers)
     types = fields.texts("layer_types")
-    if types is None:
-        return None
-    if len(types) != num_layers:
-        raise fields.wrong("layer_types", f"a list of num_hidden_layers={num_layers} names")
-    if not set(types) <= {*kinds}:
+    if types is not None and not {*types} <= {*kinds}:
         raise fields.unsupported("layer_types", ", ".join(kinds))
     return types
 

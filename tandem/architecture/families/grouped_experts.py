@@ -110,8 +110,8 @@ def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
     types = fields.texts("mlp_layer_types")
     if types is None:
         types = tuple(_DENSE if index < num_dense else _SPARSE for index in range(num_layers))
-    if len(types) != num_layers or not {*types} <= {_DENSE, _SPARSE}:
-        raise fields.wrong("mlp_layer_types", f"a list of num_hidden_layers={num_layers} names, {_DENSE} or {_SPARSE}")
+    if not {*types} <= {_DENSE, _SPARSE}:
+        raise fields.wrong("mlp_layer_types", f"a list of {_DENSE} and {_SPARSE}")
     first = next((index for index, name in enumerate(types) if name != _DENSE), num_layers)
     given = fields.optional_count("first_k_dense_replace", first, low=0)
     if given is not None and min(given, num_layers) != first:

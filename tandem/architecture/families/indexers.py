@@ -24,9 +24,7 @@ def read_indexers(
         is_interleaved: order of the rotated elements of index queries and keys.
         types: which layers choose; None = all.
     """
-    layer_types = fields.texts("layer_types") or (INDEXED,) * sizes.num_layers
-    if len(layer_types) != sizes.num_layers or set(layer_types) != {INDEXED}:
-        raise fields.unsupported("layer_types", f"a list of num_hidden_layers={sizes.num_layers} times {INDEXED}")
+    base.read_layer_types(fields, sizes.num_layers, (INDEXED,))
     heads = fields.count("index_n_heads", num_heads, high=1 << 12)
     head_dim = fields.count("index_head_dim", 128, high=1 << 12)
     top_k = fields.count("index_topk", 2048)
@@ -60,8 +58,8 @@ def read_indexer_types(fields: Fields, num_layers: int) -> Sequence[str]:
     """Reads which layers choose (`FULL`), and which attend to what the last of these before them chose (`SHARED`)."""
     named = fields.texts("indexer_types")
     types = _types_of_pattern(fields, num_layers) if named is None else named
-    if len(types) != num_layers or not {*types} <= {FULL, SHARED}:
-        raise fields.wrong("indexer_types", f"a list of num_hidden_layers={num_layers} names, {FULL} or {SHARED}")
+    if not {*types} <= {FULL, SHARED}:
+        raise fields.wrong("indexer_types", f"a list of {FULL} and {SHARED}")
     if types[0] != FULL:
         raise fields.wrong("indexer_types", f"{FULL} in the first layer, which has none before it")
     return types

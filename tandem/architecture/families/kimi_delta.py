@@ -57,16 +57,13 @@ def read_delta_attention(fields: Fields, sizes: base.Sizes) -> Callable[[int], L
 
 def read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """The kind of each layer, by `layer_types`, or by the lists of `linear_attn_config`, which count from 1."""
-    types, inner = fields.texts("layer_types"), fields.section("linear_attn_config")
+    types = base.read_layer_types(fields, num_layers, (base.FULL, LINEAR))
+    inner = fields.section("linear_attn_config")
     lists = None
     if inner is not None:
         lists = [inner.indices(name, num_layers + 1) for name in ("full_attn_layers", "kda_layers")]
         inner.refuse_unread(("head_dim", "num_heads", "short_conv_kernel_size"))
     if types is not None:
-        if len(types) != num_layers or not {*types} <= {base.FULL, LINEAR}:
-            raise fields.wrong(
-                "layer_types", f"a list of num_hidden_layers={num_layers} names, {base.FULL} or {LINEAR}"
-            )
         return types
     if lists is None:
         return tuple(base.FULL if index and index % 4 == 0 else LINEAR for index in range(num_layers))

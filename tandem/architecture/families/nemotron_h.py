@@ -35,7 +35,7 @@ _UNUSED_KEYS = (
 def _read_model(fields: Fields) -> ModelSpec:
     fields.only("mamba_hidden_act", ("silu", "swish"), "silu")
     kinds = read_kinds(fields)
-    read = base.read_sizes(fields, _DEFAULTS)
+    read = base.read_sizes(fields, replace(_DEFAULTS, layers=len(kinds)))
     sizes = replace(read, num_layers=len(kinds), eps=fields.number("layer_norm_epsilon", 1e-5, high=1.0))
     model = base.build_model("nemotron_h", fields, sizes, _read_layers(fields, sizes, kinds), unserved=("mtp.",))
     base.check_unread(fields, (*backbone.UNUSED_KEYS, *_UNUSED_KEYS, *TRAINING_KEYS))

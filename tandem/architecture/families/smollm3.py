@@ -44,10 +44,7 @@ def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     interval = fields.count("no_rope_layer_interval", _DEFAULT_INTERVAL)
     if fields.get("no_rope_layers") is None:
         return tuple((index + 1) % interval != 0 for index in range(num_layers))
-    given = fields.indices("no_rope_layers", 2)
-    if len(given) != num_layers:
-        raise fields.wrong("no_rope_layers", f"a list of num_hidden_layers={num_layers} zeros and ones")
-    return tuple(bool(value) for value in given)
+    return tuple(bool(value) for value in fields.indices("no_rope_layers", 2))
 
 
 def _read_windows(fields: Fields, have_rope: tuple[bool, ...]) -> tuple[int | None, ...]:

@@ -128,8 +128,6 @@ def check_step_limit(fields: Fields) -> None:
 def read_kinds(fields: Fields, num_layers: int, recurrent: tuple[str, ...], attending: tuple[str, ...]) -> list[bool]:
     """For each layer of `layer_types` whether it has a recurrent state, by the names that files have for both kinds."""
     types = fields.texts("layer_types") or fields.texts("layers_block_type") or (recurrent[0],) * num_layers
-    if len(types) != num_layers:
-        raise fields.wrong("layer_types", f"a list of num_hidden_layers={num_layers} names")
     if not {*types} <= {*recurrent, *attending}:
         raise fields.unsupported("layer_types", ", ".join((*recurrent, *attending)))
     return [kind in recurrent for kind in types]

@@ -1,21 +1,8 @@
-"""Arguments of the compiled kernels in place of tensors: structs of pointers and strides, and tensor layouts."""
-
-import ctypes
-import struct
-from collections.abc import Callable
+"""Arguments of the compiled kernels in place of tensors: pointers and strides, and tensor layouts."""
 
 import torch
 
 from tandem.compute.native.codes import DTYPE_CODES
-
-
-def bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., None]:
-    """The kernel as a function of its argument struct's fields, all of 8 bytes: q an integer or pointer, d a double."""
-    function = library[name]
-    function.restype = None
-    function.argtypes = [ctypes.c_char_p]
-    pack = struct.Struct(f"={fields}").pack
-    return lambda *values: function(pack(*values))
 
 
 def has_contiguous_rows(x: torch.Tensor) -> bool:

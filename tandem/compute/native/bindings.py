@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.native.arguments import are_blocks, are_paged, bind, has_contiguous_rows, norm_weights, row_strides
+from tandem.compute.native.arguments import are_blocks, are_paged, has_contiguous_rows, norm_weights, row_strides
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
 from tandem.compute.native.coded import NativeCodedProducts
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import NativeExpertChoice

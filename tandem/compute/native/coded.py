@@ -9,12 +9,15 @@ import torch
 
 from tandem.architecture.feed_forward import Activation
 from tandem.compute.codes import CodedMatrix
-from tandem.compute.native.arguments import bind, has_contiguous_rows
+from tandem.compute.native.arguments import has_contiguous_rows
+from tandem.compute.native.calls import bind
 from tandem.compute.native.coded_matrix import are_alike, reference_to, serves
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.packing import NativePacking
 
-CODED_LINEAR_FIELDS, CODED_GATED_FIELDS, CODED_ROWS_FIELDS = "10q", "12q", "6q"
+CODED_LINEAR_FIELDS = "dtype out_dtype x x_stride weights bias out out_stride m threads"
+CODED_GATED_FIELDS = "dtype activation x x_stride gate up gate_bias up_bias out out_stride m threads"
+CODED_ROWS_FIELDS = "dtype weights indices out n threads"
 
 
 class NativeCodedProducts(NativePacking):

@@ -1,16 +1,19 @@
 """Matrices of codes as the compiled kernels read them: the argument struct, and which of them are served."""
 
 import ctypes
-import struct
 
 import torch
 
 from tandem.compute.codes import SUM_BLOCK, CodedMatrix
+from tandem.compute.native.calls import struct_of
 from tandem.compute.native.codes import SCALE_DTYPE_CODES
 
-CODED_FIELDS = "9qd7q"
+CODED_FIELDS = """
+    kind n k group_size scale_dtype offset_dtype is_packed super_size rounds_rows factor:d codes scales offsets
+    super_scales super_offsets table permutation
+"""
 STEP = 8  # inputs whose codes lie together
-_pack = struct.Struct(f"={CODED_FIELDS}").pack
+_pack = struct_of(CODED_FIELDS).pack
 
 
 def serves(matrix: CodedMatrix) -> bool:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
 from tandem.core.errors import ConfigurationError
 
 _SLOT_BYTES = 64
 _SLOT = struct.Struct("=ii28h")  # busy, threads, cores: -1 = no more
 _MAX_CPUS = 28
-_ARGUMENTS = struct.Struct("=5q")
+BORROW_FIELDS, TIME_FIELDS = "busy threads cpus num_cpus ok", "ns"
 _READ_BY_HELPERS: list[mmap.mmap] = []  # they never end, so these must not be unmapped
 
 
@@ -46,7 +47,7 @@ class CoreBoard:
 
     def __init__(self, path: Path, slot: int) -> None:
         self._slot = slot
-        self._tell_borrowed: Callable[[bytes], None] | None = None
+        self._tell_borrowed: Callable[[int], None] | None = None
         try:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
@@ -87,12 +88,10 @@ class CoreBoard:
             ConfigurationError: the kernels cannot be compiled or loaded here, or the system refuses such threads.
         """
         library = load_library(cache_dir)
-        function = library["tandem_borrow_cores"]
-        function.restype, function.argtypes = None, [ctypes.c_char_p]
+        function = bind(library, "tandem_borrow_cores", BORROW_FIELDS)
         _READ_BY_HELPERS.append(self._map)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._tell_borrowed = library["tandem_borrowed_time"]
-        self._tell_borrowed.restype, self._tell_borrowed.argtypes = None, [ctypes.c_char_p]
+        self._tell_borrowed = bind(library, "tandem_borrowed_time", TIME_FIELDS)
         for slot in range(self.num_slots):
             if slot != self._slot:
                 self._borrow_from(slot, function, address + slot * _SLOT_BYTES)
@@ -103,14 +102,14 @@ class CoreBoard:
             return 0.0
         num_threads: int = _SLOT.unpack_from(self._map, self._slot * _SLOT_BYTES)[1]
         told = ctypes.c_int64()
-        self._tell_borrowed(struct.pack("=q", ctypes.addressof(told)))
+        self._tell_borrowed(ctypes.addressof(told))
         return told.value / 1e9 / num_threads
 
-    def _borrow_from(self, slot: int, function: "ctypes._NamedFuncPointer", busy: int) -> None:
+    def _borrow_from(self, slot: int, function: Callable[..., None], busy: int) -> None:
         _, num_threads, *cpus = _SLOT.unpack_from(self._map, slot * _SLOT_BYTES)
         named = [cpu for cpu in cpus if cpu >= 0]
         cores, done = (ctypes.c_int64 * len(named))(*named), ctypes.c_int64()
         pointers = ctypes.addressof(cores), len(named), ctypes.addressof(done)
-        function(_ARGUMENTS.pack(busy, num_threads, *pointers))
+        function(busy, num_threads, *pointers)
         if not done.value:
             raise ConfigurationError(f"no threads can be started on the cores {named or 'any'} of slot {slot}")

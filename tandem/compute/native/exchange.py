@@ -13,12 +13,13 @@ from itertools import pairwise
 
 import torch
 
-from tandem.compute.native.arguments import bind
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.core.errors import EngineStoppedError
 
-ADD_FIELDS, JOIN_FIELDS = "9q", "5q"
+ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
+JOIN_FIELDS = "group part bounds out m"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
 _HEADER_BYTES = 4096

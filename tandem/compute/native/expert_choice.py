@@ -8,7 +8,10 @@ from tandem.architecture.feed_forward import RouterSpec
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.native.codes import DTYPE_CODES, SCORE_CODES
 
-CHOICE_FIELDS = "5q3d12q"
+CHOICE_FIELDS = """
+    dtype logits stride correction expert_scales logit_scale:d epsilon:d scale:d score renormalise rounding
+    num_groups top_groups best_of_group n num_experts top_k weights chosen threads
+"""
 _MOST_OF_GROUP = 2
 
 

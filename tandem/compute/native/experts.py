@@ -17,7 +17,10 @@ from tandem.compute.native.codes import ACTIVATION_CODES, CLAMPED_CODE, DTYPE_CO
 from tandem.compute.ops import ExpertWeights, Matrix, Numbers
 from tandem.compute.order import Order
 
-EXPERTS_FIELDS = "2q2d16q"
+EXPERTS_FIELDS = """
+    dtype activation alpha:d limit:d experts num_experts x x_stride weights chosen out out_dtype num_tokens top_k
+    hidden ffn down_blocks is_packed is_coded threads
+"""
 
 _Part = Numbers | torch.Tensor
 _MATRICES = ("gate", "up", "down")

@@ -2,12 +2,15 @@
 
 import torch
 
-from tandem.compute.native.arguments import bind
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.compute.sparse import IndexQueries, QueryBatch
 
-CHOOSE_BY_INDEX_FIELDS = "15qdq"
+CHOOSE_BY_INDEX_FIELDS = """
+    dtype q weights keys key_block_stride block_tables table_stride query_start seq_lens chosen num_requests
+    num_heads dim block_size most scale:d threads
+"""
 MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
 
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 import torch
 
 from tandem.compute.codes import CodedMatrix, CodeKind
-from tandem.compute.native.arguments import bind
+from tandem.compute.native.calls import bind
 from tandem.compute.native.coded_matrix import STEP, reference_to, serves
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.compute.order import Order
 
-PACK_FIELDS, PACK_CODED_FIELDS = "7q", "3q"
+PACK_FIELDS = "dtype weight out n k threads ok"
+PACK_CODED_FIELDS = "weights packed threads"
 STRIP = 16  # outputs
 
 

@@ -7,13 +7,16 @@ import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import LayerRecurrent
-from tandem.compute.native.arguments import bind
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
-RECUR_FIELDS = "23q"
+RECUR_FIELDS = """
+    q k v a b a_log a_bias matrices page_stride read_pages is_first query_start first_write write_pages write_ends
+    out num_requests num_heads num_groups rows columns has_columns threads
+"""
 
 
 class NativeRecurrentBackend:

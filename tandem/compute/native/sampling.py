@@ -5,26 +5,25 @@ of `tandem.engine.sampler`, which say in what order a distribution is walked; we
 """
 
 import ctypes
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind, struct_of
 from tandem.core.sampling_params import SamplingParams
 
-_OPTIONS = struct.Struct("=qqdddd")
-_ARGUMENTS = struct.Struct("=6q")
+DRAW_FIELDS = "options token_ids peaks num_rows size threads"
+OPTIONS_FIELDS = "logits top_k temperature:d top_p:d min_p:d uniform:d"
+_pack_options = struct_of(OPTIONS_FIELDS).pack
 
 
 class NativeDraws:
     """Stateless and safe to share."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._draw = library["tandem_draw"]
-        self._draw.restype = None
-        self._draw.argtypes = [ctypes.c_char_p]
+        self._draw = bind(library, "tandem_draw", DRAW_FIELDS)
 
     def draw(
         self, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float], vocab_size: int
@@ -40,17 +39,16 @@ class NativeDraws:
         Returns:
             Where the largest logit is not finite the token means nothing. It is NaN where any logit is.
         """
-        pack = _OPTIONS.pack
         options = b"".join(
             [
-                pack(row, each.top_k, each.temperature, each.top_p, each.min_p, uniform)
+                _pack_options(row, each.top_k, each.temperature, each.top_p, each.min_p, uniform)
                 for row, each, uniform in zip(rows, params, uniforms, strict=True)
             ]
         )
         token_ids, peaks = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows), dtype=torch.float32)
         packed = ctypes.create_string_buffer(options, len(options))
         pointers = (ctypes.addressof(packed), token_ids.data_ptr(), peaks.data_ptr())
-        self._draw(_ARGUMENTS.pack(*pointers, len(rows), vocab_size, torch.get_num_threads()))
+        self._draw(*pointers, len(rows), vocab_size, torch.get_num_threads())
         return token_ids.tolist(), peaks.tolist()
 
 

@@ -5,7 +5,6 @@ it has pointers to. Indices (positions, slots, block tables) are not checked. On
 """
 
 import ctypes
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
@@ -14,6 +13,7 @@ import torch
 from tandem.compute.arena import LayerKV
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
+from tandem.compute.native.calls import struct_of
 from tandem.compute.native.coded_matrix import are_alike, reference_to
 from tandem.compute.native.coded_matrix import serves as serves_codes
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
@@ -23,7 +23,12 @@ from tandem.compute.ops import Matrix, Numbers, StackLayer, StackMixture, StackS
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
-STACK_FIELDS = "11q3d23q"
+STACK_FIELDS = """
+    dtype activation unit_offset hidden ffn num_heads num_kv_heads head_dim block_size num_experts top_k eps:d
+    scale:d softcap:d num_layers layers final_norm caches residual scratch out positions query_start seq_lens
+    num_tokens num_requests is_packed threads wanted.rows wanted.num_rows wanted.query_start wanted.seq_lens
+    wanted.block_tables wanted.table_stride wanted.num_requests states.rows states.stride
+"""
 MAX_HEAD_DIM = 256
 _WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
 
@@ -38,7 +43,7 @@ LAYER_FIELDS = (  # of the C++ struct, in order; tests compare them
     ),
     *(*_TABLES, "half", "window", "mixture"),
 )
-_pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
+_pack_mixture = struct_of(f"router router_bias {CHOICE_FIELDS} {EXPERTS_FIELDS}").pack
 
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:

@@ -78,7 +78,7 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
         (
             lambda c: c.update(model_type="qwen3", layer_types=["full_attention"], **SLIDING),
             CorruptCheckpointError,
-            "layer_types must be a list of num_hidden_layers=8 names",
+            "layer_types must be a list of num_hidden_layers=8 entries",
         ),
         (
             lambda c: c.update(model_type="mixtral", num_local_experts=4, num_experts_per_tok=5),

@@ -9,6 +9,7 @@ import pytest
 from tandem.compute.native import bindings
 from tandem.compute.native.coded_matrix import CODED_FIELDS
 from tandem.compute.native.exchange import GROUP_FIELDS
+from tandem.compute.native.sampling import OPTIONS_FIELDS
 from tandem.compute.native.stack import LAYER_FIELDS
 from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights
@@ -26,7 +27,7 @@ def fields_of(source: str, struct: str) -> list[tuple[str, str]]:
     source = re.sub(r"//[^\n]*", "", source)
     match = re.search(rf"struct {struct} \{{((?:[^{{}}]|\{{[^{{}}]*\}};?)*)\}};", source)
     assert match is not None, f"no struct {struct}"
-    body = re.sub(r"struct \w+ \{[^{}]*\};", "", match[1])
+    body = re.sub(r"struct \w+ \{[^{}]*\};|\w+ \w+\([^)]*\) const \{[^{}]*\}", "", match[1])
     return [field for declaration in body.split(";") for field in _declared(source, " ".join(declaration.split()))]
 
 
@@ -42,18 +43,19 @@ def _declared(source: str, declaration: str) -> list[tuple[str, str]]:
 
 def _unfolded(source: str, kind: str, name: str) -> list[tuple[str, str]]:
     if name.startswith("*"):
-        return [(name.strip("* "), "q")]
+        return [(name.split()[-1].strip("*"), "q")]
     if kind in KINDS:
         return [(name, KINDS[kind])]
     return [(f"{name}.{inner}", code) for inner, code in fields_of(source, kind)]
 
 
-def unfold(counts: str) -> str:
-    """ "2qd" -> "qqd"."""
-    return "".join(code * int(count or 1) for count, code in re.findall(r"(\d*)([qd])", counts))
+def declared(fields: str, prefix: str = "") -> list[tuple[str, str]]:
+    """What Python declares, as `fields_of` gives what C++ does."""
+    pairs = (name.partition(":") for name in fields.split())
+    return [(f"{prefix}{name}", kind or "q") for name, _, kind in pairs]
 
 
-def struct_of(source: str, function: str) -> str:
+def struct_name(source: str, function: str) -> str:
     match = re.search(rf"{function}\(const (?:tandem::)?(\w+)\*", source)
     assert match is not None, function
     return match[1]
@@ -62,37 +64,49 @@ def struct_of(source: str, function: str) -> str:
 @pytest.mark.parametrize("function", FIELDS)
 def test_arguments_are_those_of_the_struct(function: str) -> None:
     source = read_sources()
-    kinds = "".join(kind for _, kind in fields_of(source, struct_of(source, function)))
-    assert kinds == unfold(FIELDS[function])
+    assert fields_of(source, struct_name(source, function)) == declared(FIELDS[function])
 
 
 def test_a_layer_has_the_fields_of_its_struct_in_their_order() -> None:
-    assert tuple(name for name, _ in fields_of(read_sources(), "Layer")) == LAYER_FIELDS
+    assert fields_of(read_sources(), "Layer") == declared(" ".join(LAYER_FIELDS))
 
 
 def test_a_mixture_is_router_choice_and_experts() -> None:
-    kinds = "".join(kind for _, kind in fields_of(read_sources(), "Mixture"))
-    assert kinds == unfold(f"2q{FIELDS['tandem_choose_experts']}{FIELDS['tandem_experts']}")
+    choice, experts = (FIELDS[name] for name in ("tandem_choose_experts", "tandem_experts"))
+    expected = [*declared("router router_bias"), *declared(choice, "choice."), *declared(experts, "experts.")]
+    assert fields_of(read_sources(), "Mixture") == expected
 
 
 def test_a_matrix_of_codes_has_the_fields_of_its_struct() -> None:
-    assert "".join(kind for _, kind in fields_of(read_sources(), "CodedWeights")) == unfold(CODED_FIELDS)
+    assert fields_of(read_sources(), "CodedWeights") == declared(CODED_FIELDS)
+
+
+def test_the_options_of_a_draw_have_the_fields_of_their_struct() -> None:
+    assert fields_of(read_sources(), "Options") == declared(OPTIONS_FIELDS)
 
 
 def test_a_group_of_ranks_has_the_fields_of_its_struct_in_their_order() -> None:
-    assert tuple(name for name, _ in fields_of(read_sources(), "RankGroup")) == GROUP_FIELDS
+    assert fields_of(read_sources(), "RankGroup") == declared(" ".join(GROUP_FIELDS))
 
 
 def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:
-    names = tuple(field.name for field in fields(ExpertWeights))
-    assert tuple(name for name, _ in fields_of(read_sources(), "ExpertWeights")) == names
+    names = " ".join(field.name for field in fields(ExpertWeights))
+    assert fields_of(read_sources(), "ExpertWeights") == declared(names)
 
 
 def test_a_swapped_or_missing_field_is_found() -> None:
     source = read_sources()
     swapped = source.replace("LinearMap gate, up, down;", "LinearMap up, gate, down;")
     assert swapped != source
-    assert [name for name, _ in fields_of(swapped, "Layer")] != list(LAYER_FIELDS)
+    assert fields_of(swapped, "Layer") != declared(" ".join(LAYER_FIELDS))
     shorter = source.replace("double eps, scale, softcap;", "double eps, softcap;")
     assert shorter != source
-    assert "".join(kind for _, kind in fields_of(shorter, "StackArguments")) != unfold(FIELDS["tandem_stack"])
+    assert fields_of(shorter, "StackArguments") != declared(FIELDS["tandem_stack"])
+    renamed = source.replace("double eps, scale, softcap;", "double scale, eps, softcap;")
+    assert fields_of(renamed, "StackArguments") != declared(FIELDS["tandem_stack"])
+
+
+def test_every_struct_of_arguments_is_compared() -> None:
+    """Functions that Python may call with a struct; three of them used to have no entry."""
+    found = set(re.findall(r"TANDEM_EXPORT void (tandem_\w+)\(const (?:tandem::)?\w+\*", read_sources()))
+    assert found == {*FIELDS}
