@@ -86,6 +86,22 @@ class KnownConversation:
         return MessageSpans((short.starts[0], *starts), (short.ends[0], *ends))
 
 
+class BodyDigest:
+    """SHA-256 of the beginnings of a body, each byte of which is hashed once if their lengths grow."""
+
+    def __init__(self, body: bytes) -> None:
+        self._view = memoryview(body)
+        self._hash = hashlib.sha256()
+        self._position = 0
+
+    def of_first(self, num_bytes: int) -> bytes:
+        if num_bytes < self._position:
+            self._hash, self._position = hashlib.sha256(), 0
+        self._hash.update(self._view[self._position : num_bytes])
+        self._position = num_bytes
+        return self._hash.digest()
+
+
 class KnownConversations:
     """A bounded cache of entries. Used by one thread."""
 
@@ -97,18 +113,20 @@ class KnownConversations:
     def __len__(self) -> int:
         return sum(map(len, self._alike.values()))
 
-    def find(self, body: bytes, scope: CacheScope) -> KnownConversation | None:
-        """The longest known conversation that `body` begins with. `scope`: the caller's own."""
+    def find(self, body: bytes, digest: BodyDigest, scope: CacheScope) -> KnownConversation | None:
+        """The longest known conversation that `body` begins with.
+
+        Args:
+            digest: of the body.
+            scope: the caller's own.
+        """
         head = _head(body, scope)
         alike = self._alike.get(head)
         if alike is None:
             return None
-        digest, position, found = hashlib.sha256(), 0, None
-        view = memoryview(body)
+        found = None
         for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
-            digest.update(view[position:num_bytes])
-            position = num_bytes
-            key = (num_bytes, digest.digest())
+            key = (num_bytes, digest.of_first(num_bytes))
             found = key if key in alike else found
         if found is None:
             return None
@@ -116,13 +134,13 @@ class KnownConversations:
         self._alike.move_to_end(head)
         return alike[found]
 
-    def add(self, body: bytes, scope: CacheScope, entry: KnownConversation) -> None:
-        """Keeps what is known of the conversation in `body`."""
+    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
+        """Keeps what is known of the conversation in `body`; arguments as of `find`."""
         if len(body) <= _HEAD_BYTES or entry.beginning.num_messages < MIN_MESSAGES:
             return
         head = _head(body, scope)
         alike = self._alike.setdefault(head, OrderedDict())
-        key = (entry.num_bytes, hashlib.sha256(memoryview(body)[: entry.num_bytes]).digest())
+        key = (entry.num_bytes, digest.of_first(entry.num_bytes))
         if (former := alike.pop(key, None)) is not None:
             self.num_bytes -= former.memory_bytes
         alike[key] = entry

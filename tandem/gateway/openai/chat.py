@@ -13,7 +13,7 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.known_conversations import KnownConversation
+from tandem.gateway.known_conversations import BodyDigest, KnownConversation
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -41,16 +41,17 @@ class ChatDialect:
 
         NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
         """
-        known = self._context.model.conversations.find(body, isolate(UNSCOPED))
+        digest = BodyDigest(body)
+        known = self._context.model.conversations.find(body, digest, isolate(UNSCOPED))
         if known is not None:
             try:
-                return await self._read(body, request_id, isolate, known)
+                return await self._read(body, digest, request_id, isolate, known)
             except InvalidRequestError:
                 pass
-        return await self._read(body, request_id, isolate, None)
+        return await self._read(body, digest, request_id, isolate, None)
 
     async def _read(
-        self, body: bytes, request_id: str, isolate: Isolate, known: KnownConversation | None
+        self, body: bytes, digest: BodyDigest, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
         """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
         given = body if known is None else known.shortened(body)
@@ -74,9 +75,9 @@ class ChatDialect:
             may_go_on=spans is not None and not asked.cache_salt,
         )
         if spans is not None and assembled.beginning is not None:
-            whole = spans if known is None else known.spans(spans)
-            entry = KnownConversation.of(whole, frozenset(reader.call_ids), assembled.beginning)
-            model.conversations.add(body, isolate(UNSCOPED), entry)
+            places = spans if known is None else known.spans(spans)
+            entry = KnownConversation.of(places, frozenset(reader.call_ids), assembled.beginning)
+            model.conversations.add(body, digest, isolate(UNSCOPED), entry)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,

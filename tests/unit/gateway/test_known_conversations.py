@@ -13,7 +13,7 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
-from tandem.gateway.known_conversations import MAX_ALIKE, Beginning, KnownConversation, KnownConversations
+from tandem.gateway.known_conversations import MAX_ALIKE, Beginning, BodyDigest, KnownConversation, KnownConversations
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.model import ServedModel
@@ -208,7 +208,7 @@ def test_of_a_long_conversation_only_its_end_is_read(tmp_path: Path) -> None:
         await read(context, json.dumps({"model": "m", "messages": messages}).encode())
         more = [*messages, {"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"}]
         body = json.dumps({"model": "m", "messages": more}).encode()
-        (entry,) = [context.model.conversations.find(body, UNSCOPED)]
+        (entry,) = [context.model.conversations.find(body, BodyDigest(body), UNSCOPED)]
         assert entry is not None
         assert len(entry.shortened(body)) < 4 * 1600
         return await read(context, body)
@@ -294,10 +294,11 @@ def test_entries_are_bounded() -> None:
     known = KnownConversations(10 * entry.memory_bytes)
     bodies = [f"{number:04}".encode() * 1000 for number in range(30)]
     for body in bodies:
-        known.add(body, UNSCOPED, entry)
+        known.add(body, BodyDigest(body), UNSCOPED, entry)
     assert (len(known), known.num_bytes) == (10, 10 * entry.memory_bytes)
-    assert [known.find(body, UNSCOPED) is not None for body in bodies] == [False] * 20 + [True] * 10
+    assert [known.find(body, BodyDigest(body), UNSCOPED) is not None for body in bodies] == [False] * 20 + [True] * 10
     alike = KnownConversations(2**30)
     for number in range(2 * MAX_ALIKE):
-        alike.add(b"x" * 2000 + f"{number:04}".encode() * 1000, UNSCOPED, entry)
+        body = b"x" * 2000 + f"{number:04}".encode() * 1000
+        alike.add(body, BodyDigest(body), UNSCOPED, entry)
     assert len(alike) == MAX_ALIKE
