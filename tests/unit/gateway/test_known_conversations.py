@@ -110,9 +110,9 @@ def turn(rng: random.Random, number: int) -> list[dict[str, Any]]:
     return [*said, {"role": "assistant", "content": text(rng)}]
 
 
-def body_of(rng: random.Random, messages: list[dict[str, Any]], tools: bool) -> bytes:
-    fields: list[tuple[str, Any]] = [("model", "m"), ("max_tokens", rng.choice([1, 5]))]
-    fields.insert(rng.choice([0, 2, 2, 2]), ("messages", messages))
+def body_of(rng: random.Random, messages: list[dict[str, Any]], tools: bool, place: int, indent: int | None) -> bytes:
+    fields: list[tuple[str, Any]] = [("model", "m"), ("stop", []), ("max_tokens", rng.choice([1, 5]))]
+    fields.insert(place, ("messages", messages))
     if tools:
         fields.append(("tools", TOOLS))
     chance = rng.random()
@@ -122,7 +122,7 @@ def body_of(rng: random.Random, messages: list[dict[str, Any]], tools: bool) -> 
         fields.append(("chat_template_kwargs", {"add_vision_id": rng.choice([True, 1])}))
     elif chance < 0.15:
         fields.append(("metadata", {"messages": [{"role": "user"}]}))
-    written = json.dumps(dict(fields), ensure_ascii=False, indent=rng.choice([None, None, None, 1]))
+    written = json.dumps(dict(fields), ensure_ascii=False, indent=indent)
     if chance > 0.97:
         written = written[:-1] + ', "messages"    : [{"role": "user", "content": "last wins"}]}'
     return written.encode() if chance < 0.95 or chance > 0.96 else written.encode()[:-1]
@@ -132,18 +132,18 @@ def grown(rng: random.Random) -> list[bytes]:
     """The bodies of one conversation, which is edited here and there, and of which some are wrong."""
     messages = [{"role": "system", "content": text(rng)}] if rng.random() < 0.5 else []
     messages += [message for number in range(3) for message in turn(rng, number)]
-    tools, bodies = rng.random() < 0.3, []
+    tools, place, indent, bodies = rng.random() < 0.3, rng.randrange(3), rng.choice([None, 1]), []
     for number in range(3, 9):
         messages += turn(rng, number)
         if rng.random() < 0.15:
-            place = rng.randrange(len(messages))
-            messages[place] = {**messages[place], "content": text(rng)}
-        if rng.random() < 0.05:
+            edited = rng.randrange(len(messages))
+            messages[edited] = {**messages[edited], "content": text(rng)}
+        if rng.random() < 0.02:
             messages = [*messages, {"role": "system", "content": "late"}]
-        if rng.random() < 0.05:
+        if rng.random() < 0.02:
             messages = [*messages, {"role": "tool", "tool_call_id": "never", "content": "x"}]
         tools ^= rng.random() < 0.05
-        bodies.append(body_of(rng, messages, tools))
+        bodies.append(body_of(rng, messages, tools, place, indent))
         if rng.random() < 0.05:
             messages = messages[:-2]
     return bodies
