@@ -16,12 +16,12 @@ import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
-from tandem.text.resumable import MARKS, START, Messages, NegativePlaceError
+from tandem.text.resumable import MARKS, SHOWN, Messages, NegativePlaceError
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", BUDGET, START, MARKS})
+_RESERVED = frozenset({"messages", BUDGET, SHOWN, MARKS})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -133,11 +133,12 @@ class ChatTemplate:
         if template is None:
             return None
         seen = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
-        given = self._seen(seen, Messages(map(_message, _require_messages(messages))))
+        given = self._seen(seen, Messages(_message(each) if each else {} for each in _require_messages(messages)))
         last, budget = len(messages) - 1, Budget()
+        shown = [*([None] * start), *given["messages"][start:]]
         marks = {number: secrets.token_hex(16) for number in {start, last}}
         try:
-            text = self._run(template, {**given, START: start, MARKS: marks}, budget)
+            text = self._run(template, {**given, SHOWN: shown, MARKS: marks}, budget)
         except NegativePlaceError:
             return None
         text = text.partition(marks[start])[2] if start else text.replace(marks[0], "", int(last > 0))

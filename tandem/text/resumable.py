@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-START, MARKS = "_tandem_start", "_tandem_marks"  # variables of a resumable template
+SHOWN, MARKS = "_tandem_shown", "_tandem_marks"  # variables of a resumable template
 _MESSAGES, _LOOP = "messages", "loop"
 _OUTER_ATTRIBUTES = frozenset({"first", "last", "index", "index0"})
 _INNER_ATTRIBUTES = _OUTER_ATTRIBUTES | {"length", "revindex", "revindex0"}
@@ -49,8 +49,8 @@ class Messages(list[object]):
 
 
 def make_resumable(tree: nodes.Template) -> bool:
-    """Changes a parsed template, if it qualifies, to write nothing for messages before number `START`, and before each
-    message the text that `MARKS` has for its number.
+    """Changes a parsed template, if it qualifies, to go over `SHOWN`: the messages, with None for those that are not to
+    be written. Before each it writes the text that `MARKS` has for its number.
     """
     loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, _MESSAGES)]
     if len(loops) != 1:
@@ -66,9 +66,11 @@ def make_resumable(tree: nodes.Template) -> bool:
         return False
     line = loop.lineno
     number = nodes.Getattr(nodes.Name(_LOOP, "load", lineno=line), "index0", "load", lineno=line)
-    late = nodes.Compare(number, [nodes.Operand("gteq", nodes.Name(START, "load", lineno=line))], lineno=line)
+    message = nodes.Name(loop.target.name, "load", lineno=line)
+    is_shown = nodes.Not(nodes.Test(message, "none", [], [], None, None, lineno=line), lineno=line)
     mark = nodes.Getitem(nodes.Name(MARKS, "load", lineno=line), number, "load", lineno=line)
-    loop.body = [nodes.If(late, [nodes.Output([mark], lineno=line), *loop.body], [], [], lineno=line)]
+    loop.iter = nodes.Name(SHOWN, "load", lineno=line)
+    loop.body = [nodes.If(is_shown, [nodes.Output([mark], lineno=line), *loop.body], [], [], lineno=line)]
     return True
 
 
