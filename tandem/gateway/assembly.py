@@ -15,15 +15,17 @@ from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
+from tandem.gateway import resuming
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
+from tandem.gateway.known_conversations import Beginning
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
-from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, check_length
+from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, NotKnownError, check_length
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 
@@ -33,12 +35,13 @@ class Assembled:
     """A conversation as tokens, with the constraints on its answer.
 
     Args:
-        prompt: the text that `encoded` encodes.
+        prompt: the text that `encoded` encodes, or where the conversation was resumed, its end.
         pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: those the answer may call.
         is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
+        beginning: what a conversation that goes on from this one may be resumed from.
     """
 
     model: ServedModel
@@ -51,6 +54,7 @@ class Assembled:
     tools: tuple[Tool, ...]
     is_call_forced: bool
     is_thinking_open: bool
+    beginning: Beginning | None = None
 
     @property
     def token_ids(self) -> "array[int]":
@@ -94,33 +98,46 @@ async def assemble(
     scope: CacheScope,
     *,
     is_only_counted: bool = False,
+    beginning: Beginning | None = None,
+    may_go_on: bool = False,
 ) -> Assembled:
     """Renders, encodes and constrains a conversation.
 
     Args:
         scope: the conversation's, isolated; only prompts of equal scope are found known.
         is_only_counted: it may exceed the context.
+        beginning: to be resumed; messages before its second last may be `UNREAD`, but for the first.
+        may_go_on: a later conversation may be resumed from this one, if its template allows it.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
+        NotKnownError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
-    asked = _without_unused_tools(with_one_system(conversation) if model.has_one_system else conversation)
+    may_resume = (may_go_on or beginning is not None) and resuming.may_resume(conversation)
+    if beginning is not None and not may_resume:
+        raise NotKnownError("the conversation cannot be resumed")
+    asked = _without_unused_tools(
+        with_one_system(conversation) if model.has_one_system and beginning is None else conversation
+    )
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
-    rendered = await _render(asked, variables, model)
+    root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
+    said = _said(asked, variables)
+    rest = await resuming.render(asked.messages, said, root, model, beginning) if may_resume else None
+    rendered = await _render(asked, variables, model) if rest is None else rest.text
     grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(rendered, grammar, asked, model)
     _check_followed(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
-    root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
     encoded = await model.encoder.encode_chat(
         prompt,
         info.max_model_len,
         ChainRoot(root, info.block_size),
         add_special_tokens=asked.add_special_tokens,
         is_only_counted=is_only_counted,
+        beginning=None if beginning is None else beginning.cut,
     )
     if not is_only_counted:
         check_length(encoded.token_ids, info.max_model_len)
@@ -135,6 +152,9 @@ async def assemble(
         tools=asked.tools,
         is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
+        beginning=None
+        if rest is None
+        else resuming.next_beginning(asked.messages, said, root, model, encoded, rest, beginning),
     )
 
 
@@ -243,12 +263,17 @@ async def _render(asked: Conversation, variables: Mapping[str, Any], model: Serv
 
 
 async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
+    return await model.render(asked.messages, _said(asked, variables))
+
+
+def _said(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the template sees besides the messages."""
     said = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
     if asked.tools:
         said["tools"] = [_described(tool) for tool in asked.tools]
     if asked.documents:
         said["documents"] = list(asked.documents)
-    return await model.render(asked.messages, said)
+    return said
 
 
 def _described(tool: Tool) -> dict[str, Any]:

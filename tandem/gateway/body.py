@@ -102,24 +102,25 @@ class Bodies:
             raise _too_long(most)
 
     async def _read(self, receive: Receive, body: "Body") -> None:
-        data, scan = bytearray(), JsonScan()
+        pieces, num_bytes, scan = list[bytes](), 0, JsonScan()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeftError("the client left while it sent its request")
             piece = message.get("body", b"")
-            if len(data) + len(piece) > self.limits.max_bytes:
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > self.limits.max_bytes:
                 raise _too_long(self.limits.max_bytes)
-            data += piece
             for start in range(0, len(piece), _SCANNED_BYTES):
                 if start:
                     await asyncio.sleep(0)
                 scan.feed(piece[start : start + _SCANNED_BYTES])
                 check_scan(scan, self.limits.max_values, self.limits.max_members)
-            body.charge(len(data) + scan.num_bytes)
+            body.charge(num_bytes + scan.num_bytes)
             self._check_held(body)
             if not message.get("more_body", False):
-                body.data = bytes(data)
+                body.data = b"".join(pieces)
                 return
 
     def _check_held(self, body: "Body") -> None:

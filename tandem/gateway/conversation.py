@@ -6,7 +6,10 @@ Plain values. Dialects translate their bodies into this; `assembly` turns it int
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
+
+UNREAD: Mapping[str, Any] = MappingProxyType({})  # a message of a known beginning, which was not read again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class Conversation:
 
     Args:
         messages: role, content and, where they have them, tool_calls (arguments as objects), tool_call_id, name and
-            reasoning_content: the shape that templates of Hugging Face checkpoints take.
+            reasoning_content, or `UNREAD`: the shape that templates of Hugging Face checkpoints take.
         variables: further variables of the template.
         documents: for templates that take them.
         breakpoints: in the order of their places.

@@ -1,14 +1,17 @@
 """Token ids and block hashes of prompts' beginnings, so that a conversation's next turn costs what is new in it.
 
-A prompt is cut where its tokenizer cuts in any case (`text.cuts`). Each cut has a key: SHA-256 over the request's root
-hash, which covers model and tenant, and all bytes before the cut. So tenants find nothing of each other, and equal keys
-mean equal beginnings. Bounded in bytes; the least recently used piece goes first, and never before one after it.
+A prompt is cut where its tokenizer cuts in any case (`text.cuts`). Each cut has a key: SHA-256 over the key before it,
+first the request's root hash, which covers model and tenant, and the bytes between. So tenants find nothing of each
+other, and equal keys mean equal beginnings. Bounded in bytes; the least recently used piece goes first, and never
+before one after it.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 MIN_PIECE_BYTES = 1024  # of text; a piece of its own takes some 400 bytes beside its tokens
 PIECE_OVERHEAD_BYTES = 400  # measured: key, entry and the objects' heads
@@ -34,22 +37,68 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class CutBeginning:
+    """The beginning of a prompt, without its text before the last cut.
+
+    Args:
+        keys: of its cuts.
+        sizes: bytes of the pieces before them.
+        rest: what follows the last cut.
+    """
+
+    keys: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    rest: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of text."""
+        return sum(self.sizes) + len(self.rest)
+
+
+@dataclass(frozen=True, slots=True)
 class CutPrompt:
-    """A prompt in pieces. `keys`: of the places between them, so one fewer."""
+    """A prompt in pieces.
+
+    Args:
+        pieces: their text; empty for those of a beginning that the prompt was resumed from.
+        keys: of the places between them, so one fewer. Each covers the one before it.
+        sizes: bytes of each piece.
+    """
 
     pieces: Sequence[bytes]
     keys: Sequence[bytes]
+    sizes: Sequence[int]
 
     @classmethod
-    def of(cls, text: str, token: str, root: bytes) -> "CutPrompt":
-        """Cuts `text` before occurrences of `token`, at least `MIN_PIECE_BYTES` apart from the beginning on."""
-        pieces = _pieces(text.encode("utf-8", "surrogatepass"), token.encode())
-        digest = hashlib.sha256(root)
-        keys = []
+    def of(cls, text: str, token: str, root: bytes, beginning: CutBeginning | None = None) -> "CutPrompt":
+        """Cuts `text` before occurrences of `token`, at least `MIN_PIECE_BYTES` apart from the beginning on.
+
+        Args:
+            beginning: of the prompt, which `text` continues.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        before = CutBeginning((), (), b"") if beginning is None else beginning
+        pieces = _pieces(before.rest + data, token.encode())
+        keys = list(before.keys)
         for piece in pieces[:-1]:
-            digest.update(piece)
-            keys.append(digest.digest())
-        return cls(pieces, keys)
+            keys.append(hashlib.sha256((keys[-1] if keys else root) + piece).digest())
+        empty = [b""] * len(before.keys)
+        return cls([*empty, *pieces], keys, [*before.sizes, *map(len, pieces)])
+
+    def beginning(self, num_bytes: int, token: str) -> CutBeginning:
+        """The first `num_bytes`, cut where every prompt is that begins with them: the token is seen to its end.
+
+        They end after the last cut of the beginning that this prompt was resumed from.
+        """
+        ends = list(accumulate(self.sizes))[:-1]
+        number = bisect_right(ends, num_bytes - len(token.encode()))
+        start = ends[number - 1] if number else 0
+        return CutBeginning(
+            tuple(self.keys[:number]),
+            tuple(self.sizes[:number]),
+            b"".join(self.pieces[number:])[: num_bytes - start],
+        )
 
 
 def _pieces(data: bytes, token: bytes) -> list[bytes]:

@@ -10,18 +10,20 @@ from typing import Any
 from tandem.core.errors import ConfigurationError, shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.known_conversations import KnownConversations
 from tandem.gateway.known_prefixes import DEFAULT_MAX_BYTES, KnownPrefixes
 from tandem.gateway.one_system import shows_later_systems
 from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.rpc.messages import ModelInfo
-from tandem.text.chat_template import ChatTemplate
+from tandem.text.chat_template import ChatTemplate, Rendered
 from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 MANY_MESSAGES = 32
 LONG_MESSAGES = 64 * 1024  # characters of all together
+_CONVERSATIONS_SHARE = 1 / 8  # of the memory for encoded beginnings; an entry takes a fiftieth of its tokens
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class ServedModel:
     answers: AnswerFormat
     grammars: GrammarCheck
     encoder: PromptEncoder
+    conversations: KnownConversations
 
     @classmethod
     def load(
@@ -65,6 +68,7 @@ class ServedModel:
             ConfigurationError: no parser has that name, or tool calls are to be read of a model whose template shows no
                 tools.
         """
+        for_conversations = int(max_known_bytes * _CONVERSATIONS_SHARE)
         path = resolve_model_path(path_or_hub_id, has_weights=False)
         tokenizer, template = Tokenizer.load(path), ChatTemplate.find(path)
         answers = answer_format(path_or_hub_id, tokenizer, template, tool_parser, reasoning_parser)
@@ -76,7 +80,10 @@ class ServedModel:
             has_one_system=template is not None and not shows_later_systems(template.source),
             answers=answers,
             grammars=GrammarCheck(tokenizer),
-            encoder=PromptEncoder(tokenizer, _cut_rule(tokenizer, template), KnownPrefixes(max_known_bytes)),
+            encoder=PromptEncoder(
+                tokenizer, _cut_rule(tokenizer, template), KnownPrefixes(max_known_bytes - for_conversations)
+            ),
+            conversations=KnownConversations(for_conversations),
         )
 
     def require(self, name: str) -> None:
@@ -99,15 +106,29 @@ class ServedModel:
         Raises:
             InvalidRequestError: the model has no chat template, or its template refuses the messages.
         """
-        template = self.template
-        if template is None:
+        template = self._required_template()
+        if _is_quick(messages, variables):
+            return template.render(messages, **variables)
+        return await asyncio.to_thread(template.render, messages, **variables)
+
+    async def render_from(
+        self, messages: Sequence[Mapping[str, Any]], start: int, variables: Mapping[str, Any]
+    ) -> Rendered | None:
+        """Renders the prompt of a chat from message number `start` on, as `ChatTemplate.render_from`; raises as
+        `render`.
+        """
+        template = self._required_template()
+        if _is_quick([each for each in messages if each], variables):
+            return template.render_from(messages, start, **variables)
+        return await asyncio.to_thread(template.render_from, messages, start, **variables)
+
+    def _required_template(self) -> ChatTemplate:
+        if self.template is None:
             raise RequestError(
                 f"the model {self.name!r} has no chat template, so it takes plain prompts: use /v1/completions",
                 param="messages",
             )
-        if _is_quick(messages, variables):
-            return template.render(messages, **variables)
-        return await asyncio.to_thread(template.render, messages, **variables)
+        return self.template
 
 
 def _cut_rule(tokenizer: Tokenizer, template: ChatTemplate | None) -> CutRule:

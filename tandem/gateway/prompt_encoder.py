@@ -15,10 +15,11 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
+from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import HASH_BYTES, further_hashes
 from tandem.core.heap import trim_heap
 from tandem.gateway.errors import RequestError
-from tandem.gateway.known_prefixes import CutPrompt, KnownPrefixes, Piece
+from tandem.gateway.known_prefixes import CutBeginning, CutPrompt, KnownPrefixes, Piece
 from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
@@ -37,6 +38,10 @@ _MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; long runs of s
 T = TypeVar("T")
 
 
+class NotKnownError(InvalidRequestError):
+    """A beginning is not known any more, or not to be resumed here, so the whole must be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChainRoot:
     """Root of a prompt's chain of block hashes: `digest` covers model and tenant (`core.hashing.root_hash`)."""
@@ -47,7 +52,7 @@ class ChainRoot:
 
 @dataclass(frozen=True, slots=True)
 class EncodingCounts:
-    """Counts of encoding one prompt: known already, and in all."""
+    """Counts of encoding one prompt: known already, and in all. `num_unread_messages`: neither read nor rendered."""
 
     num_known_bytes: int
     num_bytes: int
@@ -55,6 +60,7 @@ class EncodingCounts:
     num_tokens: int
     num_known_blocks: int
     num_blocks: int
+    num_unread_messages: int = 0
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -66,6 +72,7 @@ class EncodingCounts:
             "new_tokens": self.num_tokens - self.num_known_tokens,
             "known_blocks": self.num_known_blocks,
             "new_blocks": self.num_blocks - self.num_known_blocks,
+            "unread_messages": self.num_unread_messages,
         }
 
 
@@ -76,15 +83,20 @@ class EncodedPrompt:
     Args:
         token_ids: 32 bits each; not to be modified.
         hashes: of its full blocks, one after the other.
-        pieces: the text in UTF-8, in the pieces in which it was encoded.
+        cut: the text in UTF-8, in the pieces in which it was encoded.
         ends: number of tokens before the end of each piece.
     """
 
     token_ids: "array[int]"
     hashes: bytes
-    pieces: Sequence[bytes]
+    cut: CutPrompt
     ends: Sequence[int]
     counts: EncodingCounts
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The text, if it was not resumed from a beginning."""
+        return self.cut.pieces
 
 
 class PromptEncoder:
@@ -128,26 +140,45 @@ class PromptEncoder:
         return token_ids
 
     async def encode_chat(
-        self, text: str, max_model_len: int, root: ChainRoot, *, add_special_tokens: bool, is_only_counted: bool = False
+        self,
+        text: str,
+        max_model_len: int,
+        root: ChainRoot,
+        *,
+        add_special_tokens: bool,
+        is_only_counted: bool = False,
+        beginning: CutBeginning | None = None,
     ) -> EncodedPrompt:
         """A chat's prompt as tokens with their hashes; what follows its longest known beginning is encoded.
 
+        Args:
+            beginning: of the prompt, which `text` continues.
+
         Raises:
             InvalidRequestError: as `encode`.
+            NotKnownError: the beginning's tokens were forgotten, or may be too long.
         """
         token, most = self._rule.token, _most(max_model_len, is_only_counted=is_only_counted)
+        if beginning is not None and (add_special_tokens or beginning.num_bytes + len(text) > _longest(most)):
+            raise NotKnownError("the beginning of the prompt cannot be resumed")
         if token is None or add_special_tokens or len(text) > _longest(most):
             ids = await self.encode(
                 text, max_model_len, add_special_tokens=add_special_tokens, is_only_counted=is_only_counted
             )
-            cut = CutPrompt([text.encode()], [])
+            cut = CutPrompt([data := text.encode()], [], [len(data)])
             return await self._chained(cut, root, [], [ids])
         size = len(text) // _QUICK_CHARACTERS_PER_TOKEN
-        cut = await self._maybe_in_thread(size, partial(CutPrompt.of, text, token, root.digest))
+        cut = await self._maybe_in_thread(size, partial(CutPrompt.of, text, token, root.digest, beginning))
         known = self.known.leading(cut.keys)
+        if beginning is not None and len(known) < len(beginning.keys):
+            raise NotKnownError("the beginning of the prompt was forgotten")
         num_tokens = sum(len(piece.token_ids) for piece in known) // 4
         new = await self._encode_pieces(cut.pieces[len(known) :], most, num_tokens, max_model_len)
         return await self._chained(cut, root, known, new)
+
+    def beginning(self, prompt: EncodedPrompt, num_bytes: int) -> CutBeginning | None:
+        """The first bytes of a prompt, to be resumed from; None where prompts are not cut."""
+        return None if self._rule.token is None else prompt.cut.beginning(num_bytes, self._rule.token)
 
     async def count_tokens(
         self, prompt: EncodedPrompt, places: Sequence[int], *, add_special_tokens: bool
@@ -303,7 +334,7 @@ def _joined(
     more = [
         Piece(packed[index], hashes[starts[index] : starts[index + 1]]) for index in range(len(known), len(cut.keys))
     ]
-    num_bytes, num_known = list(map(len, cut.pieces)), len(known)
+    num_bytes, num_known = cut.sizes, len(known)
     counts = EncodingCounts(
         num_known_bytes=sum(num_bytes[:num_known]),
         num_bytes=sum(num_bytes),
@@ -312,7 +343,7 @@ def _joined(
         num_known_blocks=len(known_hashes) // HASH_BYTES,
         num_blocks=len(hashes) // HASH_BYTES,
     )
-    return EncodedPrompt(token_ids, hashes, cut.pieces, ends, counts), [*known, *more]
+    return EncodedPrompt(token_ids, hashes, cut, ends, counts), [*known, *more]
 
 
 def _trimmed(work: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ are lost; a request whose updates are not read receives at most `CREDIT_TOKENS` 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import count, islice
 
@@ -15,6 +15,7 @@ from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
+from tandem.rpc.form import TOKEN_BYTES
 from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateUpdate
 from tandem.rpc.network import RpcConnection
@@ -29,6 +30,11 @@ MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
 def is_short(call: bytes, params: SamplingParams) -> bool:
     """Whether a request and its updates are small enough for the shared stream, whose messages have a maximum size."""
     return len(call) <= MAX_CALL_BYTES and params.logprobs is None and params.prompt_logprobs is None
+
+
+def is_long(prompt_token_ids: Sequence[int]) -> bool:
+    """Whether a request with this prompt is not short, so that it need not be encoded to find out."""
+    return TOKEN_BYTES * len(prompt_token_ids) > MAX_CALL_BYTES
 
 
 class _Inbox:

@@ -5,7 +5,9 @@ plain JSON data, no objects. The size of the output and the number of steps are 
 """
 
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,30 @@ import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
+from tandem.text.resumable import MARKS, SHOWN, Messages, NegativePlaceError
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", BUDGET})
+_RESERVED = frozenset({"messages", BUDGET, SHOWN, MARKS})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The prompt of a conversation from one of its messages on.
+
+    Args:
+        num_before_last: characters of `text` before those of the last message.
+        num_steps: that rendering it took.
+    """
+
+    text: str
+    num_before_last: int
+    num_steps: int
 
 
 class ChatTemplate:
@@ -42,6 +59,7 @@ class ChatTemplate:
     ) -> None:
         sandbox = Sandbox(now)
         self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
+        self._resumable = {name: sandbox.load_resumable(source) for name, source in sources.items()}
         self._tokens = dict(tokens)
         self._sources = dict(sources)
         self.source = sources.get("tool_use", sources.get("default", ""))
@@ -87,27 +105,65 @@ class ChatTemplate:
             InvalidRequestError: the template refuses the messages (its own words are given), or the data is not
                 JSON, or the prompt would be longer than 32 Mi characters.
         """
+        seen = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
+        conversation = [_message(message) for message in _require_messages(messages)]
+        return self._run(self._templates[self._choose(tools)], self._seen(seen, conversation), Budget())
+
+    def render_from(
+        self,
+        messages: Sequence[Message],
+        start: int,
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> Rendered | None:
+        """What `render` makes of `messages` from number `start` on; 0: the whole. None where the template's text of
+        one message may depend on more than its neighbours and the first (`resumable`).
+
+        Args:
+            messages: those before number `start - 1` may be empty, but for the first.
+
+        Raises:
+            InvalidRequestError: as `render`, of what is rendered.
+        """
+        template = self._resumable[self._choose(tools)]
+        if template is None:
+            return None
+        seen = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
+        given = self._seen(seen, Messages(_message(each) if each else {} for each in _require_messages(messages)))
+        last, budget = len(messages) - 1, Budget()
+        shown = [*([None] * start), *given["messages"][start:]]
+        marks = {number: secrets.token_hex(16) for number in {start, last}}
+        try:
+            text = self._run(template, {**given, SHOWN: shown, MARKS: marks}, budget)
+        except NegativePlaceError:
+            return None
+        text = text.partition(marks[start])[2] if start else text.replace(marks[0], "", int(last > 0))
+        before, _, after = ("", "", text) if 0 < start == last else text.partition(marks[last])
+        return Rendered(before + after, len(before), budget.num_spent)
+
+    def _seen(self, variables: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
+        """The variables that a template sees."""
         if clash := _RESERVED & variables.keys():
             raise InvalidRequestError(f"chat template variables may not be named {sorted(clash)}")
-        seen = _plain(
-            {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
-        )
-        conversation = [_message(message) for message in _require_messages(messages)]
-        return self._run(self._choose(tools), {**self._tokens, **seen, "messages": conversation})
+        return {**self._tokens, **_plain(variables), "messages": messages}
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequestError(
                 f"the model has chat templates {sorted(self._templates)}, but none named {name!r}"
             )
-        return self._templates[name]
+        return name
 
-    def _run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    def _run(self, template: jinja2.Template, variables: Mapping[str, Any], budget: Budget) -> str:
         chunks: list[str] = []
         num_characters = 0
         try:
-            for chunk in template.generate({**variables, BUDGET: Budget()}):
+            for chunk in template.generate({**variables, BUDGET: budget}):
                 chunks.append(chunk)
                 num_characters += len(chunk)
                 if num_characters > MAX_PROMPT_CHARACTERS:

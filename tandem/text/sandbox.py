@@ -16,6 +16,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tandem.text.resumable import make_resumable
+
 BUDGET = "_tandem_budget"
 MAX_STEPS = 1_000_000
 MAX_REPEATED = 32 * 2**20
@@ -27,6 +29,12 @@ class Budget:
 
     def __init__(self, num_steps: int = MAX_STEPS) -> None:
         self._num_left = num_steps
+        self._num_steps = num_steps
+
+    @property
+    def num_spent(self) -> int:
+        """Steps taken so far."""
+        return self._num_steps - self._num_left
 
     def spend(self) -> None:
         """Counts one step. Raises jinja2.TemplateError when none is left."""
@@ -52,7 +60,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def load(self, source: str) -> jinja2.Template:
         """Compile `source`, with every loop counted. Raises jinja2.TemplateSyntaxError."""
+        return self._compiled(self.parse(source))
+
+    def load_resumable(self, source: str) -> jinja2.Template | None:
+        """Compile `source` as `resumable.make_resumable` changes it, or None where it does not qualify."""
         tree = self.parse(source)
+        return self._compiled(tree) if make_resumable(tree) else None
+
+    def _compiled(self, tree: nodes.Template) -> jinja2.Template:
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
         return self.from_string(tree)

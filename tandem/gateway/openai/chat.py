@@ -1,17 +1,21 @@
 """`/v1/chat/completions`: parses a conversation; answers with one message for each choice."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tandem.core.scope import CacheScope
+from tandem.core.errors import InvalidRequestError
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
-from tandem.gateway.conversation import Conversation, Effort, Thinking
+from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.known_conversations import BodyDigest, KnownConversation
 from tandem.gateway.limits import check_free_form
+from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
@@ -19,6 +23,7 @@ from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format, read_tools
+from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.request import ServeRequest
 
 
@@ -32,16 +37,47 @@ class ChatDialect:
         self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Raises as `Dialect.read`."""
-        asked = await self._context.off_loop.run(len(body), partial(read_body, ChatBody, body))
+        """Raises as `Dialect.read`.
+
+        NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
+        """
+        digest = BodyDigest(body)
+        known = self._context.model.conversations.find(body, digest, isolate(UNSCOPED))
+        if known is not None:
+            try:
+                return await self._read(body, digest, request_id, isolate, known)
+            except InvalidRequestError:
+                pass
+        return await self._read(body, digest, request_id, isolate, None)
+
+    async def _read(
+        self, body: bytes, digest: BodyDigest, request_id: str, isolate: Isolate, known: KnownConversation | None
+    ) -> ParsedRequest:
+        """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
+        given = body if known is None else known.shortened(body)
+        asked, spans = await self._context.off_loop.run(len(given), partial(_parsed, given))
+        if known is not None and (spans is None or asked.cache_salt or spans.ends[0] != known.first_end):
+            raise NotKnownError("the body's messages are others than those known")
         model = self._context.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._context.limits.max_choices)
-        conversation = self._conversation(asked)
+        reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.call_ids)
+        conversation = self._conversation(asked, reader, 0 if known is None else known.num_left_out)
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
         scope = CacheScope(salt=asked.cache_salt or "")
-        assembled = await assemble(conversation, self._context, info, isolate(scope))
+        assembled = await assemble(
+            conversation,
+            self._context,
+            info,
+            isolate(scope),
+            beginning=None if known is None else known.beginning,
+            may_go_on=spans is not None and not asked.cache_salt,
+        )
+        if spans is not None and assembled.beginning is not None:
+            places = spans if known is None else known.spans(spans)
+            entry = KnownConversation.of(places, frozenset(reader.call_ids), assembled.beginning)
+            model.conversations.add(body, digest, isolate(UNSCOPED), entry)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -58,16 +94,18 @@ class ChatDialect:
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
         writer = ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids)
-        return ParsedRequest(request, results, writer, is_stream, encoding=assembled.encoding)
+        encoding = replace(assembled.encoding, num_unread_messages=0 if known is None else known.num_left_out)
+        return ParsedRequest(request, results, writer, is_stream, encoding=encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)
 
-    def _conversation(self, asked: ChatBody) -> Conversation:
+    def _conversation(self, asked: ChatBody, reader: MessageReader, num_left_out: int) -> Conversation:
+        """`num_left_out`: messages after the first that the body does not have."""
         tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-        reader = MessageReader(_default_lifetime_s(asked))
-        messages = reader.read(asked.messages, self._context.limits.max_messages)
-        if asked.continue_final_message and messages[-1]["role"] != "assistant":
+        first, *later = reader.read(asked.messages, self._context.limits.max_messages - num_left_out)
+        messages = [first, *([UNREAD] * num_left_out), *later]
+        if asked.continue_final_message and (later or [first])[-1]["role"] != "assistant":
             raise RequestError(
                 "continue_final_message is only for a last message of the assistant's", param="continue_final_message"
             )
@@ -96,6 +134,12 @@ class ChatDialect:
                 code="unsupported_parameter",
             )
         return None
+
+
+def _parsed(body: bytes) -> tuple[ChatBody, MessageSpans | None]:
+    """A body, and the places of its messages if it is worth to look for them."""
+    asked = read_body(ChatBody, body)
+    return asked, MessageSpans.find(body) if len(asked.messages) > 2 else None
 
 
 def _default_lifetime_s(asked: ChatBody) -> float:

@@ -4,7 +4,7 @@
 are parsed into an object, or wrapped in one where they are not valid JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem.core.errors import shown
@@ -25,11 +25,14 @@ _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_cont
 
 
 class MessageReader:
-    """Translates the messages of one request. `breakpoints`: those found so far."""
+    """Translates the messages of one request.
 
-    def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S) -> None:
+    `breakpoints`: those found so far. `call_ids`: of the calls found so far and in messages that are not read.
+    """
+
+    def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S, call_ids: Iterable[str] = ()) -> None:
         self._default_lifetime_s = default_lifetime_s
-        self._call_ids: set[str] = set()
+        self.call_ids = set(call_ids)
         self.breakpoints: list[Breakpoint] = []
 
     def read(self, messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
@@ -64,7 +67,7 @@ class MessageReader:
         return read
 
     def _check_result(self, call_id: Any, where: str) -> None:
-        if not isinstance(call_id, str) or call_id not in self._call_ids:
+        if not isinstance(call_id, str) or call_id not in self.call_ids:
             raise _refusal(f"{where}.tool_call_id={shown(call_id)} must be the id of a call before it", where)
 
     def _calls(self, calls: Any, role: str, where: str) -> list[dict[str, Any]]:
@@ -79,7 +82,7 @@ class MessageReader:
         name, call_id = function.get("name"), call.get("id")
         if not isinstance(name, str) or not isinstance(call_id, str):
             raise _refusal(f"{where} must have an id and a function with a name", where)
-        self._call_ids.add(call_id)
+        self.call_ids.add(call_id)
         arguments = _arguments(function.get("arguments"), where)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -44,6 +44,14 @@ def test_it_counts_what_parsing_makes(value: Any, piece: int, is_ascii: bool) ->
     assert num_values <= scan.num_values <= num_values + num_containers
 
 
+@given(st.text(st.sampled_from('\\",:{}'), max_size=12))
+def test_few_escapes_are_counted_as_many_are(tricky: str) -> None:
+    text = json.dumps([tricky, ["after"]]).encode()
+    among_others = json.dumps([tricky, ["x" * 5000]]).encode()
+    few, many = scanned(among_others, len(among_others)), scanned(text, len(text))
+    assert (few.num_values, few.num_members) == (many.num_values, many.num_members)
+
+
 @pytest.mark.parametrize("text", [b'{"a": 1', b'"\\', b"}}}", b"\\\\\\", b'""""', b"\xff\xfe,", b"[" * 5000])
 def test_what_is_no_json_is_counted_all_the_same(text: bytes) -> None:
     whole = scanned(text, len(text))

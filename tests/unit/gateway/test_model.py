@@ -1,6 +1,7 @@
 """Templates that have much to walk are rendered where they hold up nobody."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,16 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """Where templates were rendered."""
     found: list[threading.Thread] = []
-    render = ChatTemplate.render
 
-    def noted(self: ChatTemplate, *messages: Any, **variables: Any) -> str:
-        found.append(threading.current_thread())
-        return render(self, *messages, **variables)
+    def note(render: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **variables: Any) -> Any:
+            found.append(threading.current_thread())
+            return render(*arguments, **variables)
 
-    monkeypatch.setattr(ChatTemplate, "render", noted)
+        return noted
+
+    for name in ("render", "render_from"):
+        monkeypatch.setattr(ChatTemplate, name, note(getattr(ChatTemplate, name)))
     return found
 
 

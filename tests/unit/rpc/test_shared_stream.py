@@ -23,6 +23,7 @@ from tandem.core.errors import (
 )
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
@@ -30,7 +31,7 @@ from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, is_short
+from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, is_long, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.helpers.wire_tap import tapping
@@ -495,3 +496,13 @@ def test_a_router_is_not_a_worker() -> None:
         await server.stop()
 
     run(check)
+
+
+def test_a_long_prompt_is_known_without_encoding_the_call() -> None:
+    most = MAX_CALL_BYTES // 4
+    assert not is_long([1] * most)
+    assert is_long([1] * (most + 1))
+    call = GenerateCall(
+        request_id="r", prompt_token_ids=[1] * (most + 1), params=SamplingParams(seed=1), scope=UNSCOPED
+    )
+    assert not is_short(GENERATE.request.encode(call), call.params)

@@ -1,0 +1,165 @@
+"""Conversations by the first bytes of their bodies, so that the next body is read from its last known messages on.
+
+A body that begins with the same bytes has the same messages there, which were found valid. It is read as a shorter one:
+its first message and those from the second last known on. What an entry knows of the prompt is in `Beginning`.
+Entries are found only in the caller's own scope. Bounded in bytes; the least recently used go first.
+"""
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tandem.core.scope import CacheScope
+from tandem.gateway.known_prefixes import CutBeginning
+from tandem.gateway.message_spans import MessageSpans
+
+MIN_MESSAGES = 4  # that a conversation has to have
+MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
+_HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
+_ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
+_CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
+_CALL_BYTES = 96  # of a call's id, beside its characters
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of a conversation's prompt before its last message.
+
+    Args:
+        num_messages: of the conversation.
+        cut: the text before the last of them.
+        num_steps: at most so many took rendering it.
+        situation: digest of all that the prompt depends on besides the messages.
+    """
+
+    num_messages: int
+    cut: CutBeginning
+    num_steps: int
+    situation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KnownConversation:
+    """An entry.
+
+    Args:
+        num_bytes: of the body up to the end of its last message.
+        first_end: of the first message in the body.
+        resume_at: where the second last message begins.
+        call_ids: of the calls in its messages.
+    """
+
+    num_bytes: int
+    first_end: int
+    resume_at: int
+    call_ids: frozenset[str]
+    beginning: Beginning
+
+    @classmethod
+    def of(cls, spans: MessageSpans, call_ids: frozenset[str], beginning: Beginning) -> "KnownConversation":
+        return cls(spans.ends[-1], spans.ends[0], spans.starts[-2], call_ids, beginning)
+
+    @property
+    def num_left_out(self) -> int:
+        """Messages that the shorter body does not have."""
+        return self.beginning.num_messages - 3
+
+    @property
+    def num_bytes_left_out(self) -> int:
+        return self.resume_at - self.first_end - 1
+
+    @property
+    def memory_bytes(self) -> int:
+        calls = sum(_CALL_BYTES + len(each) for each in self.call_ids)
+        return _ENTRY_BYTES + len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys) + calls
+
+    def shortened(self, body: bytes) -> bytes:
+        """`body` without the messages that need not be read."""
+        return b"%b,%b" % (body[: self.first_end], body[self.resume_at :])
+
+    def spans(self, short: MessageSpans) -> MessageSpans:
+        """Places in the body of the messages whose places in the shortened body are given; those of the messages left
+        out are not told.
+        """
+        more = self.num_bytes_left_out
+        starts, ends = [start + more for start in short.starts[1:]], [end + more for end in short.ends[1:]]
+        return MessageSpans((short.starts[0], *starts), (short.ends[0], *ends))
+
+
+class BodyDigest:
+    """SHA-256 of the beginnings of a body, each byte of which is hashed once if their lengths grow."""
+
+    def __init__(self, body: bytes) -> None:
+        self._view = memoryview(body)
+        self._hash = hashlib.sha256()
+        self._position = 0
+
+    def of_first(self, num_bytes: int) -> bytes:
+        if num_bytes < self._position:
+            self._hash, self._position = hashlib.sha256(), 0
+        self._hash.update(self._view[self._position : num_bytes])
+        self._position = num_bytes
+        return self._hash.digest()
+
+
+class KnownConversations:
+    """A bounded cache of entries. Used by one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._alike: OrderedDict[bytes, OrderedDict[tuple[int, bytes], KnownConversation]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._alike.values()))
+
+    def find(self, body: bytes, digest: BodyDigest, scope: CacheScope) -> KnownConversation | None:
+        """The longest known conversation that `body` begins with.
+
+        Args:
+            digest: of the body.
+            scope: the caller's own.
+        """
+        head = _head(body, scope)
+        alike = self._alike.get(head)
+        if alike is None:
+            return None
+        found = None
+        for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
+            key = (num_bytes, digest.of_first(num_bytes))
+            found = key if key in alike else found
+        if found is None:
+            return None
+        alike.move_to_end(found)
+        self._alike.move_to_end(head)
+        return alike[found]
+
+    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
+        """Keeps what is known of the conversation in `body`; arguments as of `find`."""
+        if len(body) <= _HEAD_BYTES or entry.beginning.num_messages < MIN_MESSAGES:
+            return
+        head = _head(body, scope)
+        alike = self._alike.setdefault(head, OrderedDict())
+        key = (entry.num_bytes, digest.of_first(entry.num_bytes))
+        if (former := alike.pop(key, None)) is not None:
+            self.num_bytes -= former.memory_bytes
+        alike[key] = entry
+        self.num_bytes += entry.memory_bytes
+        self._alike.move_to_end(head)
+        if len(alike) > MAX_ALIKE:
+            self._forget(alike)
+        while self.num_bytes > self._max_bytes:
+            head = next(iter(self._alike))
+            self._forget(self._alike[head])
+            if not self._alike[head]:
+                del self._alike[head]
+
+    def _forget(self, alike: OrderedDict[tuple[int, bytes], KnownConversation]) -> None:
+        _, entry = alike.popitem(last=False)
+        self.num_bytes -= entry.memory_bytes
+
+
+def _head(body: bytes, scope: CacheScope) -> bytes:
+    digest = hashlib.sha256(repr((scope.adapter, scope.salt)).encode("utf-8", "surrogatepass"))
+    digest.update(body[:_HEAD_BYTES])
+    return digest.digest()
