@@ -20,7 +20,7 @@ from tandem.locality.base import check_hashes
 
 T = TypeVar("T")
 W = TypeVar("W", bound=int)
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4  # of each id in a long list
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,12 @@ def pack_token_ids(ids: Sequence[int]) -> bytes:
 
 def unpack_token_ids(field: str, data: bytes) -> "array[int]":
     """Undo `pack_token_ids`."""
-    if len(data) % _TOKEN_BYTES:
-        raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {_TOKEN_BYTES}")
+    if len(data) % TOKEN_BYTES:
+        raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {TOKEN_BYTES}")
     ids = array("I", data)
     if sys.byteorder == "big":
         ids.byteswap()
-    if not data[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():  # NOTE: a top byte of 128 or more; far faster than max
+    if not data[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():  # NOTE: a top byte of 128 or more; far faster than max
         token_id(field, max(ids))
     return ids
 
