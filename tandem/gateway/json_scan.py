@@ -37,8 +37,7 @@ class JsonScan:
     def feed(self, piece: bytes) -> None:
         """Counts the next bytes, in a few passes over them in C."""
         piece = self._rest + piece
-        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
-        self._rest = b"\\" if num_backslashes % 2 else b""
+        self._rest = b"\\" if _num_backslashes(piece) % 2 else b""
         piece = piece[: len(piece) - len(self._rest)]
         pieces = piece.split(b'"')
         if b"\\" in piece:
@@ -53,12 +52,16 @@ class JsonScan:
 def _parted(pieces: Sequence[bytes]) -> list[bytes]:
     """`pieces` between quotes, without those that begin with an escaped quote and so are a string's."""
     before = chain((b"",), pieces)
-    return [piece for piece, last in zip(pieces, before, strict=False) if not _is_escaping(last)]
+    return [
+        piece
+        for piece, last in zip(pieces, before, strict=False)
+        if not (last.endswith(b"\\") and _num_backslashes(last) % 2)
+    ]
 
 
-def _is_escaping(piece: bytes) -> bool:
-    """Whether the character after `piece` is escaped: an odd number of backslashes is before it."""
-    return piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
+def _num_backslashes(piece: bytes) -> int:
+    """Number of backslashes at the end of `piece`."""
+    return len(piece) - len(piece.rstrip(b"\\"))
 
 
 def _split(piece: bytes) -> list[bytes]:
