@@ -1,13 +1,16 @@
 """Settings of the C library's heap for a process that serves many requests from several threads.
 
 By default glibc gives threads up to eight arenas per core. Once a large buffer has been freed, it allocates others of
-that size from an arena too, where small live allocations keep freed pages from being returned to the system.
+that size from an arena too, where small live allocations keep freed pages from being returned to the system. Pages of
+their own, on the other hand, cost a page fault for every 4 KiB of every buffer. So the token ids of a long prompt fit
+into an arena, and each arena retains at its end what the buffers of one such request take at a time.
 """
 
 import ctypes
 
 MAX_ARENAS = 2
-LARGE_BYTES = 128 * 1024  # buffers of this size and larger are pages of their own, returned when freed
+LARGE_BYTES = 512 * 1024  # buffers of this size and larger are pages of their own, unless the arena has room at its end
+RETAINED_BYTES = 4 * 2**20  # at the end of an arena; what is free beyond is returned
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
@@ -16,7 +19,7 @@ def bound_heap() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
+    settings = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, RETAINED_BYTES))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
 

@@ -65,7 +65,7 @@ class BlockPool:
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Number of these blocks that `acquire` would remove from `num_available`."""
-        return sum(block_id in self._cached for block_id in block_ids)
+        return sum(map(self._cached.__contains__, block_ids))
 
     def is_wanted(self, block_id: int) -> bool:
         """Whether more than one owner references the block, or it is to be kept."""
@@ -103,17 +103,20 @@ class BlockPool:
         return blocks
 
     def acquire(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks found in the prefix cache."""
+        """Add a reference to blocks found in the prefix cache. NOTE: of a long prompt there are thousands."""
+        references, promised, cached, limited = self._references, self._promised, self._cached, self._limited
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
                 continue
-            if self._references[block_id] == 0:
+            if references[block_id] == 0:
                 self._num_used += 1
-                if block_id in self._promised:
+                if block_id in promised:
                     self._num_kept -= 1
                 else:
-                    self._uncache(block_id)
-            self._references[block_id] += 1
+                    del cached[block_id]
+                    if limited:
+                        limited.pop(block_id, None)
+            references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block. Blocks given first are evicted first: pass the end of a chain first."""

@@ -5,7 +5,7 @@ how much can be granted; `kept_blocks` does the accounting.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange
@@ -72,6 +72,11 @@ class KeptPrefixes:
             return block_id
         slot = self.blocks.slot_of((group, block_hash))
         return None if slot is None else slot + 1
+
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        """`lookup` of a chain, up to the first content that neither tier holds."""
+        found = (self.lookup(block_hash, group) for block_hash in hashes)
+        return list(iter(lambda: next(found, None), None))
 
     def begin_restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> tuple[HostRead, ...]:
         """Returns the copies that fill reserved blocks from both tiers; protects sources until `blocks.end_reads`."""

@@ -3,9 +3,12 @@
 Invariant: a hash maps to at most one block per group, and a block has at most one hash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import islice, takewhile
+from operator import is_not
+from typing import Protocol, cast
 
 from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
 from tandem.kvcache.spec import KVLayout
@@ -20,12 +23,20 @@ class BlockLookup(Protocol):
         """Returns the location of this content for this group, or None."""
         ...
 
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        """Returns the locations of a chain's blocks for this group, up to the first that has none."""
+        ...
+
 
 class PrefixCache(Protocol):
     """Map from block hashes to block ids. The block pool owns references and eviction order."""
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         """Returns the block that holds this content for this group, or None."""
+        ...
+
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        """Returns the blocks that hold the beginning of a chain for this group."""
         ...
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
@@ -56,6 +67,11 @@ class HashPrefixCache:
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         return self._blocks[group].get(block_hash)
 
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        """NOTE: in C, since a long prompt has thousands of blocks that are all here."""
+        found = map(self._blocks[group].get, hashes)
+        return cast(list[int], list(takewhile(partial(is_not, None), found)))
+
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
         assert block_id not in self._keys, f"block {block_id} is already cached"
         if block_hash in self._blocks[group]:
@@ -84,6 +100,9 @@ class NoPrefixCache:
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         return None
+
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        return []
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
         return False
@@ -125,35 +144,52 @@ def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]
     A group only needs the blocks that its next query attends to, so a bounded one can serve a prefix whose beginning
     it has dropped. Each group lowers the bound of the others until all agree.
     """
-    num_blocks = min(len(hashes), max_blocks)
+    search, num_blocks = _Search(cache, layout, hashes), min(len(hashes), max_blocks)
     agreed = False
     while not agreed:
         agreed = True
         for group in range(len(layout.groups)):
-            served = _blocks_served(cache, layout, group, hashes, num_blocks)
+            served = search.num_served(group, num_blocks)
             agreed = agreed and served == num_blocks
             num_blocks = served
-    block_ids = tuple(_matched_ids(cache, layout, group, hashes[:num_blocks]) for group in range(len(layout.groups)))
-    return PrefixMatch(num_blocks, block_ids)
+    return PrefixMatch(num_blocks, tuple(search.block_ids(group, num_blocks) for group in range(len(layout.groups))))
 
 
-def _blocks_served(cache: BlockLookup, layout: KVLayout, group: int, hashes: Sequence[bytes], limit: int) -> int:
-    if layout.first_needed(group, limit * layout.block_size) == 0:
-        for index in range(limit):
-            if cache.lookup(hashes[index], group) is None:
-                return index
-        return limit
-    end = limit
-    for index in range(limit - 1, -1, -1):
-        if index < layout.first_needed(group, end * layout.block_size):
-            return end
-        if cache.lookup(hashes[index], group) is None:
-            end = index
-    return end
+class _Search:
+    """Search in one chain, whose bound only falls: blocks that a group needs from the first on are looked up once."""
 
+    def __init__(self, cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]) -> None:
+        self._cache = cache
+        self._layout = layout
+        self._hashes = hashes
+        self._leading: dict[int, list[int]] = {}
 
-def _matched_ids(cache: BlockLookup, layout: KVLayout, group: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
-    first = layout.first_needed(group, len(hashes) * layout.block_size)
-    found = [cache.lookup(block_hash, group) for block_hash in hashes[first:]]
-    assert None not in found, "a matched block vanished from the prefix cache"
-    return (NULL_BLOCK,) * min(first, len(hashes)) + tuple(block for block in found if block is not None)
+    def num_served(self, group: int, limit: int) -> int:
+        """Number of blocks of the longest prefix of at most `limit` that this group can serve."""
+        if self._first_needed(group, limit) == 0:
+            return min(limit, len(self._from_first(group, limit)))
+        end = limit
+        for index in range(limit - 1, -1, -1):
+            if index < self._first_needed(group, end):
+                return end
+            if self._cache.lookup(self._hashes[index], group) is None:
+                end = index
+        return end
+
+    def block_ids(self, group: int, num_blocks: int) -> tuple[int, ...]:
+        """The group's blocks of a prefix that it can serve."""
+        first = min(self._first_needed(group, num_blocks), num_blocks)
+        if first == 0:
+            found = self._from_first(group, num_blocks)[:num_blocks]
+        else:
+            found = self._cache.leading(self._hashes[first:num_blocks], group)
+        assert len(found) == num_blocks - first, "a matched block vanished from the prefix cache"
+        return (NULL_BLOCK,) * first + tuple(found)
+
+    def _first_needed(self, group: int, num_blocks: int) -> int:
+        return self._layout.first_needed(group, num_blocks * self._layout.block_size)
+
+    def _from_first(self, group: int, limit: int) -> list[int]:
+        if group not in self._leading:
+            self._leading[group] = self._cache.leading(islice(self._hashes, limit), group)
+        return self._leading[group]

@@ -43,7 +43,7 @@ from tandem.rpc.messages import (
 )
 from tandem.rpc.network import MetadataSource, RpcConnection, current_network
 from tandem.rpc.session import Expected
-from tandem.rpc.shared_stream import SharedStream, is_long, is_short
+from tandem.rpc.shared_stream import SharedStream, short_form
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
@@ -111,9 +111,9 @@ class WorkerClient(_Client):
 
         Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
-        data = b"" if is_long(call.prompt_token_ids) else methods.GENERATE.request.encode(call)
-        await self._connection.require(methods.GENERATE, _incarnation(call.decode))
-        if data and is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
+        data = short_form(call) if call.decode is None or call.decode != self._unshared else None
+        if data is not None:
+            await self._connection.require(methods.GENERATE, _incarnation(call.decode))
             shared_stream = self._live_stream()
             try:
                 async with aclosing(shared_stream.generate(data, call.request_id)) as shared:

@@ -7,17 +7,16 @@ are lost; a request whose updates are not read receives at most `CREDIT_TOKENS` 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import count, islice
 
 from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
-from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
 from tandem.rpc.form import TOKEN_BYTES
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.network import RpcConnection
 from tandem.rpc.serve_messages import CallStatus, Credit, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_status
@@ -27,14 +26,19 @@ MAX_STARTS = 64  # in one message
 MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
 
 
-def is_short(call: bytes, params: SamplingParams) -> bool:
-    """Whether a request and its updates are small enough for the shared stream, whose messages have a maximum size."""
-    return len(call) <= MAX_CALL_BYTES and params.logprobs is None and params.prompt_logprobs is None
+def short_form(call: GenerateCall) -> bytes | None:
+    """The bytes of a request if it and its updates are small enough for the shared stream, whose messages have a
+    maximum size; else None. Prompts that are too long by themselves are not encoded for that.
 
-
-def is_long(prompt_token_ids: Sequence[int]) -> bool:
-    """Whether a request with this prompt is not short, so that it need not be encoded to find out."""
-    return TOKEN_BYTES * len(prompt_token_ids) > MAX_CALL_BYTES
+    Raises:
+        InvalidRequestError: as `Form.encode`.
+    """
+    if call.params.logprobs is not None or call.params.prompt_logprobs is not None:
+        return None
+    if len(call.prompt_token_ids) > MAX_CALL_BYTES // TOKEN_BYTES:
+        return None
+    data = methods.GENERATE.request.encode(call)
+    return data if len(data) <= MAX_CALL_BYTES else None
 
 
 class _Inbox:

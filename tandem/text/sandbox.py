@@ -72,6 +72,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
         return self.from_string(tree)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """NOTE: of a plain object in JSON this is the member at once, without the error that looking for an attribute
+        first would raise and catch; what a dictionary has as attribute, such as `items`, is looked up as ever.
+        """
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         _budget_of(__context).spend()
         return super().call(__context, __obj, *args, **kwargs)
@@ -84,6 +92,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 _COUNTED = "_tandem_counted"
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class _Counted:

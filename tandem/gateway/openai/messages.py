@@ -21,6 +21,8 @@ _KNOWN = frozenset({"role", "content", "name", "refusal", "reasoning", "reasonin
 _KEPT = frozenset(
     {"annotations", "id", "parsed", "provider_specific_fields", "reasoning_details", "thinking_blocks", "tool_calls"}
 )
+_ROLE_AND_TEXT = frozenset({"role", "content"})
+_SPEAKERS = ROLES.keys() - {"tool"}
 _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_control"})
 
 
@@ -46,6 +48,9 @@ class MessageReader:
         return [self._message(index, message) for index, message in enumerate(messages)]
 
     def _message(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        return _text_of_role(message) or self._checked(index, message)
+
+    def _checked(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         where, role = f"messages[{index}]", message.get("role")
         if role == "function" or message.get("function_call"):
             raise _refusal(f"{where}: functions are called by tools; send tool_calls and the role tool", where)
@@ -136,6 +141,14 @@ class MessageReader:
 def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
     """Translates messages without collecting breakpoints; raises as `MessageReader.read`."""
     return MessageReader().read(messages, max_messages)
+
+
+def _text_of_role(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A message that has a role and text alone, translated at once, as most of a long chat can be; None for others."""
+    if message.keys() != _ROLE_AND_TEXT or not isinstance(message["content"], str):
+        return None
+    role = message["role"]
+    return {**message, "role": ROLES[role]} if isinstance(role, str) and role in _SPEAKERS else None
 
 
 def _arguments(given: Any, where: str) -> Mapping[str, Any]:

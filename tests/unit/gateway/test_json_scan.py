@@ -44,12 +44,15 @@ def test_it_counts_what_parsing_makes(value: Any, piece: int, is_ascii: bool) ->
     assert num_values <= scan.num_values <= num_values + num_containers
 
 
-@given(st.text(st.sampled_from('\\",:{}'), max_size=12))
-def test_few_escapes_are_counted_as_many_are(tricky: str) -> None:
-    text = json.dumps([tricky, ["after"]]).encode()
-    among_others = json.dumps([tricky, ["x" * 5000]]).encode()
-    few, many = scanned(among_others, len(among_others)), scanned(text, len(text))
-    assert (few.num_values, few.num_members) == (many.num_values, many.num_members)
+@given(VALUES, st.integers(30, 300), st.sampled_from([(), ("\\",), ('"',), ("\\" * 7,), ('\\"' * 3,)]))
+def test_few_quotes_in_long_texts_are_counted_the_same(value: Any, piece: int, ends: tuple[str, ...]) -> None:
+    """A text of few quotes is looked at where it has quotes; the others are replaced whole."""
+    text = json.dumps([value, *("x" * 5000 + end for end in ends), "y" * 5000]).encode()
+    num_values, num_members, num_containers = count(orjson.loads(text))
+    for size in (piece, len(text)):
+        scan = scanned(text, size)
+        assert scan.num_members == num_members + num_containers
+        assert num_values <= scan.num_values <= num_values + num_containers
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1', b'"\\', b"}}}", b"\\\\\\", b'""""', b"\xff\xfe,", b"[" * 5000])

@@ -1,3 +1,5 @@
+from collections.abc import Iterable
+
 import pytest
 
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
@@ -30,6 +32,40 @@ def test_a_block_answers_to_one_hash_only() -> None:
     cache = cache_with({0})
     with pytest.raises(AssertionError, match="already cached"):
         cache.insert(1, b"other", None, 0)
+
+
+class _Counting(HashPrefixCache):
+    """Counts the blocks that a search looks at."""
+
+    num_looked_up = 0
+
+    def lookup(self, block_hash: bytes, group: int) -> int | None:
+        self.num_looked_up += 1
+        return super().lookup(block_hash, group)
+
+    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+        return super().leading(map(self._counted, hashes), group)
+
+    def _counted(self, block_hash: bytes) -> bytes:
+        self.num_looked_up += 1
+        return block_hash
+
+
+@pytest.mark.parametrize("num_held", [0, 1, 7, 10])
+def test_each_block_of_a_prefix_is_looked_up_once(num_held: int) -> None:
+    cache = _Counting(1)
+    for index in range(num_held):
+        cache.insert(index + 1, HASHES[index], None, 0)
+    assert longest_prefix(cache, layout_of(None), HASHES, 10).block_ids == (tuple(range(1, num_held + 1)),)
+    assert cache.num_looked_up == min(num_held + 1, len(HASHES))
+
+
+def test_the_beginning_of_a_chain_ends_at_the_first_block_that_is_missing() -> None:
+    cache = cache_with({0, 1, 3}, {0})
+    assert cache.leading(HASHES, 0) == [1, 2]
+    assert cache.leading(HASHES[1:], 0) == [2]
+    assert cache.leading(HASHES[:1], 1) == [101]
+    assert cache.leading(HASHES[2:], 0) == NoPrefixCache().leading(HASHES, 0) == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from tandem.core.errors import (
 )
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
-from tandem.core.scope import UNSCOPED
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
@@ -31,7 +30,7 @@ from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, is_long, is_short
+from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, short_form
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.helpers.wire_tap import tapping
@@ -415,17 +414,22 @@ def test_a_request_that_a_worker_cannot_serve_with_its_version_is_not_sent_twice
     run(check)
 
 
-@pytest.mark.parametrize(
-    ("size", "params", "answer"),
-    [
-        (MAX_CALL_BYTES, PLAIN, True),
-        (MAX_CALL_BYTES + 1, PLAIN, False),
-        (1, SamplingParams(logprobs=0), False),
-        (1, SamplingParams(prompt_logprobs=0), False),
-    ],
-)
-def test_what_is_long_has_a_call_of_its_own(size: int, params: SamplingParams, answer: bool) -> None:
-    assert is_short(bytes(size), params) is answer
+def test_what_is_long_has_a_call_of_its_own() -> None:
+    call = generate_call(prompt=array("I", [0]))
+    num_bytes = len(GENERATE.request.encode(call))
+    most = (MAX_CALL_BYTES - num_bytes - 64) // 4
+    short = replace(call, prompt_token_ids=array("I", bytes(4 * most)))
+    assert short_form(short) == GENERATE.request.encode(short)
+    for num_more in range(1, 64):
+        long = replace(call, prompt_token_ids=array("I", bytes(4 * (most + num_more))))
+        data = GENERATE.request.encode(long)
+        assert short_form(long) == (data if len(data) <= MAX_CALL_BYTES else None)
+    assert short_form(long) is None, "the range above goes beyond the bound"
+
+
+@pytest.mark.parametrize("params", [SamplingParams(logprobs=0), SamplingParams(prompt_logprobs=0)])
+def test_what_has_long_answers_has_a_call_of_its_own(params: SamplingParams) -> None:
+    assert short_form(replace(generate_call(), params=params)) is None
 
 
 def test_a_long_prompt_is_served() -> None:
@@ -433,7 +437,7 @@ def test_a_long_prompt_is_served() -> None:
         worker = Talker()
         server, client = await both(worker)
         call = generate_call(num_tokens=2, prompt=array("I", range(126_000)))
-        assert not is_short(GENERATE.request.encode(call), call.params)
+        assert short_form(call) is None
         assert await told(client, call) == whole(2)
         assert worker.calls == [("generate", call)]
         await client.close()
@@ -496,13 +500,3 @@ def test_a_router_is_not_a_worker() -> None:
         await server.stop()
 
     run(check)
-
-
-def test_a_long_prompt_is_known_without_encoding_the_call() -> None:
-    most = MAX_CALL_BYTES // 4
-    assert not is_long([1] * most)
-    assert is_long([1] * (most + 1))
-    call = GenerateCall(
-        request_id="r", prompt_token_ids=[1] * (most + 1), params=SamplingParams(seed=1), scope=UNSCOPED
-    )
-    assert not is_short(GENERATE.request.encode(call), call.params)

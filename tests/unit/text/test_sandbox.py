@@ -1,9 +1,11 @@
 """Templates end: loops, calls and arithmetic have limits, and what ordinary templates do is untouched by them."""
 
+import re
 from datetime import datetime
 
 import jinja2
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
 
@@ -28,6 +30,32 @@ def render(source: str, num_steps: int = 100, **variables: object) -> str:
 )
 def test_ordinary_templates_are_untouched(source: str) -> None:
     assert render(source, xs=[1, 2, 3]) == jinja2.Template(source).render(xs=[1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "name", ["role", "items", "keys", "copy", "update", "missing", "__class__", "__len__", "_private"]
+)
+def test_members_are_found_as_in_the_sandbox_of_jinja(name: str) -> None:
+    """A member of a plain object is taken at once; attributes of dictionaries hide members of their name as ever."""
+    source = f"{{{{ x.{name} }}}}|{{{{ x.{name} is defined }}}}|{{{{ x['{name}'] is defined }}}}"
+    for x in (
+        {},
+        {"role": "user", "items": "members", "update": "news", "__class__": "c", "_private": "p"},
+        "text",
+        [1],
+        None,
+    ):
+        theirs = ImmutableSandboxedEnvironment().from_string(source)
+        ours = Sandbox(datetime.now).load(source)
+        assert _outcome(ours, x) == _outcome(theirs, x)
+
+
+def _outcome(template: jinja2.Template, x: object) -> str:
+    """What is rendered, or the error; without addresses of objects."""
+    try:
+        return re.sub("0x[0-9a-f]+", "", template.render({"x": x, BUDGET: Budget(100)}))
+    except jinja2.TemplateError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize(

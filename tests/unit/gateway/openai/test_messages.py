@@ -129,6 +129,26 @@ def test_what_the_model_cannot_be_shown_is_refused(message: dict[str, Any], word
     assert refusal.value.param.startswith("messages[1]")
 
 
+@pytest.mark.parametrize(
+    "role", ["developer", "system", "user", "assistant", "tool", "function", "", "nobody", None, 1, ["user"]]
+)
+@pytest.mark.parametrize("content", ["", "text", None, 1, [], [{"type": "text", "text": "part"}]])
+@pytest.mark.parametrize("is_role_first", [True, False])
+def test_a_message_of_text_alone_is_read_as_one_with_fields_that_say_nothing(
+    role: Any, content: Any, is_role_first: bool
+) -> None:
+    message = {"role": role, "content": content} if is_role_first else {"content": content, "role": role}
+    assert outcome(message) == outcome({**message, "name": None})
+
+
+def outcome(message: dict[str, Any]) -> Any:
+    """What is read of a message, its fields in order; or the words with which it is refused."""
+    try:
+        return list(read_messages([message], 1)[0].items())
+    except RequestError as error:
+        return str(error)
+
+
 def test_messages_are_counted() -> None:
     with pytest.raises(RequestError, match="at most 2"):
         read_messages([{"role": "user", "content": "x"}] * 3, 2)
