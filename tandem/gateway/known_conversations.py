@@ -9,12 +9,14 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
 
 MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
+MAX_BODY_BYTES = 8 * 2**20  # of a known one; hashing it in the event loop takes under 5 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
@@ -135,8 +137,8 @@ class KnownConversations:
         return alike[found]
 
     def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
-        """Keeps what is known of the conversation in `body`; arguments as of `find`."""
-        if len(body) <= _HEAD_BYTES or entry.beginning.num_messages < MIN_MESSAGES:
+        """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
+        if not _HEAD_BYTES < entry.num_bytes <= MAX_BODY_BYTES or entry.beginning.num_messages < MIN_MESSAGES:
             return
         head = _head(body, scope)
         alike = self._alike.setdefault(head, OrderedDict())
@@ -160,6 +162,4 @@ class KnownConversations:
 
 
 def _head(body: bytes, scope: CacheScope) -> bytes:
-    digest = hashlib.sha256(repr((scope.adapter, scope.salt)).encode("utf-8", "surrogatepass"))
-    digest.update(body[:_HEAD_BYTES])
-    return digest.digest()
+    return hashlib.sha256(root_hash(scope, model_fingerprint="", block_size=0) + body[:_HEAD_BYTES]).digest()

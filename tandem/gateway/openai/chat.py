@@ -139,7 +139,8 @@ class ChatDialect:
 def _parsed(body: bytes) -> tuple[ChatBody, MessageSpans | None]:
     """A body, and the places of its messages if it is worth to look for them."""
     asked = read_body(ChatBody, body)
-    return asked, MessageSpans.find(body) if len(asked.messages) > 2 else None
+    spans = MessageSpans.find(body) if len(asked.messages) > 2 else None
+    return asked, spans if spans is not None and len(spans.starts) == len(asked.messages) else None
 
 
 def _default_lifetime_s(asked: ChatBody) -> float:

@@ -13,7 +13,14 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
-from tandem.gateway.known_conversations import MAX_ALIKE, Beginning, BodyDigest, KnownConversation, KnownConversations
+from tandem.gateway.known_conversations import (
+    MAX_ALIKE,
+    MAX_BODY_BYTES,
+    Beginning,
+    BodyDigest,
+    KnownConversation,
+    KnownConversations,
+)
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.model import ServedModel
@@ -302,3 +309,12 @@ def test_entries_are_bounded() -> None:
         body = b"x" * 2000 + f"{number:04}".encode() * 1000
         alike.add(body, BodyDigest(body), UNSCOPED, entry)
     assert len(alike) == MAX_ALIKE
+
+
+@pytest.mark.parametrize("num_bytes", [1000, MAX_BODY_BYTES + 1])
+def test_neither_short_nor_very_long_bodies_are_kept(num_bytes: int) -> None:
+    body = b"x" * (num_bytes + 5)
+    entry = KnownConversation(num_bytes, 100, 200, frozenset(), Beginning(9, CutBeginning((), (), b""), 1, b""))
+    known = KnownConversations(2**30)
+    known.add(body, BodyDigest(body), UNSCOPED, entry)
+    assert len(known) == known.num_bytes == 0
