@@ -91,6 +91,11 @@ SETUPS = {
     "1p1d-tcp-16-eagle": Setup("llama_eagle", 1, 1, "tcp", worker_flags=EAGLE),
     "1p1d-nixl-8-mtp": Setup("deepseek_v3_mtp", 1, 1, "nixl", 8, worker_flags=MTP),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
+    "1p1d-tcp-16-experts": Setup("qwen3_moe", 1, 1, "tcp"),
+    "1p1d-nixl-16-sinks": Setup("gpt_oss", 1, 1),
+    "2p1d-tcp-8-two-experts": Setup("mixtral", 2, 1, "tcp", 8),
+    "1p1d-nixl-8-shared-expert": Setup("glm4_moe", 1, 1, "nixl", 8),
+    "2p1d-nixl-16-corrected-router": Setup("minimax_m2", 2, 1),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
@@ -104,7 +109,10 @@ SETUPS = {
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
-SLOW = ("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta")
+SLOW = (
+    *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta"),
+    *("1p1d-nixl-16-sinks", "2p1d-tcp-8-two-experts", "1p1d-nixl-8-shared-expert", "2p1d-nixl-16-corrected-router"),
+)
 """Clusters of which `make test` tests nothing."""
 QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}
 BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
@@ -320,9 +328,15 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def _num_groups(family: str) -> int:
     """Kinds of layers: each has blocks of its own."""
-    return {"gemma3": 2, "gemma4": 3, "granite_hybrid": 3, "lfm2_moe": 3, "qwen3_next": 3, "kimi_linear": 3}.get(
-        family, 1
-    )
+    return {
+        "gemma3": 2,
+        "gemma4": 3,
+        "gpt_oss": 2,
+        "granite_hybrid": 3,
+        "lfm2_moe": 3,
+        "qwen3_next": 3,
+        "kimi_linear": 3,
+    }.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:
