@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
-from tandem.architecture.tensors import Source
+from tandem.architecture.tensors import LinearSpec, Source
 
 _GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
 
@@ -23,6 +23,26 @@ def from_stack(expert: GatedSpec, prefix: str, index: int) -> GatedSpec:
         up=replace(expert.up, weight_source=Source(f"{prefix}.{_GATE_UP}", index, start=inner, stop=2 * inner)),
         down=replace(expert.down, weight_source=Source(f"{prefix}.{_DOWN}", index)),
     )
+
+
+def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedSpec:
+    """The same with biases, made of entry `index` of stacks under `prefix` whose matrices are transposed, gate and up
+    taking turns in the columns, as gpt-oss has them in 16 bits.
+    """
+
+    def half(linear: LinearSpec, start: int) -> LinearSpec:
+        return replace(
+            linear,
+            weight_source=Source(f"{prefix}.{_GATE_UP}", index, transposed=True, start=start, step=2),
+            bias_source=Source(f"{prefix}.{_GATE_UP}_bias", index, start=start, step=2),
+        )
+
+    down = replace(
+        expert.down,
+        weight_source=Source(f"{prefix}.{_DOWN}", index, transposed=True),
+        bias_source=Source(f"{prefix}.{_DOWN}_bias", index),
+    )
+    return replace(expert, gate=half(expert.gate, 0), up=half(expert.up, 1), down=down)
 
 
 def with_stored_stacks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:

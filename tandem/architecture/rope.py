@@ -5,7 +5,7 @@ the promise that a token's KV never changes. Angles are computed in `tandem.mode
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.architecture.fields import MAX_COUNT, Fields
@@ -130,14 +130,16 @@ def flat_rope(
     default_share: float = 1.0,
     served_shares: tuple[float, ...] | None = (1.0,),
     harmless: tuple[str, ...] = (),
+    default: Mapping[str, object] | None = None,
 ) -> RopeSpec:
     """The rotary embedding of a family whose layers all share one: `rope_scaling` (older files) wins over
-    `rope_parameters`, and `rope_theta` is looked up in it first, as transformers does.
+    `rope_parameters`, and `rope_theta` is looked up in it first, as transformers does. `default`: in place of both.
     """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
+    absent = None if default is None else Fields(default, config.where)
     return read_rope(
         config,
-        scaling or parameters,
+        scaling or parameters or absent,
         head_dim=head_dim,
         max_positions=max_positions,
         default_theta=config.number("rope_theta", theta),

@@ -38,7 +38,7 @@ from tests.helpers.serving_clients import (
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
-_GROUPS = {"gemma3": 2, "gemma4": 3, "falcon_h1": 2} | dict.fromkeys(
+_GROUPS = {"gemma3": 2, "gemma4": 3, "gpt_oss": 2, "falcon_h1": 2} | dict.fromkeys(
     ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "kimi_linear"), 3
 )
 NUM_AT_ONCE = 8
@@ -94,6 +94,11 @@ SETUPS = {
     "1p1d-tcp-16-eagle": Setup("llama_eagle", 1, 1, "tcp", worker_flags=EAGLE),
     "1p1d-nixl-8-mtp": Setup("deepseek_v3_mtp", 1, 1, "nixl", 8, worker_flags=MTP),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
+    "1p1d-tcp-16-experts": Setup("qwen3_moe", 1, 1, "tcp"),
+    "1p1d-nixl-16-sinks": Setup("gpt_oss", 1, 1),
+    "2p1d-tcp-8-two-experts": Setup("mixtral", 2, 1, "tcp", 8),
+    "1p1d-nixl-8-shared-expert": Setup("glm4_moe", 1, 1, "nixl", 8),
+    "2p1d-nixl-16-corrected-router": Setup("minimax_m2", 2, 1),
     "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
@@ -115,6 +120,7 @@ QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 SLOW = (
     *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta"),
     "1p1d-tcp-16-recurrences",
+    *("1p1d-nixl-16-sinks", "2p1d-tcp-8-two-experts", "1p1d-nixl-8-shared-expert", "2p1d-nixl-16-corrected-router"),
 )
 """Clusters of which `make test` tests nothing."""
 QUICK_FAMILIES = {setup.family for name, setup in SETUPS.items() if name not in SLOW}

@@ -177,9 +177,16 @@ def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) 
     assert len(set(tokens)) > 4, "a model that repeats itself shows nothing"
 
 
-@pytest.mark.parametrize("family", checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in checkpoints.MORE_BUILDERS),
+    ],
+)
 def test_chunked_prefill_equals_whole(family: str, tmp_path: Path) -> None:
-    model = load((checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](tmp_path))
+    builders = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS
+    model = load(builders[family](tmp_path))
     prompt = random_prompt(50)
     assert stepper(model).generate(prompt, 24, chunk=7) == stepper(model).generate(prompt, 24)
 

@@ -17,7 +17,7 @@ from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, REPRESENTATIVES
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS, REPRESENTATIVES
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -29,7 +29,7 @@ BACKENDS = {
     "native-float32": {"dtype": "float32", **COMPILED},
     "native-bfloat16": {"dtype": "bfloat16", **COMPILED},
 }
-FAMILIES = BUILDERS | EXPERT_BUILDERS
+FAMILIES = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS
 QUICK = {
     *((family, "native-bfloat16") for family in REPRESENTATIVES),
     ("deepseek_v3", "native-float32"),

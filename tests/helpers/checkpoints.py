@@ -316,7 +316,7 @@ MORE_BUILDERS: dict[str, Builder] = {
     "granite": save_tiny_granite,
     "ministral3": save_tiny_ministral3,
 }
-"""Families of which parity with transformers is tested: their parts are tested with the others."""
+"""Families whose parts are tested with the others: beyond parity with transformers, their tests are slow."""
 
 REPRESENTATIVES = ("llama", "gemma3", "gemma4", "qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v32", "granite_hybrid")
 """One family of each kind: plain, windows, shared keys and values, experts, sinks, latents, chosen latents, recurrent

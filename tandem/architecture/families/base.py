@@ -5,8 +5,8 @@ engines compute something else because of it.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tandem.architecture.feed_forward import Activation, FeedForwardSpec, GatedSpec
@@ -119,9 +119,19 @@ class Sizes:
         """A norm over the hidden state, or over `size` elements."""
         return NormSpec(name, self.hidden if size is None else size, self.eps, self.unit_offset)
 
-    def rope(self, fields: Fields, rotary_share: float | None = None, harmless: tuple[str, ...] = ()) -> RopeSpec:
-        """The rotary embedding that all layers share. `rotary_share`: where the family's own key says it; `harmless`:
-        options of it that change nothing for text.
+    def rope(
+        self,
+        fields: Fields,
+        rotary_share: float | None = None,
+        harmless: tuple[str, ...] = (),
+        default: Mapping[str, object] | None = None,
+    ) -> RopeSpec:
+        """The rotary embedding that all layers share.
+
+        Args:
+            rotary_share: where the family's own key says it.
+            harmless: options of it that change nothing for text.
+            default: where the file does not describe it; None = nothing is scaled.
         """
         defaults = self.defaults
         return flat_rope(
@@ -132,6 +142,7 @@ class Sizes:
             default_share=rotary_share or defaults.rotary_share or 1.0,
             served_shares=(1.0,) if defaults.rotary_share is None else None,
             harmless=harmless,
+            default=default,
         )
 
 
@@ -244,6 +255,19 @@ def pre_norm_layer(
         feed_forward=gated(sizes, f"{prefix}.mlp") if feed_forward is None else feed_forward,
         before_mixer=sizes.norm(f"{prefix}.input_layernorm"),
         before_feed_forward=sizes.norm(f"{prefix}.post_attention_layernorm"),
+    )
+
+
+def sandwich_layer(
+    sizes: Sizes, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec | None = None
+) -> LayerSpec:
+    """A layer that normalises the input and the output of each block, as Gemma. `feed_forward`: as `pre_norm_layer`."""
+    prefix = layer_prefix(index)
+    return replace(
+        pre_norm_layer(sizes, index, mixer, feed_forward),
+        after_mixer=sizes.norm(f"{prefix}.post_attention_layernorm"),
+        before_feed_forward=sizes.norm(f"{prefix}.pre_feedforward_layernorm"),
+        after_feed_forward=sizes.norm(f"{prefix}.post_feedforward_layernorm"),
     )
 
 

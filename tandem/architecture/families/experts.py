@@ -5,7 +5,7 @@ Routers are given without a prefix: `mixture_of_experts` and `mixtral_experts` a
 
 from typing import Final
 
-from tandem.architecture.expert_stacks import from_stack
+from tandem.architecture.expert_stacks import from_alternating_stack, from_stack
 from tandem.architecture.families import base
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, RouterSpec
 from tandem.architecture.fields import Fields
@@ -44,6 +44,14 @@ def stacked_experts(sizes: base.Sizes, prefix: str, num_experts: int, intermedia
     """Experts stored as stacks, see `expert_stacks`."""
     return tuple(
         from_stack(base.gated(sizes, f"{prefix}.{expert}", intermediate), prefix, expert)
+        for expert in range(num_experts)
+    )
+
+
+def alternating_experts(sizes: base.Sizes, prefix: str, num_experts: int) -> tuple[GatedSpec, ...]:
+    """Experts with biases, of `intermediate_size` elements, stored as gpt-oss's."""
+    return tuple(
+        from_alternating_stack(base.gated(sizes, f"{prefix}.{expert}", bias=True), prefix, expert)
         for expert in range(num_experts)
     )
 

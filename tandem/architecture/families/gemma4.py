@@ -3,6 +3,8 @@
 Attention is read in `gemma4_attention`. `layer_scalar` multiplies the residual stream at the end of each layer.
 """
 
+from dataclasses import replace
+
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma4_attention import read_mixers
@@ -58,17 +60,13 @@ def _layer(
     block: FeedForwardSpec,
     embedding: PerLayerEmbeddingSpec | None,
 ) -> LayerSpec:
-    prefix = base.layer_prefix(index)
+    layer = base.sandwich_layer(sizes, index, mixer, block)
     norms_itself = isinstance(block, ParallelSpec)
-    return LayerSpec(
-        mixer=mixer,
-        feed_forward=block,
-        before_mixer=sizes.norm(f"{prefix}.input_layernorm"),
-        after_mixer=sizes.norm(f"{prefix}.post_attention_layernorm"),
-        before_feed_forward=None if norms_itself else sizes.norm(f"{prefix}.pre_feedforward_layernorm"),
-        after_feed_forward=sizes.norm(f"{prefix}.post_feedforward_layernorm"),
+    return replace(
+        layer,
+        before_feed_forward=None if norms_itself else layer.before_feed_forward,
         per_layer_embedding=embedding,
-        output_scale=TensorSpec(f"{prefix}.layer_scalar", (1,)),
+        output_scale=TensorSpec(f"{base.layer_prefix(index)}.layer_scalar", (1,)),
     )
 
 

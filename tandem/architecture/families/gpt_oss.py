@@ -1,19 +1,16 @@
-"""GptOssForCausalLM: sinks, a window on every other layer, experts with biases and clamps.
-
-In 16 bits all experts of a layer are one tensor, transposed; gate and up take turns in its columns.
-"""
+"""GptOssForCausalLM: sinks, a window on every other layer, experts with biases and clamps."""
 
 from dataclasses import replace
 
 from tandem.architecture.families import base
-from tandem.architecture.families.experts import TRAINING_KEYS, read_num_experts
+from tandem.architecture.families.experts import TRAINING_KEYS, alternating_experts, read_num_experts
 from tandem.architecture.families.windows import read_types, read_windows
-from tandem.architecture.feed_forward import Clamp, GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
+from tandem.architecture.feed_forward import Clamp, MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.rope import RopeSpec, read_rope
-from tandem.architecture.tensors import LinearSpec, ShardAxis, Source, TensorSpec
+from tandem.architecture.rope import RopeSpec
+from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 _DEFAULTS = base.Defaults(
     max_positions=131_072,
@@ -42,7 +39,7 @@ _COPIES = ("experts_per_token", "initial_context_length")  # of keys that transf
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     windows = read_windows(fields, read_types(fields, sizes.num_layers, _PATTERN), _DEFAULT_WINDOW)
-    bias, rope = fields.flag("attention_bias", True), _read_rope(fields, sizes)
+    bias, rope = fields.flag("attention_bias", True), sizes.rope(fields, default=_DEFAULT_ROPE)
     blocks = _read_blocks(fields, sizes)
     layers = [
         base.pre_norm_layer(sizes, index, _attention(sizes, index, rope, window, bias), block)
@@ -51,17 +48,6 @@ def _read_model(fields: Fields) -> ModelSpec:
     model = base.build_model("gpt_oss", fields, sizes, layers)
     base.check_unread(fields, (*TRAINING_KEYS, *_COPIES))
     return model
-
-
-def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec:
-    scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
-    return read_rope(
-        fields,
-        scaling or parameters or Fields(_DEFAULT_ROPE, fields.where),
-        head_dim=sizes.head_dim,
-        max_positions=sizes.max_positions,
-        default_theta=fields.number("rope_theta", sizes.defaults.theta),
-    )
 
 
 def _attention(sizes: base.Sizes, index: int, rope: RopeSpec, window: int | None, bias: bool) -> AttentionSpec:
@@ -82,33 +68,11 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[MixtureOfExpertsSpec
 
     def block(index: int) -> MixtureOfExpertsSpec:
         prefix = f"{base.layer_prefix(index)}.mlp"
-        experts = tuple(_expert(sizes, f"{prefix}.experts", expert, clamp) for expert in range(num_experts))
-        return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts)
+        experts = alternating_experts(sizes, f"{prefix}.experts", num_experts)
+        clamped = tuple(replace(expert, clamp=clamp) for expert in experts)
+        return MixtureOfExpertsSpec(router=router.under(prefix), experts=clamped)
 
     return [block(index) for index in range(sizes.num_layers)]
-
-
-def _expert(sizes: base.Sizes, prefix: str, expert: int, clamp: Clamp) -> GatedSpec:
-    def half(name: str, start: int) -> LinearSpec:
-        return LinearSpec(
-            f"{prefix}.{expert}.{name}",
-            sizes.intermediate,
-            sizes.hidden,
-            bias=True,
-            weight_source=Source(f"{prefix}.gate_up_proj", expert, transposed=True, start=start, step=2),
-            bias_source=Source(f"{prefix}.gate_up_proj_bias", expert, start=start, step=2),
-        )
-
-    down = LinearSpec(
-        f"{prefix}.{expert}.down_proj",
-        sizes.hidden,
-        sizes.intermediate,
-        bias=True,
-        axis=ShardAxis.ROW,
-        weight_source=Source(f"{prefix}.down_proj", expert, transposed=True),
-        bias_source=Source(f"{prefix}.down_proj_bias", expert),
-    )
-    return GatedSpec(half("gate_proj", 0), half("up_proj", 1), down, sizes.activation, clamp)
 
 
 FAMILY = base.Family(_read_model)

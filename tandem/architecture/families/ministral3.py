@@ -6,7 +6,7 @@ from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import QueryScaling
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.rope import read_rope
+from tandem.architecture.rope import RopeSpec, read_rope
 
 _DEFAULTS = base.Defaults(
     max_positions=262_144,
@@ -26,14 +26,7 @@ _DEFAULTS = base.Defaults(
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window = fields.optional_count("sliding_window")
-    parameters, scaling = read_query_scaling(fields)
-    rope = read_rope(
-        fields,
-        parameters,
-        head_dim=sizes.head_dim,
-        max_positions=sizes.max_positions,
-        default_theta=fields.number("rope_theta", sizes.defaults.theta),
-    )
+    rope, scaling = read_positions(fields, sizes, sizes.head_dim)
     layers = [
         base.pre_norm_layer(
             sizes, index, replace(base.attention(sizes, index, rope, window=window), query_scaling=scaling)
@@ -45,8 +38,10 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-def read_query_scaling(fields: Fields) -> tuple[Fields, QueryScaling]:
-    """The object `rope_parameters`, and the growth of queries that it specifies."""
+def read_positions(
+    fields: Fields, sizes: base.Sizes, head_dim: int, share: float = 1.0
+) -> tuple[RopeSpec, QueryScaling]:
+    """The rotary embedding of `share` of each head, and the growth of queries, which `rope_parameters` specifies."""
     parameters = fields.section("rope_parameters")
     if parameters is None:
         raise fields.wrong("rope_parameters", "an object")
@@ -55,7 +50,16 @@ def read_query_scaling(fields: Fields) -> tuple[Fields, QueryScaling]:
     original = parameters.optional_count("original_max_position_embeddings")
     if beta is None or original is None:
         raise parameters.wrong("llama_4_scaling_beta", "a number, beside original_max_position_embeddings")
-    return parameters, QueryScaling(beta, original)
+    rope = read_rope(
+        fields,
+        parameters,
+        head_dim=head_dim,
+        max_positions=sizes.max_positions,
+        default_theta=fields.number("rope_theta", sizes.defaults.theta),
+        default_share=share,
+        served_shares=(share,),
+    )
+    return rope, QueryScaling(beta, original)
 
 
 FAMILY = base.Family(_read_model)

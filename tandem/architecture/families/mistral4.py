@@ -13,11 +13,10 @@ from tandem.architecture.families.grouped_experts import (
     read_top_k,
 )
 from tandem.architecture.families.latents import LatentDefaults, read_head_dims, read_latent_attention
-from tandem.architecture.families.ministral3 import read_query_scaling
+from tandem.architecture.families.ministral3 import read_positions
 from tandem.architecture.feed_forward import RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.rope import read_rope
 from tandem.architecture.tensors import LinearSpec
 
 _DEFAULTS = base.Defaults(
@@ -39,17 +38,8 @@ _EPSILON = 1e-20
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     plain_dim, rotary_dim = read_head_dims(fields, _LATENTS)
-    parameters, scaling = read_query_scaling(fields)
-    share = rotary_dim / (plain_dim + rotary_dim)
-    rope = read_rope(
-        fields,
-        parameters,
-        head_dim=plain_dim + rotary_dim,
-        max_positions=sizes.max_positions,
-        default_theta=fields.number("rope_theta", sizes.defaults.theta),
-        default_share=share,
-        served_shares=(share,),
-    )
+    head_dim = plain_dim + rotary_dim
+    rope, scaling = read_positions(fields, sizes, head_dim, rotary_dim / head_dim)
     attention = read_latent_attention(
         fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True), rope=rope
     )

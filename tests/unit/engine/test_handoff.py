@@ -11,7 +11,7 @@ from tandem.core.types import FinishReason
 from tandem.kvcache.manager import HoldKind
 from tandem.scheduler.output import KVComputed, SampledToken
 from tandem.scheduler.request import Handoff
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, family_params
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS, family_params
 from tests.helpers.engines import serve_alone
 from tests.helpers.handoff import Side, copy_blocks, hand_off, prefill
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -20,12 +20,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(
     temperature=1.0, top_p=0.95, seed=5, max_tokens=12, presence_penalty=0.5, min_tokens=6, logprobs=2
 )
+FAMILIES = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS
 CHUNKED = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8, "kv_cache_bytes": 2 << 20}
 
 
-@pytest.fixture(scope="module", params=family_params(BUILDERS | EXPERT_BUILDERS))
+@pytest.fixture(scope="module", params=family_params(FAMILIES))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS)[request.param](tmp_path_factory.mktemp(request.param)))
+    return write_byte_tokenizer(FAMILIES[request.param](tmp_path_factory.mktemp(request.param)))
 
 
 @pytest.fixture(scope="module")
