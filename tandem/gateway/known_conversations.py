@@ -18,6 +18,7 @@ MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
 MAX_BODY_BYTES = 8 * 2**20  # of a known one; hashing it in the event loop takes under 5 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
+MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # of a call's id, beside its characters
@@ -105,15 +106,24 @@ class BodyDigest:
 
 
 class KnownConversations:
-    """A bounded cache of entries. Used by one thread."""
+    """A bounded cache of entries. Used by one thread.
 
-    def __init__(self, max_bytes: int) -> None:
+    Args:
+        min_body_bytes: of a conversation that is kept, at least 1024.
+    """
+
+    def __init__(self, max_bytes: int, min_body_bytes: int = MIN_BODY_BYTES) -> None:
         self._max_bytes = max_bytes
+        self._min_body_bytes = max(min_body_bytes, _HEAD_BYTES)
         self._alike: OrderedDict[bytes, OrderedDict[tuple[int, bytes], KnownConversation]] = OrderedDict()
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._alike.values()))
+
+    def takes(self, num_bytes: int) -> bool:
+        """Whether conversations in bodies of this length are kept."""
+        return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
     def find(self, body: bytes, digest: BodyDigest, scope: CacheScope) -> KnownConversation | None:
         """The longest known conversation that `body` begins with.
@@ -138,7 +148,7 @@ class KnownConversations:
 
     def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
         """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
-        if not _HEAD_BYTES < entry.num_bytes <= MAX_BODY_BYTES or entry.beginning.num_messages < MIN_MESSAGES:
+        if not self.takes(entry.num_bytes) or entry.beginning.num_messages < MIN_MESSAGES:
             return
         head = _head(body, scope)
         alike = self._alike.setdefault(head, OrderedDict())

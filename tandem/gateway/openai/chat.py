@@ -55,7 +55,8 @@ class ChatDialect:
     ) -> ParsedRequest:
         """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
         given = body if known is None else known.shortened(body)
-        asked, spans = await self._context.off_loop.run(len(given), partial(_parsed, given))
+        is_kept = known is not None or self._context.model.conversations.takes(len(body))
+        asked, spans = await self._context.off_loop.run(len(given), partial(_parsed, given, is_kept=is_kept))
         if known is not None and (spans is None or asked.cache_salt or spans.ends[0] != known.first_end):
             raise NotKnownError("the body's messages are others than those known")
         model = self._context.model
@@ -136,10 +137,10 @@ class ChatDialect:
         return None
 
 
-def _parsed(body: bytes) -> tuple[ChatBody, MessageSpans | None]:
-    """A body, and the places of its messages if it is worth to look for them."""
+def _parsed(body: bytes, *, is_kept: bool) -> tuple[ChatBody, MessageSpans | None]:
+    """A body, and the places of its messages if it is to be kept and worth to look for them."""
     asked = read_body(ChatBody, body)
-    spans = MessageSpans.find(body) if len(asked.messages) > 2 else None
+    spans = MessageSpans.find(body) if is_kept and len(asked.messages) > 2 else None
     return asked, spans if spans is not None and len(spans.starts) == len(asked.messages) else None
 
 

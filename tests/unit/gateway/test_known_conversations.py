@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
 from tandem.gateway.known_conversations import (
     MAX_ALIKE,
     MAX_BODY_BYTES,
+    MIN_BODY_BYTES,
     Beginning,
     BodyDigest,
     KnownConversation,
@@ -72,6 +74,7 @@ def context_of(directory: Path, template: str, max_known_bytes: int = 2**26, max
     write_byte_tokenizer(directory)
     (directory / "chat_template.jinja").write_text(template)
     model = ServedModel.load(str(directory), "m", 0, max_known_bytes=max_known_bytes)
+    model = replace(model, conversations=KnownConversations(max_known_bytes // 8, min_body_bytes=0))
 
     async def info() -> ModelInfo:
         return INFO
@@ -298,20 +301,20 @@ def test_entries_are_bounded() -> None:
     entry = KnownConversation(
         3000, 100, 200, frozenset({"call"}), Beginning(9, CutBeginning((), (), b"x" * 500), 1, b"")
     )
-    known = KnownConversations(10 * entry.memory_bytes)
+    known = KnownConversations(10 * entry.memory_bytes, min_body_bytes=0)
     bodies = [f"{number:04}".encode() * 1000 for number in range(30)]
     for body in bodies:
         known.add(body, BodyDigest(body), UNSCOPED, entry)
     assert (len(known), known.num_bytes) == (10, 10 * entry.memory_bytes)
     assert [known.find(body, BodyDigest(body), UNSCOPED) is not None for body in bodies] == [False] * 20 + [True] * 10
-    alike = KnownConversations(2**30)
+    alike = KnownConversations(2**30, min_body_bytes=0)
     for number in range(2 * MAX_ALIKE):
         body = b"x" * 2000 + f"{number:04}".encode() * 1000
         alike.add(body, BodyDigest(body), UNSCOPED, entry)
     assert len(alike) == MAX_ALIKE
 
 
-@pytest.mark.parametrize("num_bytes", [1000, MAX_BODY_BYTES + 1])
+@pytest.mark.parametrize("num_bytes", [MIN_BODY_BYTES - 1, MAX_BODY_BYTES + 1])
 def test_neither_short_nor_very_long_bodies_are_kept(num_bytes: int) -> None:
     body = b"x" * (num_bytes + 5)
     entry = KnownConversation(num_bytes, 100, 200, frozenset(), Beginning(9, CutBeginning((), (), b""), 1, b""))
