@@ -35,6 +35,7 @@ from tandem.gateway.edge import Edge
 from tandem.gateway.fast_lane import FastLane
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.known_conversations import KnownConversations
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.completions import CompletionDialect
 from tandem.gateway.parsing.answer_format import AnswerFormat
@@ -309,7 +310,8 @@ def _tokenizer() -> Tokenizer:
 def _served_model() -> ServedModel:
     tokenizer = _tokenizer()
     answers = AnswerFormat.detect(None, tokenizer, tool_parser="none", reasoning_parser="none")
-    return ServedModel(MODEL, tokenizer, None, 0, False, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
+    checks, encoder, conversations = GrammarCheck(tokenizer), PromptEncoder(tokenizer), KnownConversations(0)
+    return ServedModel(MODEL, tokenizer, None, 0, False, answers, checks, encoder, conversations)
 
 
 def _pinned(kv: KVCacheManager) -> set[int]:
