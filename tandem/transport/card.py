@@ -18,6 +18,7 @@ from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
 
 CARD_VERSION = 1
+RANKED_CARD_VERSION = 2  # of workers of several ranks; releases that read pools of one rank only refuse it
 MIN_SECRET_BYTES = 16
 MAX_CARD_BYTES = 1 << 20
 _MAGIC = b"TKVC"
@@ -54,7 +55,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`."""
+    """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`.
+    `piece_bytes` is told by workers of several ranks alone; it follows from the compatible layout.
+    """
 
     transport: str
     incarnation: str
@@ -69,9 +72,9 @@ class Card:
         """What reads of this peer into `pool` count in: pages if both sides have the same, else pieces of them; None =
         the pools have no unit in common.
         """
-        if (self.page_bytes, self.num_ranks) == (pool.page_bytes, pool.num_ranks):
-            return pool.page_bytes
-        return pool.piece_bytes if self.piece_bytes == pool.piece_bytes else None
+        if self.num_ranks == pool.num_ranks:
+            return pool.page_bytes if self.page_bytes == pool.page_bytes else None
+        return pool.piece_bytes if self.num_ranks == 1 or self.piece_bytes == pool.piece_bytes else None
 
 
 def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: bytes) -> Card:
@@ -91,7 +94,11 @@ def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: byt
 def seal(card: Card, identity: Identity) -> bytes:
     """Returns the card's bytes with their MAC, to give to peers."""
     fields = asdict(card) | {"metadata": base64.b64encode(card.metadata).decode()}
-    signed = _MAGIC + CARD_VERSION.to_bytes(2, "big") + json.dumps(fields, sort_keys=True).encode()
+    version = RANKED_CARD_VERSION
+    if card.num_ranks == 1:  # NOTE: former releases read it, and no field beside theirs
+        version = CARD_VERSION
+        del fields["num_ranks"], fields["piece_bytes"]
+    signed = _MAGIC + version.to_bytes(2, "big") + json.dumps(fields, sort_keys=True).encode()
     return signed + hmac.digest(identity.key("card"), signed, "sha256")
 
 
@@ -107,8 +114,10 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
     if not hmac.compare_digest(mac, hmac.digest(identity.key("card"), signed, "sha256")):
         raise IncompatiblePeerError("a peer's card was damaged or sealed with another cluster secret than ours")
     version = int.from_bytes(signed[len(_MAGIC) : _HEADER_BYTES], "big")
-    if version != CARD_VERSION:
-        raise IncompatiblePeerError(f"a peer's card has version {version}; this worker reads version {CARD_VERSION}")
+    if version not in (CARD_VERSION, RANKED_CARD_VERSION):
+        raise IncompatiblePeerError(
+            f"a peer's card has version {version}; this worker reads versions {CARD_VERSION} and {RANKED_CARD_VERSION}"
+        )
     return _parse(json.loads(signed[_HEADER_BYTES:]))
 
 

@@ -2,12 +2,13 @@
 
 import hmac
 import json
+from dataclasses import replace
 
 import pytest
 
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
-from tandem.transport.card import CARD_VERSION, Identity, accept, describe, seal, unseal
+from tandem.transport.card import CARD_VERSION, RANKED_CARD_VERSION, Identity, accept, describe, seal, unseal
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
@@ -24,8 +25,8 @@ def test_a_card_says_what_was_sealed() -> None:
 def test_another_version_is_named_even_though_its_seal_is_right() -> None:
     identity = Identity(COMPATIBILITY, SECRET)
     body = json.dumps({"fields": "of the future"}).encode()
-    signed = b"TKVC" + (CARD_VERSION + 1).to_bytes(2, "big") + body
-    with pytest.raises(IncompatiblePeerError, match=f"version {CARD_VERSION + 1}; .* version {CARD_VERSION}"):
+    signed = b"TKVC" + (RANKED_CARD_VERSION + 1).to_bytes(2, "big") + body
+    with pytest.raises(IncompatiblePeerError, match="version 3; this worker reads versions 1 and 2"):
         unseal(signed + hmac.digest(identity.key("card"), signed, "sha256"), identity)
 
 
@@ -57,13 +58,37 @@ def test_a_card_of_a_newer_release_may_say_more() -> None:
     assert card == describe("tcp", identity, POOL, b"how")
 
 
-def test_a_card_of_an_older_release_is_of_one_rank() -> None:
+def test_a_card_of_one_rank_is_that_of_former_releases_and_one_of_several_is_none() -> None:
+    """Regression: the decode workers of the previous release ended at a field that they did not know."""
     identity = Identity(COMPATIBILITY, SECRET)
-    sealed = seal(describe("tcp", identity, POOL, b"how"), identity)[:-32]
-    said = sealed.replace(b', "num_ranks": 1', b"").replace(b', "piece_bytes": null', b"")
-    assert len(sealed) - len(said) == 37
-    card = unseal(said + hmac.digest(identity.key("card"), said, "sha256"), identity)
-    assert card == describe("tcp", identity, POOL, b"how")
+    for num_ranks, version in ((1, CARD_VERSION), (2, RANKED_CARD_VERSION)):
+        pool = replace(POOL, num_ranks=num_ranks, piece_bytes=8)
+        sealed = seal(describe("tcp", identity, pool, b"how"), identity)
+        names = {"transport", "incarnation", "page_bytes", "num_blocks", "compatibility", "metadata"}
+        assert int.from_bytes(sealed[4:6], "big") == version
+        assert json.loads(sealed[6:-32]).keys() - names == (set() if num_ranks == 1 else {"num_ranks", "piece_bytes"})
+        assert unseal(sealed, identity).num_ranks == num_ranks
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "unit"),
+    [
+        ((1, 64, 8), (1, 64, 8), 64),
+        ((1, 64, None), (1, 32, 8), None),
+        ((1, 64, 8), (2, 32, 8), 8),
+        ((2, 32, 8), (1, 64, 8), 8),
+        ((2, 32, 4), (1, 64, 8), None),
+        ((2, 32, 8), (2, 32, 4), 32),
+        ((1, 64, 8), (2, 32, None), None),
+    ],
+)
+def test_pools_of_other_widths_are_read_in_pieces(
+    theirs: tuple[int, int, int | None], ours: tuple[int, int, int | None], unit: int | None
+) -> None:
+    """(ranks, bytes of a page, bytes of a piece) of both sides."""
+    identity = Identity(COMPATIBILITY, SECRET)
+    pools = [MemoryPool(4096, page, 4, "cpu", None, ranks, piece) for ranks, page, piece in (theirs, ours)]
+    assert unseal(seal(describe("tcp", identity, pools[0], b""), identity), identity).unit_bytes(pools[1]) == unit
 
 
 @pytest.mark.parametrize(("num_ranks", "piece_bytes"), [(3, None), (1, 24), (2, 128)])
