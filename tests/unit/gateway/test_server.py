@@ -64,12 +64,14 @@ def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line_and_exit_2(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         cases = {
             "--model is required": [],
             "is not a directory": ["--model", "/nowhere/at/all"],
-            "tokenizer.json": ["--model", str(tmp_path.parent)],
+            "tokenizer.json": ["--model", str(empty)],
             f"cannot listen at 127.0.0.1:{port}": ["--model", str(tmp_path), "--port", port],
             "--routers": ["--model", str(tmp_path), "--routers", "nonsense"],
         }

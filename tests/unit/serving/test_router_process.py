@@ -197,7 +197,7 @@ def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
         (["--workers", "a:1,b"], "'b' is not host:port"),
         (["--redis", "http://x"], "Redis URL 'http://x' is not understood"),
         (["--cluster-secret", ""], "cluster_secret has 0 bytes"),
-        (["--log-level", "loud"], "log_level='loud' does not exist"),
+        (["--log-level", "loud"], "--log-level='loud': Input should be 'debug', "),
         (["--wrong", "1"], "--wrong"),
     ],
 )
