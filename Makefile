@@ -11,7 +11,6 @@ PORT ?= 8000
 REDIS ?=
 BENCH ?= engine
 LOAD_URL ?=
-SERVED := import tandem.cli.up, tandem.gateway.server, tandem.serving.router_process, tandem.worker.process
 SEEDS ?= 1000
 # Modules are compiled once, also where the environment says otherwise: every process would compile thousands anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,15 +28,14 @@ setup: $(VENV)/.ready proto ## virtual environment, pinned dependencies, compile
 proto: $(VENV)/.serves ## generate the gRPC modules from proto/
 	@$(BIN)/python -m tandem.rpc.compile
 
-# What serving needs. Of its modules, those that services import are compiled, and most never are. The kernels are compiled
-# meanwhile: the compiler's module needs no package.
+# What serving needs. Modules are compiled when they are first imported: most of them never are. The kernels
+# are compiled while packages are fetched: the compiler's module needs none of them.
 $(VENV)/.serves: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch and what else serving needs into $(VENV), and compiling the CPU kernels: minutes, the first time"
 	@($(PYTHON) -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead") & \
-	{ $(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,nixl]' grpcio-tools \
-	&& $(BIN)/python -m tandem.rpc.compile && $(BIN)/python -c '$(SERVED)'; }; installed=$$?; wait; exit $$installed
+	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,nixl]' grpcio-tools; installed=$$?; wait; exit $$installed
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.serves
