@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BytesIO
 from types import TracebackType
 
 from starlette.types import Receive, Scope
@@ -102,25 +103,24 @@ class Bodies:
             raise _too_long(most)
 
     async def _read(self, receive: Receive, body: "Body") -> None:
-        pieces, num_bytes, scan = list[bytes](), 0, JsonScan()
+        data, scan = BytesIO(), JsonScan()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeftError("the client left while it sent its request")
             piece = message.get("body", b"")
-            pieces.append(piece)
-            num_bytes += len(piece)
-            if num_bytes > self.limits.max_bytes:
+            data.write(piece)
+            if data.tell() > self.limits.max_bytes:
                 raise _too_long(self.limits.max_bytes)
             for start in range(0, len(piece), _SCANNED_BYTES):
                 if start:
                     await asyncio.sleep(0)
                 scan.feed(piece[start : start + _SCANNED_BYTES])
                 check_scan(scan, self.limits.max_values, self.limits.max_members)
-            body.charge(num_bytes + scan.num_bytes)
+            body.charge(data.tell() + scan.num_bytes)
             self._check_held(body)
             if not message.get("more_body", False):
-                body.data = b"".join(pieces)
+                body.data = data.getvalue()
                 return
 
     def _check_held(self, body: "Body") -> None:
