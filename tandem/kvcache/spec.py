@@ -14,7 +14,6 @@ from tandem.architecture.state import StateSpec
 from tandem.core.config import BLOCK_SIZES
 from tandem.core.errors import ConfigurationError
 
-SUPPORTED_BLOCK_SIZES = BLOCK_SIZES
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
 _FAR = 1 << 40  # a position that no request reaches
 
@@ -109,8 +108,8 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     Raises:
         ConfigurationError: no backend supports the block size.
     """
-    if block_size not in SUPPORTED_BLOCK_SIZES:
-        raise ConfigurationError(f"block_size={block_size} is not served; choose one of {SUPPORTED_BLOCK_SIZES}")
+    if block_size not in BLOCK_SIZES:
+        raise ConfigurationError(f"block_size={block_size} is not served; choose one of {BLOCK_SIZES}")
     layers_by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)

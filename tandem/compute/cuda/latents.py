@@ -16,7 +16,7 @@ from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.cuda.triton_backend import KERNELS as PAGED_KERNELS
 from tandem.compute.cuda.triton_backend import LAUNCH_OPTIONS, MIN_DOT_SIZE, num_splits_for
 from tandem.compute.step import AttentionBatch
-from tandem.kvcache.spec import SUPPORTED_BLOCK_SIZES
+from tandem.core.config import BLOCK_SIZES
 
 KERNELS = "tandem.compute.cuda.triton_latents"
 MAX_RANK = 512
@@ -49,8 +49,8 @@ class TritonLatentBackend:
             return f"{spec}: its rank is above {MAX_RANK}"
         if softcap or sinks:
             return f"it has no {'attention sinks' if sinks else 'soft-capping'} over latents"
-        if block_size not in SUPPORTED_BLOCK_SIZES:
-            return f"block_size={block_size} is not one of {SUPPORTED_BLOCK_SIZES}"
+        if block_size not in BLOCK_SIZES:
+            return f"block_size={block_size} is not one of {BLOCK_SIZES}"
         return None
 
     def prepare(self, batch: AttentionBatch, kv: LayerLatents, layers: Collection[AttentionParams]) -> AttentionBatch:

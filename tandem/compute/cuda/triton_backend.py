@@ -18,7 +18,7 @@ from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
 from tandem.compute.step import AttentionBatch
-from tandem.kvcache.spec import SUPPORTED_BLOCK_SIZES
+from tandem.core.config import BLOCK_SIZES
 
 KERNELS = "tandem.compute.cuda.triton_paged"
 MAX_HEAD_DIM = 256
@@ -88,8 +88,8 @@ class TritonBackend:
             return f"compute capability {capability} is below {MIN_CAPABILITY}"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim={spec.head_dim} is above {MAX_HEAD_DIM}"
-        if block_size not in SUPPORTED_BLOCK_SIZES:
-            return f"block_size={block_size} is not one of {SUPPORTED_BLOCK_SIZES}"
+        if block_size not in BLOCK_SIZES:
+            return f"block_size={block_size} is not one of {BLOCK_SIZES}"
         return None
 
     def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
