@@ -16,9 +16,9 @@ from tandem.gateway.message_spans import MessageSpans
 
 MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
+MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
 MAX_BODY_BYTES = 8 * 2**20  # of a known one; hashing it in the event loop takes under 5 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
-MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # of a call's id, beside its characters

@@ -193,6 +193,7 @@ async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: floa
 def _uvicorn_config(settings: GatewaySettings, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        # NOTE: uvicorn asks for a class, and calls what it is given
         http=partial(LimitedHttpProtocol, max_connections=allowed_sockets()),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
