@@ -126,9 +126,9 @@ class BlockServer:
     def _answer(self, connection: socket.socket, peer: PeerCertificate | None) -> None:
         """Serve one request; raises if the connection has ended, or the client's certificate."""
         (length,) = wire.REQUEST_LENGTH.unpack(wire.receive(connection, wire.REQUEST_LENGTH.size, _no_tick))
-        unit_bytes = self._pool.page_bytes
+        unit_bytes: int | None = self._pool.page_bytes
         if length & wire.PIECES:
-            unit_bytes, length = self._pool.piece_bytes or unit_bytes, length & ~wire.PIECES
+            unit_bytes, length = self._pool.piece_bytes, length & ~wire.PIECES
         try:
             wire.check_request_length(length)
         except TransportError as error:
@@ -142,11 +142,14 @@ class BlockServer:
         if reason is not None:
             self._refuse(connection, request_id, reason)
             return
+        assert unit_bytes is not None
         views = [self._bytes.blocks(first, count, unit_bytes) for first, count in runs]
         header = wire.ANSWER.pack(request_id, wire.Status.OK, sum(map(len, views)))
         wire.send_all(connection, [memoryview(header), *views])
 
-    def _why_not(self, runs: list[tuple[int, int]], unit_bytes: int) -> str | None:
+    def _why_not(self, runs: list[tuple[int, int]], unit_bytes: int | None) -> str | None:
+        if unit_bytes is None:
+            return "this pool is read as whole pages only, and pieces of them were asked for"
         last = self._pool.num_bytes // unit_bytes - 1
         for first, count in runs:
             if first <= NULL_BLOCK or count < 1 or first + count - 1 > last:

@@ -55,9 +55,9 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def ask(client: socket.socket, *runs: tuple[int, int]) -> tuple[int, bytes]:
+def ask(client: socket.socket, *runs: tuple[int, int], in_pieces: bool = False) -> tuple[int, bytes]:
     """(status, what followed)."""
-    client.sendall(wire.pack_request(5, runs))
+    client.sendall(wire.pack_request(5, runs, in_pieces=in_pieces))
     request_id, status, num_bytes = wire.ANSWER.unpack(wire.receive(client, wire.ANSWER.size, no_tick))
     assert request_id == 5
     return status, wire.receive(client, num_bytes, no_tick)
@@ -76,6 +76,16 @@ def test_runs_outside_the_pool_are_refused_and_the_connection_lives(
     status, reason = ask(client, (1, 1), run)
     assert status == wire.Status.REFUSED
     assert f"{run[1]} blocks from block {run[0]} on are outside".encode() in reason
+    assert ask(client, (2, 1)) == (wire.Status.OK, pages[2].tobytes())
+
+
+def test_pieces_of_a_pool_without_any_are_refused_and_the_connection_lives(client: socket.socket, pages: Pages) -> None:
+    """Regression: whole pages came in their place."""
+    status, reason = ask(client, (1, 1), in_pieces=True)
+    assert (status, reason) == (
+        wire.Status.REFUSED,
+        b"this pool is read as whole pages only, and pieces of them were asked for",
+    )
     assert ask(client, (2, 1)) == (wire.Status.OK, pages[2].tobytes())
 
 
