@@ -22,8 +22,8 @@ _ANY_DTYPE = "bfloat16"  # NOTE: of the same width for all layers, so none chang
 _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
-def check_model(path: Path, *, allow_pickle: bool = False) -> None:
-    """Checks a model directory without reading the weights.
+def check_model(path: Path, *, allow_pickle: bool = False) -> Tokenizer:
+    """Checks a model directory without reading the weights; returns its tokenizer.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
@@ -33,7 +33,7 @@ def check_model(path: Path, *, allow_pickle: bool = False) -> None:
     find_quantisation(fields)
     refuse_codes(fields, find_family(fields).read_model(fields))
     _check_weights(path, allow_pickle)
-    Tokenizer.load(path)
+    return Tokenizer.load(path)
 
 
 def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transport: str = AUTO) -> None:
@@ -87,9 +87,9 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def check_parsers(path: Path, tool_parser: str, reasoning_parser: str) -> None:
+def check_parsers(path: Path, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
     """Raises `ConfigurationError` where the gateway could not read the model's answers by parsers of these names."""
-    answer_format(str(path), Tokenizer.load(path), ChatTemplate.find(path), tool_parser, reasoning_parser)
+    answer_format(str(path), tokenizer, ChatTemplate.find(path), tool_parser, reasoning_parser)
 
 
 def check_cpus(cpus: Collection[int], allowed: Collection[int]) -> None:

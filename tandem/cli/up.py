@@ -135,10 +135,10 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
         self.engine_config()
-        check_model(path, allow_pickle=self.allow_pickle)
+        tokenizer = check_model(path, allow_pickle=self.allow_pickle)
         check_widths(path, self._widths(), self.block_size, self.transport)
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
-        check_parsers(path, *parsers)
+        check_parsers(path, tokenizer, *parsers)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:
