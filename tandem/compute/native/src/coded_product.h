@@ -108,17 +108,18 @@ template <class T, class Source> class CodedProduct {
     const int64_t panels = source_.panels(), chunks = ceil_div(rows.count, kChunkRows), tasks = panels * chunks;
     const double cost = coded_cost_ns(first_.kind, rows.count, panels * kPanelStrips * kStrip, first_.k);
     Pool::run(tasks, split(tasks, cost, num_threads_), [&](int64_t task, int64_t last) {
-      for (; task < last; ++task) {
+      for (int64_t end; task < last; task = end) {  // chunks of a panel side by side: it is decoded once for them
         const int64_t index = task / chunks, chunk = task % chunks;
-        const int64_t row = rows.count * chunk / chunks, end = rows.count * (chunk + 1) / chunks;
+        end = min64(last, (index + 1) * chunks);
+        const int64_t row = rows.count * chunk / chunks, count = rows.count * (chunk + end - task) / chunks - row;
         CodedStrip codes[kPanelStrips], next[kPanelStrips];
         Strip<T> strips[kPanelStrips];
         source_.panel(index, codes, strips);
-        const bool has_next = chunk + 1 == chunks && index + 1 < panels;
+        const bool has_next = end % chunks == 0 && index + 1 < panels;
         if (has_next) source_.panel(index + 1, next, nullptr);
-        multiply_coded_panel(codes, rows.part(row, end - row, shape_), shape_, has_next ? codes_ahead(next) : Ahead(),
-                             [&](const f32x16 (*sums)[kPanelStrips], int64_t at, int count) {
-          source_.store(sums, first + row + at, count, strips);
+        multiply_coded_panel(codes, rows.part(row, count, shape_), shape_, has_next ? codes_ahead(next) : Ahead(),
+                             [&](const f32x16 (*sums)[kPanelStrips], int64_t at, int size) {
+          source_.store(sums, first + row + at, size, strips);
         });
       }
     });

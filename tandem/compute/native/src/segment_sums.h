@@ -10,35 +10,47 @@ template <int kRows, int kVectors> class SegmentSums {
   SegmentSums(const CodedShape& shape, const float* segment_sums)
       : in_block_(shape.in_block()), segments_(shape.segments()), segment_sums_(segment_sums) {}
 
-  // scales(i), offsets(i): vector i of those of segment `index`, if there are offsets.
+  // scales(i), offsets(i): vector i of those of segment `index`, if there are offsets. Changes `acc`.
+  // NOTE: a block's sum is in `acc`, which is in registers, but between two segments of one block.
   template <class Scales, class Offsets>
-  inline __attribute__((always_inline)) void add(int64_t index, const Vec (*acc)[kVectors], const Scales& scales,
+  inline __attribute__((always_inline)) void add(int64_t index, Vec (*acc)[kVectors], const Scales& scales,
                                                  const Offsets& offsets) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) {
-      const Vec scale = scales(i);
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) sums_[m][i] = scale * acc[m][i] + sums_[m][i];
-    }
+    const bool is_last = index + 1 == segments_;
+    if (added_) scale(acc, scales, [&](int m, int i) { return sums_[m][i]; });
+    else scale(acc, scales, [](int, int) { return Vec{}; });
     if (segment_sums_)
       for (int i = 0; i < kVectors; ++i) {
         const Vec offset = offsets(i);
-        for (int m = 0; m < kRows; ++m) sums_[m][i] = offset * segment_sums_[m * segments_ + index] + sums_[m][i];
+        for (int m = 0; m < kRows; ++m) acc[m][i] = fused(offset, segment_sums_[m * segments_ + index] - Vec{}, acc[m][i]);
       }
-    if (++added_ < in_block_ && index + 1 < segments_) return;
-    tree_.add(block_++, index + 1 == segments_, sums_[0]);
-    if (index + 1 == segments_) return;
+    if (++added_ < in_block_ && !is_last) return keep(acc);
     added_ = 0;
-    for (int m = 0; m < kRows; ++m)
-      for (int i = 0; i < kVectors; ++i) sums_[m][i] = Vec{};
+    tree_.add(block_++, is_last, acc[0]);
+    if (is_last) keep(acc);
   }
   const Vec (*sums() const)[kVectors] { return sums_; }
 
  private:
+  template <class Scales, class Sums>
+  static inline __attribute__((always_inline)) void scale(Vec (*acc)[kVectors], const Scales& scales, const Sums& sums) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const Vec scale = scales(i);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) acc[m][i] = fused(scale, acc[m][i], sums(m, i));
+    }
+  }
+  inline __attribute__((always_inline)) void keep(const Vec (*acc)[kVectors]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) sums_[m][i] = acc[m][i];
+  }
+
   const int64_t in_block_, segments_;
   const float* const segment_sums_;
   int64_t added_ = 0, block_ = 0;
-  Vec sums_[kRows][kVectors] = {};
+  Vec sums_[kRows][kVectors];
   SumTree<kRows * kVectors> tree_;
 };
 

@@ -123,6 +123,19 @@ TANDEM_INLINE i32x16 to_int(const f32x16& v) {
 #endif
 
 constexpr int kVecLanes = sizeof(Vec) / sizeof(float), kVecs = kLanes / kVecLanes;
+// a * b + c, rounded once where the processor has such an instruction, however the compiler moves the product.
+TANDEM_INLINE Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#elif defined(__FP_FAST_FMAF)
+  for (int i = 0; i < int(sizeof(Vec) / sizeof(float)); ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
 TANDEM_INLINE Vec load_vec(const float* p) { Vec v; std::memcpy(&v, p, sizeof v); return v; }
 TANDEM_INLINE void store_vec(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
