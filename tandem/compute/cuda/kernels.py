@@ -1,7 +1,7 @@
 """`Kernels` on an NVIDIA GPU: PyTorch's, with our Triton products by weights as codes.
 
 Codes stay codes in the GPU's memory and become numbers in registers. A row's bits do not depend on the other rows of a
-product by codes; PyTorch's other products promise no such thing. Not yet run on a GPU.
+product by codes; PyTorch's other products promise no such thing. Ran on an H200 (decision 116).
 """
 
 import importlib.util

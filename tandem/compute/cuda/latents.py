@@ -1,7 +1,7 @@
 """Attention over latents on NVIDIA GPUs by our own Triton kernel, for decodes and prefill chunks alike.
 
 Tiles and splits follow from the layer's shape only, never from the batch, so a query's output is the same alone and in
-company. Never synchronises with the device. Not yet run on a GPU.
+company. Never synchronises with the device. Ran on an H200 (decision 116).
 """
 
 import importlib

@@ -5,7 +5,7 @@ added to its split of 1,024 inputs in order; its offset times the sum of its inp
 by one program or by `combine_kernel`: a token's bits do not depend on how many tokens there are. Outputs stand in a
 tile's first dimension, so that matrix products have one shape for any number of tokens but for their width.
 
-Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet run on a GPU.
+Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"

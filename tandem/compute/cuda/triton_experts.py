@@ -2,7 +2,7 @@
 tile of one expert's pairs.
 
 The tensors of each expert lie where they were loaded; a table has their addresses. What is not hit is not read.
-Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet run on a GPU.
+Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"

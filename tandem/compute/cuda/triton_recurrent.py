@@ -1,8 +1,8 @@
 """The Triton kernels of recurrent layers: the short convolution, and the recurrence token by token.
 
 A program carries some rows of a head's matrix through all tokens of its request, in registers. So no bit depends on how
-a prompt is cut or on what shares a step. Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet
-run on a GPU.
+a prompt is cut or on what shares a step. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on
+an H200 (decision 116).
 
 Maths: Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), and the gated delta rule (Yang et al. 2024, arXiv:2412.06464).
 """
@@ -70,10 +70,13 @@ def recur_kernel(
         bias = tl.load(a_bias + head * COLUMNS + columns, mask=in_columns, other=0.0)
     else:
         bias = tl.load(a_bias + head)
-    start = tl.load(query_start + request).to(tl.int64)
-    for write in range(tl.load(first_write + request), tl.load(first_write + request + 1)):
-        stop = tl.load(write_ends + write)
-        for token in range(start, stop):
+    first = tl.load(first_write + request)
+    for write in range(first, tl.load(first_write + request + 1)):
+        # NOTE: not `start = stop` at the end: compiled, the inner loop would begin at the request's first token each time
+        start = tl.load(query_start + request).to(tl.int64)
+        if write > first:
+            start = tl.load(write_ends + write - 1)
+        for token in range(start, tl.load(write_ends + write)):
             at_head = tl.cast(token, tl.int64) * NUM_HEADS + head
             at_group = (tl.cast(token, tl.int64) * NUM_GROUPS + group) * COLUMNS + columns
             key = tl.load(k + at_group, mask=in_columns, other=0.0).to(tl.float32)
@@ -94,7 +97,6 @@ def recur_kernel(
             state = state + added[:, None] * key[None, :]
             tl.store(out + at_head * ROWS + rows, tl.sum(state * query[None, :], 1), mask=in_rows)
         tl.store(matrices + tl.load(write_pages + write) * page_stride + at, state, mask=in_tile)
-        start = stop
 
 
 @triton.jit

@@ -127,7 +127,7 @@ constexpr int kVecLanes = sizeof(Vec) / sizeof(float), kVecs = kLanes / kVecLane
 TANDEM_INLINE Vec fused(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FP_FAST_FMAF)  // GCC's and Clang's word for FMA
   return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
 #elif defined(__FP_FAST_FMAF)
   for (int i = 0; i < int(sizeof(Vec) / sizeof(float)); ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
