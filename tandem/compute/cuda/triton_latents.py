@@ -2,7 +2,8 @@
 heads, and its latent is the value, so a tile of rows is read once for both.
 
 A query's arithmetic depends on its own request only: splits start at fixed positions. Their sums are added by
-`triton_paged.combine_kernel`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
+`triton_paged.combine_kernel`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run
+on an H200 (decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"

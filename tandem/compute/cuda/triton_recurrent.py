@@ -72,7 +72,7 @@ def recur_kernel(
         bias = tl.load(a_bias + head)
     first = tl.load(first_write + request)
     for write in range(first, tl.load(first_write + request + 1)):
-        # NOTE: not `start = stop` at the end: compiled, the inner loop would begin at the request's first token each time
+        # NOTE: not `start = stop` at the end: compiled, each page would begin at the request's first token
         start = tl.load(query_start + request).to(tl.int64)
         if write > first:
             start = tl.load(write_ends + write - 1)
