@@ -203,9 +203,10 @@ class ModelSpec:
 
 
 def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
-    """The model with one rotary embedding for sequences of all lengths up to `max_model_len`, see `RopeSpec.for_length`.
+    """The model with the rotary embeddings that sequences of at most `max_model_len` tokens need, see
+    `RopeSpec.for_length`. None is `max_position_embeddings`.
 
-    None is `max_position_embeddings`. The KV of a token depends on this, and so must the fingerprint.
+    The KV of a token depends on this, and so must the fingerprint.
     """
     length = model.max_position_embeddings if max_model_len is None else max_model_len
 
@@ -216,9 +217,7 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
         )
         return replace(layer, mixer=mixer, beside=tuple(beside))
 
-    return replace(
-        model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers))
-    )
+    return replace(model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers)))
 
 
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

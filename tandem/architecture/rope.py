@@ -69,8 +69,8 @@ class DividedScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Either list as in `DividedScaling`: `short` where all sequences have at most `original_length` tokens, else `long`
-    (LongRoPE, arXiv:2402.13753). Has no angles before one is chosen.
+    """Either list as in `DividedScaling`: `short` where all sequences have at most `original_length` tokens, else
+    `long` (LongRoPE, arXiv:2402.13753). Has no angles before one is chosen.
     """
 
     short: tuple[float, ...]

@@ -232,9 +232,7 @@ class TestFingerprint:
         ]
         assert len(set(prints)) == 4
 
-    def test_workers_with_other_longrope_factors_differ(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_workers_with_other_longrope_factors_differ(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """A token's KV depends on the list, and the list on the length that a worker serves."""
         lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
         path = checkpoints.save_tiny_phi3(

@@ -98,7 +98,7 @@ def test_a_stretched_embedding_allows_more_positions_than_are_usual(
 
 
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedCheckpointError, match="dynamic.*default, linear, llama3, longrope, proportional"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"dynamic.*default, linear, llama3, longrope, proportional"):
         read({"rope_type": "dynamic", "factor": 2.0})
 
 
