@@ -111,11 +111,13 @@ class Fields:
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
         """As many numbers above 0 as `default` has; `default` when the key is absent or null."""
+        return tuple(default) if self.get(name) is None else self.listed_numbers(name, len(default))
+
+    def listed_numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers above 0."""
         value = self.get(name)
-        if value is None:
-            return tuple(default)
-        if not isinstance(value, list) or len(value) != len(default) or not all(map(_is_positive, value)):
-            raise self.wrong(name, f"a list of {len(default)} numbers above 0")
+        if not isinstance(value, list) or len(value) != count or not all(map(_is_positive, value)):
+            raise self.wrong(name, f"a list of {count} numbers above 0")
         return tuple(map(float, value))
 
     def flag(self, name: str, default: bool) -> bool:

@@ -202,6 +202,24 @@ class ModelSpec:
         yield self.head
 
 
+def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    """The model with the rotary embeddings that sequences of at most `max_model_len` tokens need, see
+    `RopeSpec.for_length`. None is `max_position_embeddings`.
+
+    The KV of a token depends on this, and so must the fingerprint.
+    """
+    length = model.max_position_embeddings if max_model_len is None else max_model_len
+
+    def chosen(layer: LayerSpec) -> LayerSpec:
+        mixer, *beside = (
+            mixer if mixer.rope is None else replace(mixer, rope=mixer.rope.for_length(length))
+            for mixer in layer.mixers
+        )
+        return replace(layer, mixer=mixer, beside=tuple(beside))
+
+    return replace(model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers)))
+
+
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
     """The model for sequences of at most `max_model_len` tokens.
 

@@ -1,12 +1,13 @@
 """Rotary position embeddings as checkpoints describe them: parameters only, no angles.
 
-A rope type that is not in the table is refused; "dynamic" and "longrope" depend on the sequence length and would break
-the promise that a token's KV never changes. Angles are computed in `tandem.models.layers.rotary`.
+A rope type that is not in the table is refused: "dynamic" depends on the sequence length and would break the promise
+that a token's KV never changes. "longrope" depends on it too, so one of its two lists is chosen for a whole model
+(`RopeSpec.for_length`). Angles are computed in `tandem.models.layers.rotary`.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.architecture.fields import MAX_COUNT, Fields
 
@@ -59,7 +60,31 @@ class ProportionalScaling:
     factor: float
 
 
-RopeScaling = Unscaled | LinearScaling | Llama3Scaling | YarnScaling | ProportionalScaling
+@dataclass(frozen=True, slots=True)
+class DividedScaling:
+    """Frequency of each pair divided by a factor of its own; [rotary_dim / 2] factors."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Either list as in `DividedScaling`: `short` where all sequences have at most `original_length` tokens, else
+    `long` (LongRoPE, arXiv:2402.13753). Has no angles before one is chosen.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int
+
+    def is_long(self, length: int) -> bool:
+        """Whether sequences of up to `length` tokens need the long factors."""
+        return length > self.original_length
+
+
+RopeScaling = (
+    Unscaled | LinearScaling | Llama3Scaling | YarnScaling | ProportionalScaling | DividedScaling | LongRopeScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +102,13 @@ class RopeSpec:
     scaling: RopeScaling = Unscaled()
     attention_factor: float = 1.0
     stretched_to: int = field(default=0, compare=False, repr=False)
+
+    def for_length(self, length: int) -> "RopeSpec":
+        """The same for sequences of at most `length` tokens: of LongRoPE's lists the one that they need."""
+        if not isinstance(self.scaling, LongRopeScaling):
+            return self
+        chosen = self.scaling.long if self.scaling.is_long(length) else self.scaling.short
+        return replace(self, scaling=DividedScaling(chosen))
 
 
 def read_rope(
@@ -111,7 +143,8 @@ def read_rope(
     if rope_type not in _READERS:
         raise parameters.unsupported(name, ", ".join(sorted(_READERS)))
     original = _original_length(config, parameters)
-    scaling, attention_factor = _READERS[rope_type](parameters, original or max_positions)
+    sizes = _Sizes(original, max_positions, rotary_dim // 2)
+    scaling, attention_factor = _READERS[rope_type](parameters, sizes)
     if isinstance(scaling, ProportionalScaling):
         rotary_dim = head_dim
     stretched_to = 0
@@ -179,6 +212,21 @@ def _original_length(config: Fields, parameters: Fields) -> int | None:
     return parameters.count("original_max_position_embeddings")
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """`given_length`: tokens that the model was trained for before it was stretched; None = the file does not say, so
+    `max_positions`. `num_pairs` of elements are rotated.
+    """
+
+    given_length: int | None
+    max_positions: int
+    num_pairs: int
+
+    @property
+    def original_length(self) -> int:
+        return self.given_length or self.max_positions
+
+
 def _factor(parameters: Fields) -> float:
     value = parameters.optional_number("factor")
     if value is None:
@@ -186,32 +234,32 @@ def _factor(parameters: Fields) -> float:
     return value
 
 
-def _read_default(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+def _read_default(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
     return Unscaled(), 1.0
 
 
-def _read_linear(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+def _read_linear(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
     return LinearScaling(_factor(parameters)), 1.0
 
 
-def _read_proportional(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+def _read_proportional(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
     share, factor = parameters.number("partial_rotary_factor", 1.0, high=1.0), parameters.number("factor", 1.0)
     return ProportionalScaling(share, factor), 1.0
 
 
-def _read_llama3(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+def _read_llama3(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
     factor = _factor(parameters)
     low, high = parameters.optional_number("low_freq_factor"), parameters.optional_number("high_freq_factor")
     if low is None or high is None or high <= low:
         raise parameters.wrong("high_freq_factor", "a number above low_freq_factor, both given")
-    return Llama3Scaling(factor, low, high, original), 1.0
+    return Llama3Scaling(factor, low, high, sizes.original_length), 1.0
 
 
-def _read_yarn(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+def _read_yarn(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
     factor = _factor(parameters)
     scaling = YarnScaling(
         factor=factor,
-        original_length=original,
+        original_length=sizes.original_length,
         beta_fast=parameters.number("beta_fast", 32.0, low=-1.0) or 32.0,
         beta_slow=parameters.number("beta_slow", 1.0, low=-1.0) or 1.0,
         truncate=parameters.flag("truncate", True),
@@ -224,19 +272,40 @@ def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
     given = parameters.optional_number("attention_factor")
+    others = parameters.number("attn_factor", 1.0)
     mscale = parameters.optional_number("mscale", low=-1.0)
     mscale_all_dim = parameters.optional_number("mscale_all_dim", low=-1.0)
-    if given is not None:
-        return given
-    return scale_for(mscale) / scale_for(mscale_all_dim) if mscale and mscale_all_dim else scale_for(1.0)
+    if given is None:
+        given = scale_for(mscale) / scale_for(mscale_all_dim) if mscale and mscale_all_dim else scale_for(1.0)
+    if others != 1.0:
+        raise parameters.unsupported(
+            "attn_factor",
+            f"no value but 1: transformers ignores it and multiplies by {given:.6g}, other engines multiply by "
+            f"{given * others:.6g}; remove it and give attention_factor, which all read, the value that is meant",
+        )
+    return given
 
 
-_Reader = Callable[[Fields, int], tuple[RopeScaling, float]]
+def _read_longrope(parameters: Fields, sizes: _Sizes) -> tuple[RopeScaling, float]:
+    original = sizes.given_length
+    if original is None or original < 2:
+        raise parameters.wrong("original_max_position_embeddings", "the length up to which short_factor applies")
+    short, long = (parameters.listed_numbers(name, sizes.num_pairs) for name in ("short_factor", "long_factor"))
+    factor, attention_factor = parameters.optional_number("factor"), parameters.optional_number("attention_factor")
+    stretch = sizes.max_positions / original if factor is None else factor
+    if attention_factor is None:
+        attention_factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return LongRopeScaling(short, long, original), attention_factor
+
+
+_Reader = Callable[[Fields, _Sizes], tuple[RopeScaling, float]]
 _READERS: dict[str, _Reader] = {
     "default": _read_default,
     "linear": _read_linear,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
     "proportional": _read_proportional,
+    "longrope": _read_longrope,
+    "su": _read_longrope,  # its name in older files of Phi 3
 }
 _STRETCHING = ("linear", "yarn")  # NOTE: with llama3 the factor is no ratio of lengths

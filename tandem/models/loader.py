@@ -4,6 +4,7 @@ The order matters: the configuration is read and refused before any weight is to
 before any is loaded.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.fields import Fields
-from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, limit_length
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, choose_rope_factors, limit_length
 from tandem.architecture.quantisation import read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
+from tandem.architecture.rope import LongRopeScaling
 from tandem.architecture.shards import head_bounds, shard_model
 from tandem.architecture.state import StateSpec
 from tandem.compute.arena import TORCH_DTYPES
@@ -44,6 +46,8 @@ from tandem.models.weights import (
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
 AUTO = "auto"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,8 @@ def load_model(
         dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
-        max_model_len: the longest sequence that will be asked for, to size the rotary tables; None =
-            max_position_embeddings.
+        max_model_len: the longest sequence that will be asked for, to size the rotary tables and to choose their
+            factors; None = max_position_embeddings.
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
         memory_bytes: of `device`; weights that take more are refused. None = any are tried.
         allow_pickle: weights may be PyTorch files where there are no safetensors.
@@ -104,6 +108,8 @@ def load_model(
     family = find_family(fields)
     spec = family.read_model(fields)
     refuse_codes(fields, spec)
+    _tell_rope_factors(spec, max_model_len)
+    spec = choose_rope_factors(spec, max_model_len)
     check_ropes(mixer.rope for mixer in spec.mixers)
     if collectives is not None:
         shard_model(spec, collectives.rank, collectives.num_ranks)  # NOTE: refused before files are opened
@@ -136,6 +142,23 @@ def load_model(
         parameters = _completed(parameters, spec, collectives)
     decoder = Decoder(spec, parameters, kernels)
     return LoadedModel(spec, decoder, generation.defaults, plan.num_bytes(spec.dtype), states)
+
+
+def _tell_rope_factors(spec: ModelSpec, max_model_len: int | None) -> None:
+    """Logs which of LongRoPE's factors are used for all sequences, where there are any."""
+    length = spec.max_position_embeddings if max_model_len is None else max_model_len
+    for scaling in {mixer.rope.scaling for mixer in spec.mixers if mixer.rope is not None}:
+        if not isinstance(scaling, LongRopeScaling):
+            continue
+        if scaling.is_long(length):
+            _log.warning(
+                "longrope: long_factor is used for every position, because max_model_len=%d exceeds the original %d "
+                "tokens; for short_factor, which the model was trained with for sequences of up to that, give "
+                "max_model_len=%d",
+                *(length, scaling.original_length, scaling.original_length),
+            )
+        else:
+            _log.info("longrope: short_factor is used, because max_model_len=%d needs no more", length)
 
 
 def _load(

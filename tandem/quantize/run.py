@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from tandem.architecture.model import EMBEDDING, HEAD
+from tandem.architecture.model import EMBEDDING, HEAD, choose_rope_factors
 from tandem.compute.ops import Kernels
 from tandem.core.errors import ConfigurationError
 from tandem.quantize.checkpoint_writer import CheckpointWriter
@@ -84,7 +84,8 @@ class QuantizationRun:
         """
         spec, original = self._model.spec, self._model.stored(EMBEDDING)
         embedding = self._embedding(original)
-        runner = LayerRunner(spec, self._kernels)
+        length = self._sequences.calibration.shape[1]
+        runner = LayerRunner(choose_rope_factors(spec, length), self._kernels)
         before = runner.begin(self._sequences.evaluation, original)
         after = runner.begin(self._sequences.evaluation, embedding)
         calibration = runner.begin(self._sequences.calibration, embedding)

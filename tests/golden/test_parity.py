@@ -46,6 +46,7 @@ def _rope(rope_type: str, **options: Any) -> dict[str, Any]:
 
 LLAMA, QWEN2, QWEN3 = checkpoints.save_tiny_llama, checkpoints.save_tiny_qwen2, checkpoints.save_tiny_qwen3
 MISTRAL, GEMMA3, GEMMA4 = checkpoints.save_tiny_mistral, checkpoints.save_tiny_gemma3, checkpoints.save_tiny_gemma4
+LONGROPE = {"short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5], "long_factor": [1.0, 1.5, 3.0, 8.0, 20.0, 40.0]}
 GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 16}
 MIXTRAL, QWEN3_MOE = checkpoints.save_tiny_mixtral, checkpoints.save_tiny_qwen3_moe
 CASES = {
@@ -109,6 +110,13 @@ CASES = {
     "qwen3-moe": Case(QWEN3_MOE),
     "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
     **{name: Case(build) for name, build in (checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()},
+    "phi3-longrope-short": Case(
+        checkpoints.save_tiny_phi3, {"partial_rotary_factor": 0.75} | _rope("longrope", factor=4.0, **LONGROPE)
+    ),
+    "phi3-longrope-long": Case(
+        checkpoints.save_tiny_phi3,
+        {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 32} | _rope("longrope", **LONGROPE),
+    ),
     "gemma4-multimodal": Case(checkpoints.save_tiny_gemma4_conditional),
     "gemma4-multimodal-moe": Case(checkpoints.save_tiny_gemma4_conditional, GEMMA4_MOE),
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),

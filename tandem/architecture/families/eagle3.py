@@ -66,7 +66,7 @@ def read_eagle3(fields: Fields, model: ModelSpec, names: Collection[str]) -> Eag
         fusion=LinearSpec("fc", hidden, model.hidden_size * len(layers), fields.flag("fc_bias", False)),
         embedding_norm=sizes.norm(f"{LAYER}.input_layernorm"),
         hidden_norm=sizes.norm(f"{LAYER}.hidden_norm"),
-        attention=_read_attention(fields, sizes, bias),
+        attention=_read_attention(fields, sizes, bias, model.max_position_embeddings),
         feed_forward_norm=sizes.norm(f"{LAYER}.post_attention_layernorm"),
         feed_forward=base.gated(sizes, f"{LAYER}.mlp", bias=fields.flag("mlp_bias", False)),
         final_norm=sizes.norm("norm"),
@@ -117,11 +117,11 @@ def _read_layers(fields: Fields, model: ModelSpec) -> tuple[int, ...]:
     return found
 
 
-def _read_attention(fields: Fields, sizes: base.Sizes, bias: bool) -> AttentionSpec:
+def _read_attention(fields: Fields, sizes: base.Sizes, bias: bool, max_positions: int) -> AttentionSpec:
     """NOTE: over twice the hidden size."""
     prefix = f"{LAYER}.self_attn"
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    narrow = base.attention(sizes, 0, sizes.rope(fields))
+    narrow = base.attention(sizes, 0, sizes.rope(fields).for_length(max_positions))
     return replace(
         narrow,
         q=LinearSpec(f"{prefix}.q_proj", query, 2 * sizes.hidden, bias),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tandem.architecture.rope import (
+    DividedScaling,
     LinearScaling,
     Llama3Scaling,
     ProportionalScaling,
@@ -90,6 +91,11 @@ def _proportional(scaling: ProportionalScaling, rope: RopeSpec) -> torch.Tensor:
     return inv_freq / scaling.factor
 
 
+def _divided(scaling: DividedScaling, rope: RopeSpec) -> torch.Tensor:
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
+    return 1.0 / (torch.tensor(scaling.factors, dtype=torch.float32) * rope.theta**exponents)
+
+
 def _llama3(scaling: Llama3Scaling, rope: RopeSpec) -> torch.Tensor:
     inv_freq, original = _unscaled(Unscaled(), rope), scaling.original_length
     factor, low, high = scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor
@@ -131,4 +137,5 @@ _SCALINGS: dict[type, Callable[[Any, RopeSpec], torch.Tensor]] = {
     Llama3Scaling: _llama3,
     YarnScaling: _yarn,
     ProportionalScaling: _proportional,
+    DividedScaling: _divided,
 }

@@ -232,6 +232,17 @@ class TestFingerprint:
         ]
         assert len(set(prints)) == 4
 
+    def test_workers_with_other_longrope_factors_differ(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """A token's KV depends on the list, and the list on the length that a worker serves."""
+        lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        path = checkpoints.save_tiny_phi3(
+            tmp_path, original_max_position_embeddings=32, rope_parameters={"rope_type": "longrope", **lists}
+        )
+        short, longer, longest = (load(path, max_model_len=length).spec for length in (32, 33, None))
+        assert short.fingerprint != longer.fingerprint == longest.fingerprint
+        told = [(record.levelname, record.getMessage().split(",")[0]) for record in caplog.records]
+        assert ("WARNING", "longrope: long_factor is used for every position") in told
+
     def test_one_changed_norm_weight_shows(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
         before = load(path).spec.fingerprint

