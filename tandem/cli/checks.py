@@ -1,15 +1,22 @@
-"""Checks model, tokenizer, weights, parsers, cores and the gateway's port before any process is started."""
+"""Checks a cluster's model, settings, cores and port before any process is started."""
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from tandem.accounts.open import open_store
 from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
+from tandem.compute.backends import check_name, choose_backends
+from tandem.core.clock import SystemClock
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.gateway.model import answer_format
+from tandem.gateway.moderation.choose import choose_moderator
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.spec import build_layout
 from tandem.models.pickles import pickle_refused
@@ -90,6 +97,31 @@ def check_port(host: str, port: int) -> None:
 def check_parsers(path: Path, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
     """Raises `ConfigurationError` where the gateway could not read the model's answers by parsers of these names."""
     answer_format(str(path), tokenizer, ChatTemplate.find(path), tool_parser, reasoning_parser)
+
+
+def check_backend(path: Path, name: str, block_size: int, *, on_cpus: bool) -> None:
+    """Raises `ConfigurationError` where `attention_backend` is unknown, or cannot serve this model on CPUs."""
+    check_name(name)
+    if on_cpus and name != AUTO:
+        fields = read_config(path)
+        model = find_family(fields).read_model(fields)
+        layout = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
+        choose_backends(name, torch.device("cpu"), layout, model.attention_softcap, sinks=model.has_sinks)
+
+
+def check_gateway(moderation: str | None, accounts: str | None) -> None:
+    """Raises `ConfigurationError` where the gateway could make no such moderator, or not use that file of accounts.
+
+    A Redis or a moderation endpoint is not contacted. A file that does not exist is made.
+    """
+
+    async def tried() -> None:
+        if (moderator := choose_moderator(moderation)) is not None:
+            await moderator.close()
+        if accounts is not None:
+            await open_store(accounts, SystemClock()).close()
+
+    asyncio.run(tried())
 
 
 def check_cpus(cpus: Collection[int], allowed: Collection[int]) -> None:

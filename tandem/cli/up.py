@@ -22,7 +22,15 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from tandem.architecture.tensors import MAX_RANKS
-from tandem.cli.checks import check_cpus, check_model, check_parsers, check_port, check_widths
+from tandem.cli.checks import (
+    check_backend,
+    check_cpus,
+    check_gateway,
+    check_model,
+    check_parsers,
+    check_port,
+    check_widths,
+)
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
@@ -139,6 +147,9 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         check_widths(path, self._widths(), self.block_size, self.transport)
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, tokenizer, *parsers)
+        check_backend(path, self.attention_backend, self.block_size, on_cpus=not topology.gpus)
+        accounts: SecretStr | None = getattr(self, "accounts", None)
+        check_gateway(getattr(self, "moderation", None), None if accounts is None else accounts.get_secret_value())
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:

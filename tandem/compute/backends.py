@@ -69,6 +69,13 @@ BACKENDS: BackendTable = {
 }
 
 
+def check_name(name: str, table: BackendTable = BACKENDS) -> None:
+    """Raises `ConfigurationError` for what is neither "auto" nor a backend's name."""
+    known = sorted({entry.name for devices in table.values() for entries in devices.values() for entry in entries})
+    if name not in ("auto", *known):
+        raise ConfigurationError(f"attention_backend={name!r} is unknown; choose auto or one of {known}")
+
+
 def choose_backends(
     name: str,
     device: torch.device,
@@ -83,9 +90,7 @@ def choose_backends(
     Raises:
         ConfigurationError: the name is unknown, or of some kind every candidate refuses; with all reasons.
     """
-    known = sorted({entry.name for devices in table.values() for entries in devices.values() for entry in entries})
-    if name not in ("auto", *known):
-        raise ConfigurationError(f"attention_backend={name!r} is unknown; choose auto or one of {known}")
+    check_name(name, table)
     chosen: dict[type[StateSpec], Any] = {}
     reasons = []
     for kind, specs in _by_kind(layout).items():

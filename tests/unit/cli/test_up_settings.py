@@ -64,6 +64,16 @@ def test_constraints_of_a_service_hold_before_it_is_started(capsys: pytest.Captu
         ("--speculate", "draft", "speculate='draft' is no drafter; choose "),
         ("--max-num-running", "0", "max_num_running=0 must be from 1 to "),
         ("--tool-parser", "other", "no tool parser is called 'other'; it may be auto, none, "),
+        ("--attention-backend", "other", "attention_backend='other' is unknown; choose auto or one of "),
+        (
+            "--attention-backend",
+            "triton",
+            "attention_backend='triton' cannot serve this model on cpu: ",
+        ),
+        ("--moderation", "other", "moderation='other' is unknown; use blocklist:FILE, "),
+        ("--moderation", "blocklist:/none", "the blocklist /none cannot be read: "),
+        ("--accounts", "/none/keys.db", "accounts='/none/keys.db' cannot be used as an SQLite file: "),
+        ("--accounts", "redis://[", r"Redis URL 'redis://\[' is not understood; write "),
         ("--reasoning-parser", "other", "no reasoning parser is called 'other'; it may be auto, none, "),
     ],
 )
