@@ -1,12 +1,12 @@
 """Speculative decoding of real text with the default model: tokens per second with drafts over those without.
 
-    python -m bench.speculate [--batches 1,4] [--tokens 160] [--rounds 5] [--save]
+    python -m bench.speculate [--batches 1,4] [--tokens 160] [--rounds 5] [--eagle DIR] [--save]
 
-Engines without drafts, with n-gram and with suffix drafts run in one process, in turns whose order changes, so that a
-busy machine disturbs all alike: the ratio is the median over rounds of one turn over the turn without drafts in the
-same round. The tokens are greedy, and a run fails if drafts change any. Measured is decoding: from the first token of
-the last request until all have ended, by the wall clock. Every request has a cache scope of its own, so nothing is
-drafted from another's answer or from an earlier round's.
+Engines without drafts, with n-gram, with suffix drafts and with those of a head run in one process, in turns whose
+order changes, so that a busy machine disturbs all alike: the ratio is the median over rounds of one turn over the turn
+without drafts in the same round. The tokens are greedy, and a run fails if drafts change any. Measured is decoding:
+from the first token of the last request until all have ended, by the wall clock. Every request has a cache scope of its
+own, so nothing is drafted from another's answer or from an earlier round's.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from tandem.text.tokenizer import Tokenizer
 ROOT = Path(__file__).parents[1]
 OFF = "off"
 SYSTEMS = (OFF, "ngram", "suffix")
+HEAD = "eagle"
 TEXT_CHARACTERS = 3000
 CODE_BEGINS = "```python\n"
 KV_BYTES = 1 << 30
@@ -127,6 +128,10 @@ class Prompts:
         texts = ((ROOT / name).read_text()[:TEXT_CHARACTERS] for name in SUMMARISED)
         return [self._encoded([_user(f"Summarise the following text.\n\n{text}")]) for text in texts]
 
+    def question(self) -> list[list[int]]:
+        """The first question of a conversation, with no text before it to draft from."""
+        return [self._encoded([_user(questions[0])]) for questions in CHATS]
+
     def chat(self) -> list[list[int]]:
         """The last question of a conversation whose earlier questions the model itself has answered."""
         return [self._encoded(self._talked(questions)) for questions in CHATS]
@@ -156,23 +161,32 @@ def _edit(name: str, old: str, new: str) -> str:
 WORKLOADS: dict[str, Callable[[Prompts], list[list[int]]]] = {
     "code": Prompts.code,
     "summary": Prompts.summary,
+    "question": Prompts.question,
     "chat": Prompts.chat,
 }
 
 
 def measure(
-    model: Path | None, workloads: Sequence[str], batches: Sequence[int], num_tokens: int, rounds: int
+    model: Path | None,
+    workloads: Sequence[str],
+    batches: Sequence[int],
+    num_tokens: int,
+    rounds: int,
+    eagle: Path | None = None,
 ) -> Report:
     """All systems on every workload.
 
     Args:
         model: a checkpoint's directory; None = the default model.
+        eagle: directory of an EAGLE-3 head for it; None = none is measured.
 
     Raises:
         RuntimeError: drafts changed a token.
     """
     path = model or checkpoint(None)
     speakers = {name: Speaker(path, name) for name in SYSTEMS}
+    if eagle is not None:
+        speakers[HEAD] = Speaker(path, f"{HEAD}={eagle}")
     prompts = Prompts(path, speakers[OFF], num_tokens)
     order = random.Random(0)
     rows: list[Row] = []
@@ -182,7 +196,7 @@ def measure(
             runs: dict[str, list[Run]] = defaultdict(list)
             load = ForeignLoad()
             for _ in range(rounds):
-                for name in order.sample(SYSTEMS, len(SYSTEMS)):
+                for name in order.sample(sorted(speakers), len(speakers)):
                     runs[name].append(speakers[name].run(list(islice(cycle(asked), batch)), num_tokens))
             _require_equal(workload, runs)
             rows += _rows(f"{workload}, batch {batch}", runs, load.cores())
@@ -221,6 +235,7 @@ def _rows(workload: str, runs: Mapping[str, Sequence[Run]], foreign_cores: float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a checkpoint's directory; omitted: the default model")
+    parser.add_argument("--eagle", type=Path, help="directory of an EAGLE-3 head for the model; omitted: none")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--batches", default="1,4", help="numbers of requests; beyond four, prompts repeat")
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
@@ -235,7 +250,7 @@ def main() -> None:
     if arguments.tokens < 2:
         parser.error(f"--tokens {arguments.tokens}: at least 2, since the first is not timed")
     prioritise()
-    report = measure(arguments.model, workloads, batches, arguments.tokens, arguments.rounds)
+    report = measure(arguments.model, workloads, batches, arguments.tokens, arguments.rounds, arguments.eagle)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")

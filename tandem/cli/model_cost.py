@@ -17,7 +17,7 @@ from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
 
 _CONFIG = "config.json"
-_BITS = 16  # of a weight that is not quantised
+BITS = 16  # of a weight that is not quantised
 
 
 def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
@@ -30,18 +30,9 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
         CheckpointError: it is a model that cannot be read, or not planned for.
     """
     if name.lower() in catalogue_names():
-        return find_cost(name, weight_bits=weight_bits or _BITS, kv_bits=kv_bits)
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        file, called = directory / _CONFIG, directory.resolve().name
-    elif directory.is_file():
-        from tandem.models.hub import resolve_model_path, served_name  # NOTE: it takes a moment, and few plans need it
-
-        file, called = resolve_model_path(name, has_weights=False) / _CONFIG, served_name(name)
-    else:
-        file, called = _downloaded(name), name
-    config = read_json_object(file)
-    cost = read_cost(config, called, weight_bits=weight_bits or _BITS, kv_bits=kv_bits)
+        return find_cost(name, weight_bits=weight_bits or BITS, kv_bits=kv_bits)
+    config, called = _configuration(name)
+    cost = read_cost(config, called, weight_bits=weight_bits or BITS, kv_bits=kv_bits)
     if weight_bits is not None:
         return cost
     try:
@@ -53,6 +44,23 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
             "smaller weights would change"
         ) from error
     return cost if quantisation is None else replace(cost, weight_bits=mean_weight_bits(quantisation, cost.model))
+
+
+def config_of(name: str) -> dict[str, object]:
+    """The `config.json` of a directory or repository. Raises as `named_model`."""
+    return _configuration(name)[0]
+
+
+def _configuration(name: str) -> tuple[dict[str, object], str]:
+    """The `config.json` of a directory, file or repository, and its name for reports."""
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return read_json_object(directory / _CONFIG), directory.resolve().name
+    if directory.is_file():
+        from tandem.models.hub import resolve_model_path, served_name  # NOTE: it takes a moment, and few plans need it
+
+        return read_json_object(resolve_model_path(name, has_weights=False) / _CONFIG), served_name(name)
+    return read_json_object(_downloaded(name)), name
 
 
 def _downloaded(name: str) -> Path:

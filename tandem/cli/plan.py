@@ -7,6 +7,7 @@ network for built-in models, no weights, no torch.
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -15,9 +16,11 @@ from rich.console import Console
 from tandem.architecture.cost import ModelCost
 from tandem.cli.model_cost import named_model
 from tandem.cli.plan_bill import bill_as_json, print_bill
+from tandem.cli.plan_drafts import planned_drafts
 from tandem.cli.plan_figure import check_figure, save_roofline
 from tandem.cli.plan_json import study_as_json
 from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
+from tandem.core.config import MAX_SPECULATIVE_TOKENS
 from tandem.core.errors import ConfigurationError
 from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.hardware import find_accelerator, find_link
@@ -85,6 +88,16 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         TYPICAL.reserve_share, ge=0, lt=1, description="share of memory that is used for neither weights nor KV"
     )
 
+    speculate: str = Field(
+        "off", description="drafter of decode workers: off, auto, ngram, suffix, draft=MODEL, mtp or eagle=DIR"
+    )
+    num_speculative_tokens: int = Field(
+        7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"
+    )
+    acceptance: float = Field(
+        0.6, ge=0, le=1, description="share of drafts that are right, of those whose earlier ones were"
+    )
+
     context: int | None = Field(
         None, ge=1, description="print what a context of so many tokens keeps and reads, and no plan; omitted: a plan"
     )
@@ -129,8 +142,17 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         model = named_model(self.model, self.weight_bits, self.kv_bits)
         recorded = list(read_trace(self.trace)) if self.trace else []
         prefill = self._roofline(model, self.hardware, self.accelerators)
-        decode = self._roofline(
-            model, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
+        num_decode = self.decode_accelerators or self.accelerators
+        decode = replace(
+            self._roofline(model, self.decode_hardware or self.hardware, num_decode),
+            drafts=planned_drafts(
+                self.speculate,
+                model,
+                weight_bits=self.weight_bits,
+                acceptance=self.acceptance,
+                most=self.num_speculative_tokens,
+                num_accelerators=num_decode,
+            ),
         )
         site = DeploymentSite(
             prefill=prefill,

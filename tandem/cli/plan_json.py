@@ -26,6 +26,7 @@ def study_as_json(study: Study) -> Mapping[str, Any]:
         "assumptions": asdict(site.prefill.assumptions),
         "link": asdict(site.link),
         "workers": {"prefill": _worker(site.prefill, study.prefill), "decode": _worker(site.decode, study.decode)},
+        "drafts": _drafts(site.decode, site.profile.mean_context),
         "hand_off": asdict(study.hand_off),
         "fits": study.fits,
         "rates": [
@@ -50,6 +51,22 @@ def _model(model: ModelCost) -> dict[str, Any]:
         "kv_bytes_per_token": model.kv_bytes_per_token,
         "num_layers": model.num_layers,
         "max_tokens": model.max_tokens,
+    }
+
+
+def _drafts(roofline: Roofline, context_tokens: float) -> dict[str, Any] | None:
+    """Drafts of a decode worker; None = it has none. `guess_ms`: of one request, with the mean context."""
+    drafts = roofline.drafts
+    if drafts is None:
+        return None
+    drafter = drafts.drafter
+    return {
+        "drafter": None if drafter is None else drafter.network.name,
+        "acceptance": drafts.acceptance,
+        "num_speculative_tokens": drafts.most,
+        "weight_bytes": drafts.weight_bytes,
+        "kv_bytes_per_token": 0.0 if drafter is None else drafter.network.kv_bytes_per_token,
+        "guess_ms": roofline.guess_ms(1, context_tokens),
     }
 
 

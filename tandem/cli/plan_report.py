@@ -107,8 +107,20 @@ def _headline(study: Study) -> str:
         f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token{state}\n"
         f"asked: prompts of {profile.mean_prompt:,.0f} tokens in the mean, {profile.prefix_hit:.0%} of them cached, "
         f"answers of {profile.mean_output:,.0f}; for {100 * goals.share:g}% of requests TTFT {_ms(goals.ttft_ms)} and "
-        f"TPOT {_ms(goals.tpot_ms)}\n"
+        f"TPOT {_ms(goals.tpot_ms)}\n{_drafts(study)}"
     )
+
+
+def _drafts(study: Study) -> str:
+    """A line on how decode workers draft; empty = they do not."""
+    drafts = study.site.decode.drafts
+    if drafts is None:
+        return ""
+    line = f"drafts: {drafts.acceptance:.0%} right, at most {drafts.most} a step"
+    if drafts.drafter is None:
+        return f"{line}\n"
+    per_token = drafts.drafter.network.kv_bytes_per_token
+    return f"{line}, by {drafts.drafter.network.name}: {_gb(drafts.weight_bytes)}, {per_token / 1e3:.3g} KB per token\n"
 
 
 def _worker_table(study: Study) -> Table:
@@ -127,7 +139,8 @@ def _worker_table(study: Study) -> Table:
     row("KV that it makes, a link to keep up", f"{prefill.kv_bytes_per_s / 1e9:.2f} GB/s", "")
     row("its hand-off: whole, exposed", f"{_ms(study.hand_off.ms)}, {_ms(study.hand_off.exposed_ms)}", "")
     row("swept by a step after it", "", _gb(decode.swept_bytes))
-    row("that step: at best, likely", "", f"{_ms(decode.step_floor_ms)}, {_ms(decode.step_ms)}")
+    name = "that step: at best, likely" if study.site.decode.drafts is None else "a token with drafts: at best, likely"
+    row(name, "", f"{_ms(decode.step_floor_ms)}, {_ms(decode.step_ms)}")
     row("tokens/s of one request at best", "", f"{decode.tokens_per_s:.0f}")
     row(f"requests of {decode.mean_context:,.0f} tokens that fit", "", f"{decode.num_fitting:,}")
     row(f"requests within {_ms(goals.tpot_ms)} a step", "", f"{decode.num_within_tpot:,}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tandem.architecture.cost import ModelCost
 from tandem.planning.hardware import Accelerator, NetworkLink
+from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
 _NUM_RUNNING_OF_LINE = 256.0
@@ -65,12 +66,16 @@ class HandOffEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node."""
+    """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node.
+
+    `drafts`: how it drafts; None = not at all. One of the accelerators holds a draft model, whole.
+    """
 
     model: ModelCost
     hardware: Accelerator
     num_accelerators: int = 1
     assumptions: Assumptions = TYPICAL
+    drafts: PlannedDrafts | None = None
 
     @property
     def flops(self) -> float:
@@ -119,10 +124,43 @@ class Roofline:
         return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
-        """Time of one decode step: matrix products by the larger of memory and compute, attention by memory."""
-        kv_ms = 1000 * num_running * self.model.read_bytes(context_tokens) / self._reached_bytes_per_s
-        overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
-        return overhead_ms + self._running_ms(num_running) + self._products_ms(num_running) + kv_ms
+        """Time in which decode steps bring each request one token in the mean: that of a step, or where drafts make it
+        shorter, that of guesses and of the step that checks them, over the tokens that these bring.
+        """
+        plain_ms = self._step_ms(num_running, num_running, context_tokens)
+        if self.drafts is None:
+            return plain_ms
+        guess_ms = self.guess_ms(num_running, context_tokens)
+        return min(
+            plain_ms,
+            *(
+                (self._step_ms(num_running, num_running * (1 + num), context_tokens) + num * guess_ms)
+                / self.drafts.tokens(num)
+                for num in range(1, self.drafts.most + 1)
+            ),
+        )
+
+    def guess_ms(self, num_running: float, context_tokens: float) -> float:
+        """Time of one guess for each request: on one accelerator, by the larger of memory and compute."""
+        drafter = None if self.drafts is None else self.drafts.drafter
+        if drafter is None:
+            return 0.0
+        bytes_per_s = self.hardware.memory_bytes_per_s * self.assumptions.mbu
+        sweep_s = drafter.swept_weight_bytes(num_running) / bytes_per_s
+        compute_s = 2.0 * num_running * drafter.num_active_parameters / (self.hardware.flops * self.assumptions.mfu)
+        kv_s = num_running * drafter.network.read_bytes(context_tokens) / bytes_per_s
+        return self.assumptions.step_overhead_ms + 1000 * (max(sweep_s, compute_s) + kv_s)
+
+    def kept_bytes(self, num_tokens: float) -> float:
+        """State that a context of so many tokens keeps, the drafter's included."""
+        drafted = 0.0 if self.drafts is None else self.drafts.kv_bytes(num_tokens)
+        return self.model.kv_bytes(num_tokens) + drafted
+
+    @property
+    def weight_bytes(self) -> float:
+        """Memory that weights take: all accelerators keep as much KV, so each has room for a drafter that one holds."""
+        drafted = 0.0 if self.drafts is None else self.drafts.weight_bytes
+        return self.model.weight_bytes + self.num_accelerators * drafted
 
     @property
     def kv_tokens(self) -> int:
@@ -132,17 +170,19 @@ class Roofline:
         `max_running` accounts for windowed layers, which keep less, and for recurrent states.
         """
         num_bytes = self.model.kv_bytes_per_token
+        if self.drafts is not None and self.drafts.drafter is not None:
+            num_bytes += self.drafts.drafter.network.kv_bytes_per_token
         return max(0, int(self.kv_memory_bytes / num_bytes)) if num_bytes else 0
 
     @property
     def kv_memory_bytes(self) -> float:
         """Memory left for KV; negative if the weights do not fit."""
         memory = self.hardware.memory_bytes * self.num_accelerators
-        return memory * (1 - self.assumptions.reserve_share) - self.model.weight_bytes
+        return memory * (1 - self.assumptions.reserve_share) - self.weight_bytes
 
     def max_running(self, context_tokens: float) -> int:
         """Number of requests with that context whose KV fits at once."""
-        return max(0, int(self.kv_memory_bytes / self.model.kv_bytes(context_tokens)))
+        return max(0, int(self.kv_memory_bytes / self.kept_bytes(context_tokens)))
 
     def max_running_within(self, tpot_ms: float, context_tokens: float) -> int:
         """Largest batch whose step takes at most `tpot_ms`; 0 if a step of one request takes longer."""
@@ -172,7 +212,8 @@ class Roofline:
 
     @property
     def speed(self) -> Speed:
-        """Linear speed model of the worker, never faster than the roofline up to 256 requests with full windows.
+        """Linear speed model of the worker, never faster than the roofline up to 256 requests with full windows and
+        without drafts.
 
         Prompts: windowed layers cost as if every query attended to a full window. Steps: the chord from 0 to 256
         requests of the matrix products' time, which is convex: it grows once the batch is compute-bound. Recurrent
@@ -202,6 +243,14 @@ class Roofline:
             ms_per_request=self._running_ms(1) + chord_ms + bounded_ms,
             ms_per_context_token=model.full_bytes_per_token * to_ms,
         )
+
+    def _step_ms(self, num_running: float, num_rows: float, context_tokens: float) -> float:
+        """Time of one decode step with so many rows: matrix products by the larger of memory and compute, attention by
+        memory, which rows of a request read together.
+        """
+        kv_ms = 1000 * num_running * self.model.read_bytes(context_tokens) / self._reached_bytes_per_s
+        overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
+        return overhead_ms + self._running_ms(num_rows) + self._products_ms(num_rows) + kv_ms
 
     @property
     def _product_flops(self) -> float:

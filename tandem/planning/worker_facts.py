@@ -62,7 +62,7 @@ def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFa
         hardware=roofline.hardware.name,
         num_accelerators=roofline.num_accelerators,
         ridge=roofline.hardware.ridge,
-        weight_bytes=model.weight_bytes,
+        weight_bytes=roofline.weight_bytes,
         kv_memory_bytes=roofline.kv_memory_bytes,
         kv_tokens=roofline.kv_tokens,
         prompt_tokens=prompt,

@@ -17,12 +17,15 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.config import EngineConfig
 from tandem.core.errors import CheckpointError
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.choose import FROM_TEXT
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import build_engine
 from tandem.models.default_model import fetch_default_model
 from tandem.models.gguf.convert import converted
 from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers.engines import drain, token_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,6 +47,18 @@ TEXTS = (
     "a" * 300 + " " * 40 + "1234567890" * 7,
 )
 NUM_TOKENS = 48
+CODE = '''class Stack:
+    """A list of items, the last of which is taken first."""
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+
+    def push(self, item: int) -> None:
+        self.items.append(item)
+
+    def pop(self) -> int:
+        return self.items.pop()
+'''
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +113,26 @@ def test_greedy_answers_are_those_of_transformers(directory: Path, oracle: Any) 
         whole = oracle.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)
         assert answer == whole[0, len(prompt) :].tolist()
     assert tokenizer.decode(next(iter(answers.values()))) == "The capital of France is Paris."
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_drafts_of_edited_code_are_accepted_and_change_no_token(directory: Path, drafter: str) -> None:
+    tokenizer, template = Tokenizer.load(directory), ChatTemplate.load(directory)
+    question = f"Repeat this file exactly, but rename the class Stack to Pile.\n```python\n{CODE}```"
+    rendered = template.render([{"role": "user", "content": question}], add_generation_prompt=True)
+    prompt = tokenizer.encode(rendered + "```python\n", add_special_tokens=False)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    config = EngineConfig(model=str(directory), dtype="bfloat16", kv_cache_bytes=1 << 28)
+    answers, counts = [], []
+    for speculation in (None, Speculation(FROM_TEXT[drafter](), adapts=False)):
+        engine = build_engine(config, speculation=speculation)
+        engine.add_request(prompt, params)
+        answers.append([token for outputs in drain(engine).values() for token in token_ids(outputs)])
+        counts.append(engine.counters.drafts)
+        engine.close()
+    assert answers[0] == answers[1]
+    assert counts[0].num_drafted == 0
+    assert counts[1].accepted_at[0] > 0.5 * counts[1].drafted_at[0] > 0
 
 
 def test_text_is_tokenised_as_the_published_tokenizer_does(file: Path, directory: Path) -> None:

@@ -15,6 +15,8 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     # NOTE: weights of modules are found by a pattern of the class, which holds the number of layers of DeepSeek-V3
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
+    if getattr(model.config, "mlp_layer_types", None):  # NOTE: transformers does not know the module of GLM-4.7-Flash
+        model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = 1, ["sparse"]
     module = MtpModel.from_pretrained(model)
     with torch.no_grad():
         hidden = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states[-1]

@@ -20,6 +20,8 @@ def save_with_mtp(build: Builder, path: Path, *, num_layers: int = 2, seed: int 
     build(path, seed=seed, num_hidden_layers=num_layers + 1, **options)
     config = json.loads((path / "config.json").read_text())
     config |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
+    if "mlp_layer_types" in config:
+        config["mlp_layer_types"] = config["mlp_layer_types"][:num_layers]
     (path / "config.json").write_text(json.dumps(config))
     tensors = load_file(path / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)

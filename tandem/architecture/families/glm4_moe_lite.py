@@ -1,13 +1,11 @@
-"""Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction.
-
-Layers behind the last one predict further tokens; they are not served.
-"""
+"""Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction."""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
     build_model_with_further,
+    further_layers,
     read_blocks,
     read_dense,
     sigmoid_router,
@@ -36,7 +34,8 @@ def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True))
     dense = read_dense(fields, sizes.num_layers, _ROUTING.num_dense)
-    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
+    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
+    blocks = read_blocks(fields, sizes, router, _ROUTING, dense=dense, num_further=num_further)
     model = build_model_with_further("glm4_moe_lite", fields, sizes, attention, blocks)
     base.check_unread(fields, UNUSED_KEYS)
     return model

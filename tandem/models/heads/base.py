@@ -47,7 +47,10 @@ class Head(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> float32 [n, vocab] of the model's tokens; -inf for those that the head does not have."""
+        """[n, hidden] -> float32 [n, vocab] of the model's tokens; -inf for those that the head does not have.
+
+        Valid until the next call.
+        """
         ...
 
 

@@ -46,6 +46,7 @@ class Eagle3Head:
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
         self._head = parameters.linear(spec.head)
         self._token_ids = None if spec.offsets is None else _token_ids(parameters.tensors[spec.offsets.name], spec)
+        self._logits = torch.empty(0, spec.vocab_size)  # -inf but for the head's own tokens
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         return self._fusion(states)
@@ -71,8 +72,10 @@ class Eagle3Head:
         own = self._head(self._final_norm(hidden), out_dtype=torch.float32)
         if self._token_ids is None:
             return own
-        logits = own.new_full((len(own), self._spec.vocab_size), float("-inf"))
-        return logits.index_copy_(1, self._token_ids, own)
+        if len(own) > len(self._logits):
+            # NOTE: filled once, since filling rows of a whole vocabulary wakes PyTorch's own threads, which then spin
+            self._logits = own.new_full((len(own), self._spec.vocab_size), float("-inf"))
+        return self._logits[: len(own)].index_copy_(1, self._token_ids, own)
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._rows is None:

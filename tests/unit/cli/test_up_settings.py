@@ -62,6 +62,7 @@ def test_constraints_of_a_service_hold_before_it_is_started(capsys: pytest.Captu
         ("--dtype", "float8", "dtype='float8' is not served; choose one of auto, float32, "),
         ("--block-size", "7", "block_size=7 is not served; choose one of 8, 16, "),
         ("--speculate", "draft", "speculate='draft' is no drafter; choose "),
+        ("--num-speculative-tokens", "33", "--num-speculative-tokens='33': Input should be less than or equal to 32"),
         ("--max-num-running", "0", "max_num_running=0 must be from 1 to "),
         ("--tool-parser", "other", "no tool parser is called 'other'; it may be auto, none, "),
         ("--attention-backend", "other", "attention_backend='other' is unknown; choose auto or one of "),

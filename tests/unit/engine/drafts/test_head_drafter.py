@@ -67,6 +67,7 @@ def eagle_case(directory: Path, *, num_layers: int = 3, **options: Any) -> Case:
 CASES: dict[str, Callable[[Path], Case]] = {
     "deepseek_v3": lambda directory: mtp_case(directory, "deepseek_v3"),
     "glm4_moe": lambda directory: mtp_case(directory, "glm4_moe"),
+    "glm4_moe_lite": lambda directory: mtp_case(directory, "glm4_moe_lite"),
     "eagle": eagle_case,
     "eagle, normed": lambda directory: eagle_case(
         directory,
@@ -80,7 +81,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = ("glm4_moe", "eagle, normed")
+SLOW = ("glm4_moe", "glm4_moe_lite", "eagle, normed")
 
 
 @pytest.fixture(

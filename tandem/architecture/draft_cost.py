@@ -1,0 +1,114 @@
+"""Cost of a network that drafts: what it holds in memory and reads for one guess, counted from its specs."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from tandem.architecture.cost import ModelCost
+from tandem.architecture.families.eagle3 import read_eagle3
+from tandem.architecture.fields import Fields
+from tandem.architecture.heads import Eagle3Spec, mtp_of
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.tensors import num_matrix_elements
+from tandem.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class DrafterCost:
+    """A draft model, or a head of one layer.
+
+    Args:
+        network: its layers and its output head as a model of their own; `weight_bits` and `kv_bits` are those.
+        num_further_parameters: elements that each guess is multiplied by in front of the layers.
+        num_unread_parameters: elements that it holds beside those, and of which a guess reads a row.
+        num_shared_parameters: elements of `network` that are the served model's: read, and not held once more.
+        is_head: it reads hidden states of the served model, so that several ranks are not served with it.
+    """
+
+    network: ModelCost
+    num_further_parameters: int = 0
+    num_unread_parameters: int = 0
+    num_shared_parameters: int = 0
+    is_head: bool = False
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of what it holds for itself."""
+        own = self.num_further_parameters + self.num_unread_parameters - self.num_shared_parameters
+        return self.network.weight_bytes + own * self.network.weight_bits / 8
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Number of parameters that one guess is multiplied by."""
+        return self.network.num_active_parameters + self.num_further_parameters
+
+    def swept_weight_bytes(self, num_running: float) -> float:
+        """Weights that one guess for each of so many requests reads."""
+        further = self.num_further_parameters * self.network.weight_bits / 8
+        return self.network.swept_weight_bytes(num_running) + further
+
+    def kv_bytes(self, num_tokens: float) -> float:
+        """State that a context of so many tokens keeps."""
+        return self.network.kv_bytes(num_tokens)
+
+
+def mtp_cost(model: ModelCost) -> DrafterCost:
+    """The module for multi-token prediction that the configuration of `model` promises, with weights of as many bits.
+
+    Raises:
+        ConfigurationError: it promises none, or several, which are not served.
+    """
+    spec = mtp_of(model.model)
+    if spec is None or len(model.model.next_layers) > 1:
+        found = f"{len(model.model.next_layers)} modules, and one is served" if spec else "no module that is served"
+        raise ConfigurationError(f"the configuration of {model.name} has {found}; use another drafter")
+    network = _one_layer(model.model, spec.layer, model.model.hidden_size, model.model.vocab_size)
+    return DrafterCost(
+        replace(model, name=f"{model.name}, MTP", model=network),
+        num_further_parameters=num_matrix_elements(spec.projection.tensors()),
+        num_shared_parameters=model.num_table_parameters,
+        is_head=True,
+    )
+
+
+def eagle3_cost(
+    config: Mapping[str, object], names: Collection[str], name: str, model: ModelCost, *, weight_bits: float = 16
+) -> DrafterCost:
+    """The EAGLE-3 head that a `config.json` describes, for `model`.
+
+    Args:
+        names: of its tensors, as in `read_eagle3`.
+        name: for reports.
+
+    Raises:
+        CheckpointError: it is no such head, or that of another model.
+    """
+    spec = read_eagle3(Fields(config, "config.json"), model.model, names)
+    layer = _layer(spec)
+    network = _one_layer(model.model, layer, spec.hidden_size, spec.head.outputs)
+    return DrafterCost(
+        replace(model, name=name, model=network, weight_bits=weight_bits),
+        num_further_parameters=num_matrix_elements(spec.fusion.tensors()),
+        num_unread_parameters=0 if spec.embedding is None else spec.embedding.size,
+        is_head=True,
+    )
+
+
+def _layer(spec: Eagle3Spec) -> LayerSpec:
+    return LayerSpec(
+        mixer=spec.attention,
+        feed_forward=spec.feed_forward,
+        before_mixer=spec.hidden_norm,
+        before_feed_forward=spec.feed_forward_norm,
+    )
+
+
+def _one_layer(model: ModelSpec, layer: LayerSpec, hidden_size: int, num_tokens: int) -> ModelSpec:
+    """A model of that layer and of one table, which is its output head."""
+    return replace(
+        model,
+        layers=(layer,),
+        next_layers=(),
+        hidden_size=hidden_size,
+        vocab_size=num_tokens,
+        tie_word_embeddings=True,
+    )

@@ -1,0 +1,70 @@
+"""Drafts of `tandem plan`: what `--speculate` names, as costs. Of a head's directory, names of tensors are read too."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from tandem.architecture.cost import ModelCost
+from tandem.architecture.draft_cost import DrafterCost, eagle3_cost, mtp_cost
+from tandem.architecture.families.eagle3 import LAYER
+from tandem.cli.model_cost import BITS, config_of, named_model
+from tandem.core.errors import ConfigurationError, TandemError
+from tandem.core.speculate import AUTO, DRAFT, EAGLE, MTP, OFF, SETTINGS, drafter_of
+from tandem.planning.planned_drafts import PlannedDrafts
+
+
+def planned_drafts(
+    setting: str, model: ModelCost, *, weight_bits: int | None, acceptance: float, most: int, num_accelerators: int
+) -> PlannedDrafts | None:
+    """The drafts of workers with `--speculate` = `setting`; None = none.
+
+    Args:
+        weight_bits: of a draft model or head; None = as its checkpoint has them.
+        num_accelerators: of a worker.
+
+    Raises:
+        ConfigurationError: it is no drafter, that of another model, or not served over several accelerators.
+        CheckpointError: it cannot be read.
+    """
+    found = drafter_of(setting)
+    if found is None:
+        raise ConfigurationError(f"speculate={setting!r} is no drafter; choose {', '.join(SETTINGS)}")
+    name, directory = found
+    if name == OFF:
+        return None
+    try:
+        drafter = _drafter(name, directory or "", model, weight_bits)
+    except TandemError as error:
+        raise type(error)(f"speculate={setting!r}: {error}") from error
+    if drafter is not None and drafter.is_head and num_accelerators > 1:
+        raise ConfigurationError(
+            f"speculate={setting!r}: a head is not served over {num_accelerators} accelerators; use ngram, suffix or "
+            "draft=DIR"
+        )
+    return PlannedDrafts(drafter=drafter, acceptance=acceptance, most=most)
+
+
+def _drafter(name: str, directory: str, model: ModelCost, weight_bits: int | None) -> DrafterCost | None:
+    """NOTE: of `auto` the configuration promises what the worker looks for among the weights."""
+    if name == DRAFT:
+        return DrafterCost(named_model(directory, weight_bits, int(model.kv_bits)))
+    if name == EAGLE:
+        config = config_of(directory)
+        return eagle3_cost(config, _names(directory, config, model), directory, model, weight_bits=weight_bits or BITS)
+    if name == MTP or (name == AUTO and len(model.model.next_layers) == 1):
+        return mtp_cost(model)
+    return None
+
+
+def _names(directory: str, config: Mapping[str, object], model: ModelCost) -> Collection[str]:
+    """Names of a head's tensors; those that published heads have where only its configuration was fetched."""
+    path = Path(directory).expanduser()
+    if path.is_dir():
+        from tandem.architecture.families.eagle3 import parameter_name  # NOTE: with torch, which few plans need
+        from tandem.models.checkpoint import open_checkpoint
+        from tandem.models.weights import stored_names
+
+        return stored_names(open_checkpoint(path), parameter_name)
+    has_offsets = config.get("draft_vocab_size", config.get("vocab_size")) != config.get("vocab_size")
+    has_embedding = config.get("hidden_size") != model.hidden_size
+    optional = {"d2t": has_offsets, "embed_tokens.weight": has_embedding}
+    return {"fc.weight", f"{LAYER}.hidden_norm.weight", *(name for name, is_there in optional.items() if is_there)}
