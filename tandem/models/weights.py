@@ -115,7 +115,7 @@ def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str]) -> StoredTe
     found = {}
     for ours, name in names.items():
         outline = checkpoint.outline(name)
-        found[ours] = StoredTensor(outline.dtype, tuple(outline.shape))
+        found[ours] = StoredTensor(outline.dtype, tuple(outline.shape), name)
     return found
 
 
