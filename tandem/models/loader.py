@@ -198,7 +198,7 @@ def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collective
     if shard.head_tokens is not None:
         bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
         weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)
-    return Parameters(parameters.tensors, weights)
+    return Parameters(parameters.tensors, weights, collectives)
 
 
 def _refuse_what_does_not_fit(
