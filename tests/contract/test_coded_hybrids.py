@@ -24,12 +24,13 @@ from tests.helpers.tokenizers import write_byte_tokenizer
 
 FP8, INT4 = "fp8 blocks", "compressed int4 groups"
 BUILDERS = RECURRENT_BUILDERS | {"qwen3_5_conditional": save_tiny_qwen3_5_conditional}
-QUICK = [(name, family) for name in (FP8, INT4) for family in ("falcon_h1", "qwen3_5")]
+CHANNELS = "fp8 channels"  # NOTE: one column of scales, as blocks have where inputs are fewer than 128
+QUICK = [*((name, family) for name in (FP8, INT4) for family in ("falcon_h1", "qwen3_5")), (CHANNELS, "falcon_h1")]
 OTHERS = ("awq", "gptq 2 in an order", "compressed int8 channels", "compressed mxfp4", "modelopt nvfp4")
 WHOLE_BLOCKS: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 64}
 SLOW = [
     *((name, family) for name in (FP8, INT4) for family in BUILDERS if family != "qwen3_next" or name != FP8),
-    *((name, family) for name in OTHERS for family in ("lfm2", "mamba2")),
+    *((name, family) for name in (*OTHERS, CHANNELS, "fp8 blocks of powers of two") for family in ("lfm2", "mamba2")),
     *((name, family) for name in OTHERS[1:3] for family in ("falcon_h1", "kimi_linear")),
 ]
 PROMPTS = ([5, 9, 13, 2], list(range(40, 75)), [7])

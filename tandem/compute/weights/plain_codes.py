@@ -22,7 +22,6 @@ from tandem.compute.weights.parts import (
     part_name,
     rows_of,
     scalar,
-    source_of,
     tensor_name,
 )
 
@@ -83,11 +82,11 @@ class PlainCodes:
 
     def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:
         """Whether scales of that shape can be those of the weight, or of a fused tensor that it is part of."""
-        if self.blocks.is_one or torch.Size(scales).numel() == 1:
-            return self.blocks.is_one and torch.Size(scales).numel() == 1
-        rows, columns = self._scales_shape(weight)
-        is_whole = source_of(weight).is_whole
-        return len(scales) == 2 and scales[1] == columns and (scales[0] == rows if is_whole else scales[0] >= rows)
+        if self.blocks.is_one:
+            return torch.Size(scales).numel() == 1
+        found = (self.stored or {}).get(tensor_name(weight, "weight"))
+        *stack, outputs, _ = weight.shape if found is None else found.shape
+        return scales == (*stack, -(-outputs // self._rows(weight)), -(-weight.shape[1] // self._columns(weight)))
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
