@@ -42,6 +42,7 @@ def beside(
     stored: StoredTensors | None,
     *,
     rows: int = 1,
+    words: int = 1,
     transposed: bool = False,
     is_shared: bool = False,
 ) -> TensorSpec:
@@ -49,7 +50,7 @@ def beside(
 
     Args:
         dtypes: those that are served; it stays in the one in which it is stored.
-        rows: outputs that share a row of it.
+        rows: outputs that share `words` rows of it.
         transposed: outputs are its last dimension.
         is_shared: it has no outputs: the whole belongs to all parts of a fused tensor.
 
@@ -68,7 +69,7 @@ def beside(
                 f"{name} has one row for {rows} outputs, and {weight.name} begins or ends between two; "
                 "serve the checkpoint in another format"
             )
-        part = Source(name, source.index, transposed, source.start // rows, stop // rows)
+        part = Source(name, source.index, transposed, source.start // rows * words, stop // rows * words)
     return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=_dtype(name, dtypes, stored))
 
 
