@@ -1,11 +1,13 @@
 """Tensor-parallel shards: the part of a model that one rank of a group computes, as a `ModelSpec` of its own.
 
 Queries, keys, values, gate, up and the head are split by outputs, which changes no sum; output and down projections by
-inputs, where a rank's sum is one node of a fixed tree (`LinearSpec.sum_blocks`). Of a mixture each rank has whole
-experts, whose outputs are added in their order. Everything else is computed by all ranks. A model that cannot be split
-like this is refused, never computed in another way.
+inputs, where a rank's sum is one node of a fixed tree (`LinearSpec.sum_blocks`). Codes have sums of other blocks, so
+such a projection is split by outputs, and each rank gets all inputs. Of a mixture each rank has whole experts, whose
+outputs are added in their order. Everything else is computed by all ranks. A model that cannot be split like this is
+refused, never computed in another way.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from tandem.architecture.feed_forward import (
@@ -19,7 +21,7 @@ from tandem.architecture.feed_forward import (
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rectangles import head_range
-from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source
+from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, ShardAxis, Source
 from tandem.core.errors import ConfigurationError
 
 WIDTHS = tuple(1 << level for level in range(MAX_RANKS.bit_length()))
@@ -32,8 +34,9 @@ class _IndivisibleError(Exception):
     """Why a model has no shards of a width."""
 
 
-def shard_model(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
+def shard_model(model: ModelSpec, rank: int, num_ranks: int, *, coded: Collection[str] = frozenset()) -> ModelSpec:
     """The part of `model` that rank `rank` of `num_ranks` computes. Its head gives logits of `head_tokens` alone.
+    `coded`: names of the weights that are codes.
 
     The parts of all ranks have every number of a split tensor once; of fewer KV heads than ranks each has a copy in
     several. Its fingerprint, names and layers are the whole model's.
@@ -45,9 +48,9 @@ def shard_model(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
     if num_ranks not in WIDTHS:
         raise ConfigurationError(f"tp={num_ranks} is no number of ranks; choose one of {_named(WIDTHS)}")
     try:
-        return _shard(model, rank, num_ranks)
+        return _shard(model, rank, num_ranks, coded)
     except _IndivisibleError as error:
-        fitting = tuple(width for width in WIDTHS if _fits(model, width))
+        fitting = tuple(width for width in WIDTHS if _fits(model, width, coded))
         raise ConfigurationError(
             f"tp={num_ranks} cannot serve this {model.family} model: {error}; what can be had: tp={_named(fitting)}"
         ) from error
@@ -57,18 +60,18 @@ def _named(widths: tuple[int, ...]) -> str:
     return ", ".join(map(str, widths))
 
 
-def _fits(model: ModelSpec, num_ranks: int) -> bool:
+def _fits(model: ModelSpec, num_ranks: int, coded: Collection[str]) -> bool:
     try:
-        _shard(model, 0, num_ranks)
+        _shard(model, 0, num_ranks, coded)
     except _IndivisibleError:
         return False
     return True
 
 
-def _shard(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
+def _shard(model: ModelSpec, rank: int, num_ranks: int, coded: Collection[str]) -> ModelSpec:
     if num_ranks == 1:
         return model
-    part = _Part(rank, num_ranks)
+    part = _Part(rank, num_ranks, coded)
     layers = []
     for index, layer in enumerate(model.layers):
         try:
@@ -98,6 +101,7 @@ class _Part:
 
     rank: int
     num_ranks: int
+    coded: Collection[str]
 
     def of_layer(self, layer: LayerSpec) -> LayerSpec:
         if layer.beside:
@@ -178,7 +182,12 @@ class _Part:
         return _by_outputs(spec, self.rank, self.num_ranks)
 
     def _by_inputs(self, spec: LinearSpec) -> LinearSpec:
-        """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks."""
+        """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks.
+
+        Of codes some outputs, for which the inputs of all ranks are gathered.
+        """
+        if f"{spec.name}.weight" in self.coded:
+            return replace(self._by_outputs(spec), axis=ShardAxis.COLUMN, is_gathered=True)
         if spec.sum_blocks % self.num_ranks:
             raise _IndivisibleError(
                 f"{spec.inputs} inputs of {spec.name}, which {self.num_ranks} ranks do not divide into parts of an "

@@ -69,6 +69,7 @@ class TensorSpec:
         sum_blocks: as in a `LinearSpec`.
         code_dtype: that in which a checkpoint has numbers that are no floats, "int8" for example; they stay so.
         is_partial: products with it are one rank's part of a sum over all ranks.
+        is_gathered: as in a `LinearSpec`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class TensorSpec:
     code_dtype: str | None = field(default=None, repr=False)
     sum_blocks: int = field(default=1, repr=False)
     is_partial: bool = field(default=False, repr=False)
+    is_gathered: bool = field(default=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -102,6 +104,7 @@ class LinearSpec:
 
     `weight_source` and `bias_source` say where a checkpoint has them when not under these names. `is_float32`: both are
     kept in float32, and so is the product. `num_ranks`: it is one part of so many of a map that is split along `axis`.
+    `is_gathered`: it is a part by outputs, but ranks have parts of its inputs and want all outputs.
     """
 
     name: str
@@ -113,6 +116,7 @@ class LinearSpec:
     bias_source: Source | None = None
     is_float32: bool = False
     num_ranks: int = field(default=1, repr=False)
+    is_gathered: bool = field(default=False, repr=False)
 
     @property
     def sum_blocks(self) -> int:
@@ -148,6 +152,7 @@ class LinearSpec:
             is_weight=True,
             sum_blocks=self.sum_blocks,
             is_partial=self.axis is ShardAxis.ROW and self.num_ranks > 1,
+            is_gathered=self.is_gathered,
         )
         if self.bias:
             yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source, self.is_float32)

@@ -39,6 +39,15 @@ class Collectives(Protocol):
         """
         ...
 
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """`part` [num_tokens, size] of every rank, all of one size and dtype, side by side in the order of ranks. Every
+        rank has it: [num_tokens, num_ranks * size].
+
+        Raises:
+            EngineStoppedError: as `add`.
+        """
+        ...
+
     def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Sum of each token's terms, in their order and from zero, in float32; rounded once to `dtype`. Every rank has
         it: [num_tokens, size].

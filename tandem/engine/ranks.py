@@ -18,8 +18,10 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
 from tandem.compute.shared_pages import map_pages
+from tandem.compute.weights.formats import read_formats
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
+from tandem.engine.activations import multiplied_as
 from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.kvcache.spec import build_layout
@@ -156,6 +158,7 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
         max_model_len=config.max_model_len,
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
+        formats_of=multiplied_as(config.activations, _CPU, read_formats),
         collectives=collectives,
     )
     layout = build_layout(model.spec.kv_specs, config.block_size)

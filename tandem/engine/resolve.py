@@ -19,12 +19,13 @@ from tandem.compute.native.build import default_cache_dir
 from tandem.compute.native.sampling import NativeDraws, load_draws
 from tandem.compute.ranked_pages import RankedPages
 from tandem.compute.weights.formats import FormatReader, read_formats
-from tandem.compute.weights.row_rounding import check_rows_are_rounded, rounding_rows
+from tandem.compute.weights.row_rounding import check_rows_are_rounded
 from tandem.core.clock import Clock
 from tandem.core.config import FLOAT, EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
+from tandem.engine.activations import multiplied_as
 from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
@@ -128,7 +129,8 @@ def assemble(
         str(path),
         max_model_len=config.max_model_len,
         memory_bytes=memory_bytes,
-        formats_of=_activations(config, device, formats_of),  # NOTE: not a draft model's, whose numbers shape no answer
+        # NOTE: not a draft model's, whose numbers shape no answer
+        formats_of=multiplied_as(config.activations, device, formats_of),
     )
     if config.activations != FLOAT:
         check_rows_are_rounded(model.decoder.parameters.weights.values())
@@ -184,17 +186,6 @@ def assemble(
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, len(memory)), memory)
     return Assembly(engine, arena, model.spec, masks, pages)
-
-
-def _activations(config: EngineConfig, device: torch.device, formats_of: FormatReader) -> FormatReader:
-    """Formats that multiply rows as the configuration says."""
-    if config.activations == FLOAT:
-        return formats_of
-    if device.type != "cpu":
-        raise ConfigurationError(
-            f"activations={config.activations!r} is computed on the CPU, not on {device}; leave it out"
-        )
-    return rounding_rows(formats_of)
 
 
 def _speculation(

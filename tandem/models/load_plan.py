@@ -15,7 +15,7 @@ from tandem.compute.weights.formats import choose_format
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
     """`tensors`: all that are not weights of linear maps. `weights`: these, and an embedding of codes, which is a
-    tied head too, so that the head is left out.
+    whole tied head too, so that such a head is left out.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -33,7 +33,8 @@ class LoadingPlan:
         table = next((each for each in formats if each.has_table(spec.embedding)), None)
         if table is not None:
             tensors.remove(spec.embedding)
-            weights = [entry for entry in weights if entry != (spec.head, table) or not spec.tie_word_embeddings]
+            if spec.tie_word_embeddings and spec.head_tokens is None:
+                weights = [entry for entry in weights if entry != (spec.head, table)]
             weights.append((spec.embedding, table))
         return cls(tuple(tensors), tuple(weights))
 

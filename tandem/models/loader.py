@@ -5,7 +5,8 @@ before any is loaded.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from tandem.architecture.state import StateSpec
 from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.collectives import Collectives
 from tandem.compute.ops import Kernels
+from tandem.compute.weights.base import WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
-from tandem.compute.weights.shards import JoinedWeight, SummedWeight
-from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
+from tandem.compute.weights.shards import GatheredWeight, JoinedWeight, SummedWeight
+from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
 from tandem.models.fingerprint import compute_fingerprint
@@ -130,12 +132,10 @@ def load_model(
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
     states = spec.kv_specs
-    if collectives is not None:
-        _refuse_coded(plan, collectives)
-        whole, spec = plan, shard_model(spec, collectives.rank, collectives.num_ranks)
-        plan = LoadingPlan.of(spec, formats)
-        sources = sources_of_shard(plan, whole, sources)
-    parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
+    with _with_a_remedy(collectives):
+        if collectives is not None:
+            spec, plan, sources = _plan_shard(plan, spec, formats, sources, collectives)
+        parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
     if collectives is not None:
         parameters = _completed(parameters, spec, collectives)
     decoder = Decoder(spec, parameters, kernels)
@@ -179,14 +179,26 @@ def _load(
     return parameters if HEAD in weights else Parameters(parameters.tensors, {**weights, HEAD: weights[EMBEDDING]})
 
 
-def _refuse_coded(plan: LoadingPlan, collectives: Collectives) -> None:
-    """NOTE: sums of codes have blocks of another size, and their scales would have to be split too."""
-    coded = next((each.name for weight, each in plan.weights if each.wants(weight) != (weight,)), None)
-    if coded is not None:
-        raise ConfigurationError(
-            f"tp={collectives.num_ranks} serves no quantised weights yet, and these are {coded}; serve them with tp=1, "
-            "or the checkpoint that they were made of"
-        )
+def _plan_shard(
+    whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, collectives: Collectives
+) -> tuple[ModelSpec, LoadingPlan, Sources]:
+    """The part of one rank of a model: its spec, its plan, and the sources of its tensors."""
+    rank, num_ranks = collectives.rank, collectives.num_ranks
+    coded = {weight.name for weight, each in whole.weights if each.wants(weight) != (weight,)}
+    shard = shard_model(spec, rank, num_ranks, coded=coded)
+    plan = LoadingPlan.of(shard, formats)
+    return shard, plan, sources_of_shard(plan, whole, sources)
+
+
+@contextmanager
+def _with_a_remedy(collectives: Collectives | None) -> Iterator[None]:
+    """What a part of a model is refused for, the whole may not be."""
+    try:
+        yield
+    except UnsupportedCheckpointError as error:
+        if collectives is None:
+            raise
+        raise ConfigurationError(f"tp={collectives.num_ranks} cannot split this: {error}; or use tp=1") from error
 
 
 def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collectives) -> Parameters:
@@ -195,6 +207,8 @@ def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collective
     for tensor in shard.weights():
         if tensor.is_partial:
             weights[tensor.name] = SummedWeight(weights[tensor.name], collectives)
+        elif tensor.is_gathered:
+            weights[tensor.name] = GatheredWeight(weights[tensor.name], collectives)
     if shard.head_tokens is not None:
         bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
         weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)

@@ -37,6 +37,8 @@ def exchange_and_check(group: Collectives, rounds: int) -> None:
         whole = torch.randn(m, n, generator=random)
         own = whole[:, bounds[group.rank] : bounds[group.rank + 1]].contiguous()
         assert torch.equal(group.join(own, bounds), own if group.rank else whole), number
+        parts = [torch.randn(m, n, generator=random).to(dtype) for _ in range(group.num_ranks)]
+        assert torch.equal(group.gather(parts[group.rank]), torch.cat(parts, dim=1)), number
         k = 1 + number % 3
         owners = torch.randint(group.num_ranks, (m, k), generator=random)
         terms = torch.randn(m, k, n, generator=random)

@@ -20,6 +20,7 @@ from tandem.core.errors import EngineStoppedError
 
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
+GATHER_FIELDS = "group part out m row_bytes"
 COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
@@ -67,6 +68,7 @@ class SharedExchange:
         self._group = (ctypes.c_int64 * len(GROUP_FIELDS))(*numbers)
         self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
         self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
+        self._gather = bind(library, "tandem_gather_over_ranks", GATHER_FIELDS)
         self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
         self._step, self._count_before = 0, 0
 
@@ -127,6 +129,16 @@ class SharedExchange:
         out = torch.empty(len(part), bounds[-1]) if self._rank == 0 else part
         columns = torch.tensor(bounds, dtype=torch.int64)
         self._join(self.group, part.data_ptr(), columns.data_ptr(), out.data_ptr(), len(part))
+        self.check()
+        return out
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        m, size = part.shape
+        out = part.new_empty(m, self._num_ranks * size)
+        part = part.contiguous()
+        row_bytes = size * part.itemsize
+        assert 0 < row_bytes <= self._buffer_bytes
+        self._gather(self.group, part.data_ptr(), out.data_ptr(), m, row_bytes)
         self.check()
         return out
 

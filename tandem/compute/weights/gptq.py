@@ -20,7 +20,7 @@ from tandem.compute.weights.coded import CodedFormat, CodedLayout
 from tandem.compute.weights.modules import checked_group, compiled, names_of, renamed_modules, where_stored
 from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
 from tandem.compute.weights.words import (
-    WORD_BITS,
+    aligned,
     integer_kind,
     integer_matrix,
     num_words,
@@ -63,15 +63,14 @@ class GptqIntegers:
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
-        rows = WORD_BITS // self.bits if WORD_BITS % self.bits == 0 else WORD_BITS
         shapes = {
-            "qweight": ((outputs, num_words(inputs, self.bits)), _WORDS, 1),
-            "scales": ((outputs, groups), FLOATS, 1),
-            "qzeros": ((num_words(outputs, self.bits), groups), _WORDS, rows),
+            "qweight": ((outputs, num_words(inputs, self.bits)), _WORDS, (1, 1)),
+            "scales": ((outputs, groups), FLOATS, (1, 1)),
+            "qzeros": ((num_words(outputs, self.bits), groups), _WORDS, aligned(self.bits)),
         }
         found = [
-            beside(weight, suffix, shape, dtypes, self.stored, rows=rows, transposed=True)
-            for suffix, (shape, dtypes, rows) in shapes.items()
+            beside(weight, suffix, shape, dtypes, self.stored, rows=rows, words=words, transposed=True)
+            for suffix, (shape, dtypes, (rows, words)) in shapes.items()
         ]
         if self._is_permuted or (self.stored is not None and tensor_name(weight, "g_idx") in self.stored):
             found.append(beside(weight, "g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))

@@ -16,6 +16,7 @@ from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
 from tandem.compute.weights.words import (
+    aligned,
     integer_kind,
     integer_matrix,
     num_words,
@@ -24,8 +25,6 @@ from tandem.compute.weights.words import (
     word_codes,
 )
 from tandem.core.errors import CorruptCheckpointError
-
-_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +50,14 @@ class PackedIntegers:
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
-        words = num_words(inputs, self.bits)
         found = [
-            beside(weight, "weight_packed", (outputs, words), ("int32",), self.stored),
+            beside(weight, "weight_packed", (outputs, num_words(inputs, self.bits)), ("int32",), self.stored),
             beside(weight, "weight_scale", (outputs, groups), FLOATS, self.stored),
         ]
         if not self.is_symmetric:
-            rows = _WORD_BITS // self.bits if _WORD_BITS % self.bits == 0 else _WORD_BITS
+            rows, words = aligned(self.bits)
             shape = (num_words(outputs, self.bits), groups)
-            found.append(beside(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows))
+            found.append(beside(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows, words=words))
         if self._is_permuted:
             found.append(beside(weight, "weight_g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
         shape_name = tensor_name(weight, "weight_shape")

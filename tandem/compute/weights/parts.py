@@ -43,6 +43,7 @@ def beside(
     *,
     rows: int = 1,
     can_share: bool = False,
+    words: int = 1,
     transposed: bool = False,
     is_shared: bool = False,
 ) -> TensorSpec:
@@ -50,7 +51,7 @@ def beside(
 
     Args:
         dtypes: those that are served; it stays in the one in which it is stored.
-        rows: outputs that share a row of it.
+        rows: outputs that share `words` rows of it.
         can_share: the first and the last row may have outputs of other weights, see `rows_of`.
         transposed: outputs are its last dimension.
         is_shared: it has no outputs: the whole belongs to all parts of a fused tensor.
@@ -65,7 +66,7 @@ def beside(
     elif rows == 1 or stored is None or (source.start == 0 and source.stop is None and source.step == 1):
         part = replace(source, tensor=name, transposed=transposed)
     else:
-        part = _rows_of_tensor(weight, name, rows, stored, can_share=can_share, transposed=transposed)
+        part = _rows_of_tensor(weight, name, rows, words, stored, can_share=can_share, transposed=transposed)
     return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=_dtype(name, dtypes, stored))
 
 
@@ -80,7 +81,7 @@ def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
 
 
 def _rows_of_tensor(
-    weight: TensorSpec, name: str, rows: int, stored: StoredTensors, *, can_share: bool, transposed: bool
+    weight: TensorSpec, name: str, rows: int, words: int, stored: StoredTensors, *, can_share: bool, transposed: bool
 ) -> Source:
     """The part of tensor `name` that belongs to a weight that is some of the rows of a fused tensor.
 
@@ -89,7 +90,7 @@ def _rows_of_tensor(
     source, found = source_of(weight), stored.get(name)
     stop = source.start + weight.shape[0] if source.period is None else source.stop
     assert stop is not None
-    first, end = source.start // rows, -(-stop // rows)
+    first, end = source.start // rows * words, -(-stop * words // rows)
     is_last = found is not None and found.shape[-1 if transposed else -2 :][:1] == (end,)
     is_cut = source.start % rows > 0 or (stop % rows > 0 and not is_last)
     has_turns = source.step != 1 or source.period is not None
@@ -100,7 +101,7 @@ def _rows_of_tensor(
             f"{name} has one row for {rows} outputs, and {weight.name} (outputs {source.start} to {stop - 1}{turns}) "
             "begins or ends between two; serve a checkpoint that leaves this module uncoded, or one in another format"
         )
-    period = None if source.period is None else source.period // rows
+    period = None if source.period is None else source.period // rows * words
     return Source(name, source.index, transposed, first, end, period=period)
 
 

@@ -55,6 +55,19 @@ class SummedWeight(_ShardWeight):
 
 
 @dataclass(frozen=True, slots=True)
+class GatheredWeight(_ShardWeight):
+    """Implements `Weight` for some of the outputs, for ranks that have parts of the inputs and want all outputs: each
+    output is one sum over all inputs, as on one rank.
+    """
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        part = self.own(self.collectives.gather(x), bias, out_dtype=out_dtype)
+        return self.collectives.gather(part)
+
+
+@dataclass(frozen=True, slots=True)
 class JoinedWeight(_ShardWeight):
     """Implements `Weight` for some of the outputs: rank 0 gets those of all ranks, the others their own.
 

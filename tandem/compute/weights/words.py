@@ -1,5 +1,6 @@
 """Packed integers of a few bits in 32-bit words, as in GPTQ, AWQ and compressed-tensors, and their form in memory."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,12 @@ _PIECE_ELEMENTS = 1 << 20  # unpacked at a time
 def num_words(count: int, bits: int) -> int:
     """Number of words for so many integers."""
     return -(-count * bits // WORD_BITS)
+
+
+def aligned(bits: int) -> tuple[int, int]:
+    """The fewest integers that fill whole words, and the number of these."""
+    common = math.gcd(bits, WORD_BITS)
+    return WORD_BITS // common, bits // common
 
 
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from tandem.architecture.model import HEAD
+from tandem.compute.ops import Matrix
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.compute.weights.shards import JoinedWeight, SummedWeight
+from tandem.compute.weights.coded import CodedWeight
+from tandem.compute.weights.shards import GatheredWeight, JoinedWeight, SummedWeight
 from tandem.core.errors import ConfigurationError
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
@@ -30,6 +32,9 @@ class _Silent:
     def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
         raise AssertionError
 
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
     def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         raise AssertionError
 
@@ -41,9 +46,11 @@ def load(path: Path, rank: int = 0, num_ranks: int = 1) -> LoadedModel:
 
 def matrix(model: LoadedModel, name: str) -> torch.Tensor:
     weight = model.decoder.parameters.weights[name]
-    found = (weight.own if isinstance(weight, SummedWeight | JoinedWeight) else weight).matrix
-    assert found is not None
-    return found.tensor  # type: ignore[union-attr]
+    inner = weight.own if isinstance(weight, SummedWeight | JoinedWeight | GatheredWeight) else weight
+    if isinstance(inner, CodedWeight):
+        return inner.coded.decode()
+    assert isinstance(inner.matrix, Matrix)
+    return inner.matrix.tensor
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -72,12 +79,32 @@ def test_loaded_shards_are_the_checkpoint_again(tmp_path: Path, save: checkpoint
     assert {type(shard.decoder.parameters.weights[HEAD]) for shard in shards} == {JoinedWeight}
 
 
-def test_quantised_weights_are_refused_with_what_can_be_had(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_are_split_by_outputs(tmp_path: Path, name: str) -> None:
+    """So no group of inputs is parted, nor an order of inputs. What is no code is split by inputs as ever."""
+    dense, coded, decoded = (tmp_path / part for part in ("dense", "coded", "decoded"))
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 128}
+    save_published(checkpoints.save_tiny_llama(dense, num_key_value_heads=2, **sizes), FORMATS[name], coded, decoded)
+    whole = load(coded)
+    shards = [load(coded, rank, 2) for rank in range(2)]
+    for weight in whole.spec.weights():
+        parts = [matrix(shard, weight.name) for shard in shards]
+        is_split_by_inputs = isinstance(shards[0].decoder.parameters.weights[weight.name], SummedWeight)
+        assert is_split_by_inputs <= (FORMATS[name].encoder(weight.name) is None)
+        assert torch.equal(torch.cat(parts, dim=int(is_split_by_inputs)), matrix(whole, weight.name)), weight.name
+
+
+def test_codes_whose_blocks_would_be_parted_are_refused_by_name(tmp_path: Path) -> None:
+    """Blocks of 128 outputs, and 64 of the keys' for each rank."""
     dense, coded, decoded = (tmp_path / name for name in ("dense", "coded", "decoded"))
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
-    save_published(checkpoints.save_tiny_llama(dense, **sizes), FORMATS["fp8 blocks"], coded, decoded)
-    with pytest.raises(ConfigurationError, match=r"tp=2 serves no quantised weights yet, .* tp=1, or the checkpoint"):
-        load(coded, 0, 2)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
+    save_published(
+        checkpoints.save_tiny_llama(dense, num_key_value_heads=2, **sizes), FORMATS["fp8 blocks"], coded, decoded
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"tp=2 cannot split this: .*k_proj.* one row for 128 outputs.*or use tp=1"
+    ):
+        load(coded, 1, 2)
 
 
 def test_each_expert_is_loaded_by_one_rank(tmp_path: Path) -> None:

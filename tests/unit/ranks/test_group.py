@@ -17,13 +17,16 @@ from tandem.core.errors import ConfigurationError, EngineStoppedError
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import build_engine
+from tandem.models.gguf.convert import converted
 from tandem.ranks.group import RankGroup, share_of
 from tandem.ranks.messages import Step
 from tandem.scheduler.output import SchedulerOutput
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -100,11 +103,63 @@ def test_heads_are_refused_by_name(checkpoint: Path) -> None:
         pass
 
 
-def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path) -> None:
+def coded(path: Path, name: str, save: checkpoints.Builder, **sizes: Any) -> Path:
+    """A checkpoint whose layers have weights in that format."""
+    plain = write_byte_tokenizer(save(path / "plain", dtype="bfloat16", **SAVED | sizes))
+    save_published(plain, FORMATS[name], path / "coded", path / "decoded")
+    return path / "coded"
+
+
+@pytest.mark.parametrize("name", [None, "compressed int4 groups"])
+def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str | None) -> None:
     """Three experts each, and a layer without any."""
-    config = ranked_config(write_byte_tokenizer(checkpoints.save_tiny_qwen3_moe(tmp_path, dtype="bfloat16", **SAVED)))
+    if name is None:
+        path = write_byte_tokenizer(checkpoints.save_tiny_qwen3_moe(tmp_path, dtype="bfloat16", **SAVED))
+    else:
+        path = coded(tmp_path, name, checkpoints.save_tiny_qwen3_moe)
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), 2) as (engine, _):
+        assert answers(engine) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [
+        ("fp8 tensors", "float"),
+        ("fp8 channels", "float"),
+        ("compressed int8 channels", "float"),
+        ("compressed int8 words", "int8"),
+        ("compressed int4 groups", "int8"),
+        ("compressed mxfp4", "float"),
+        ("gptq of several kinds", "float"),
+        ("gptq 2 in an order", "float"),
+        ("awq", "float"),
+        ("bitsandbytes nf4 nested", "float"),
+    ],
+)
+def test_every_width_has_the_bits_of_one_with_codes(
+    tmp_path: Path, name: str, activations: str, num_ranks: int
+) -> None:
+    """Odd numbers of blocks of inputs among them, and an order of inputs of each map's own."""
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 640, "head_dim": 64}
+    config = ranked_config(coded(tmp_path, name, checkpoints.save_tiny_llama, **sizes), activations=activations)
     expected = answers(build_engine(config))
-    with led_engine(config, 2) as (engine, _):
+    with led_engine(config, num_ranks) as (engine, _):
+        assert answers(engine) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, num_ranks: int) -> None:
+    """Its head is its embedding, of which each rank has some rows twice."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True}
+    plain = checkpoints.save_tiny_llama(tmp_path / "plain", **SAVED | sizes)
+    path = converted(write_gguf(plain, tmp_path / "a.gguf", type_name="Q4_K"), tmp_path / "cache")
+    config = ranked_config(path, dtype="bfloat16")
+    expected = answers(build_engine(config))
+    with led_engine(config, num_ranks) as (engine, _):
         assert answers(engine) == expected
 
 

@@ -287,6 +287,13 @@ struct JoinOverRanksArguments {
   int64_t m;
 };
 
+struct GatherOverRanksArguments {
+  RankGroup* group;
+  const void* part;  // [m, row_bytes]
+  void* out;  // [m, num_ranks, row_bytes]
+  int64_t m, row_bytes;
+};
+
 struct CollectOverRanksArguments {
   int64_t out_dtype;
   RankGroup* group;
@@ -321,4 +328,5 @@ TANDEM_EXPORT void tandem_choose_by_index(const tandem::ChooseByIndexArguments*)
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);
+TANDEM_EXPORT void tandem_gather_over_ranks(const tandem::GatherOverRanksArguments*);
 TANDEM_EXPORT void tandem_collect_over_ranks(const tandem::CollectOverRanksArguments*);

@@ -36,7 +36,7 @@ class Exchange {
     const int64_t at_once = g.buffer_bytes / int64_t(n * sizeof(float));
     for (int64_t first = 0; first < m; first += at_once) {
       const int64_t rows = min64(at_once, m - first);
-      if (!swap(node + first * n, rows * n)) return;
+      if (!swap(node + first * n, rows * n * int64_t(sizeof(float)))) return;
       const float* nodes[kMaxRanks];
       for (int64_t r = 0; r < g.num_ranks; ++r) nodes[r] = buffer(r);
       const double cost = double(rows * n * g.num_ranks) * sizeof(float) / kBytesPerNs;
@@ -54,12 +54,25 @@ class Exchange {
     const int64_t own = bounds[g.rank + 1] - bounds[g.rank], all = bounds[g.num_ranks];
     for (int64_t first = 0; first < m; first += at_once) {
       const int64_t rows = min64(at_once, m - first);
-      if (!swap(part + first * own, rows * own)) return;
+      if (!swap(part + first * own, rows * own * int64_t(sizeof(float)))) return;
       for (int64_t r = 0; r < g.num_ranks && g.rank == 0; ++r) {
         const int64_t width = bounds[r + 1] - bounds[r];
         for (int64_t i = 0; i < rows; ++i)
           std::memcpy(out + (first + i) * all + bounds[r], buffer(r) + i * width, width * sizeof(float));
       }
+    }
+  }
+
+  // Rows of `row_bytes` of all ranks side by side, at every rank.
+  void gather(const char* part, char* out, int64_t m, int64_t row_bytes) {
+    const int64_t at_once = g.buffer_bytes / row_bytes, stride = g.num_ranks * row_bytes;
+    for (int64_t first = 0; first < m; first += at_once) {
+      const int64_t rows = min64(at_once, m - first);
+      if (!swap(part + first * row_bytes, rows * row_bytes)) return;
+      for (int64_t r = 0; r < g.num_ranks; ++r)
+        for (int64_t i = 0; i < rows; ++i)
+          std::memcpy(out + (first + i) * stride + r * row_bytes,
+                      reinterpret_cast<const char*>(buffer(r)) + i * row_bytes, size_t(row_bytes));
     }
   }
 
@@ -74,7 +87,7 @@ class Exchange {
       const int64_t* const owner = owners + first * k;
       int64_t counts[kMaxRanks] = {};
       for (int64_t i = 0; i < tokens * k; ++i) ++counts[owner[i]];
-      if (!swap(own, counts[g.rank] * n)) return;
+      if (!swap(own, counts[g.rank] * n * int64_t(sizeof(float)))) return;
       own += counts[g.rank] * n;
       const float* next[kMaxRanks];
       for (int64_t r = 0; r < g.num_ranks; ++r) next[r] = buffer(r);
@@ -98,12 +111,12 @@ class Exchange {
     std::atomic<uint32_t> count, sleepers;
   };
 
-  // Publishes `size` floats and waits for those of the others. False: they will not come.
-  bool swap(const float* own, int64_t size) {
+  // Publishes `size` bytes and waits for those of the others. False: they will not come.
+  bool swap(const void* own, int64_t size) {
     if (g.failure) return false;
     const uint32_t before = uint32_t(g.count++), now = before + 1;
     if (!wait_for_all(before)) return false;
-    std::memcpy(buffer(g.rank), own, size * sizeof(float));
+    std::memcpy(buffer(g.rank), own, size_t(size));
     publish(now);
     return wait_for_all(now);
   }
