@@ -1,4 +1,4 @@
-"""Which numbers rows of activations have where weights are multiplied by them, for an engine and for its ranks."""
+"""Choice of the formats whose weights multiply rows as a configuration says, for an engine and for its ranks."""
 
 import torch
 

@@ -154,8 +154,8 @@ def test_every_width_has_the_bits_of_one_with_codes(
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, num_ranks: int) -> None:
     """Its head is its embedding, of which each rank has some rows twice."""
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True}
-    plain = checkpoints.save_tiny_llama(tmp_path / "plain", **SAVED | sizes)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    plain = checkpoints.save_tiny_llama(tmp_path / "plain", tie_word_embeddings=True, **sizes)
     path = converted(write_gguf(plain, tmp_path / "a.gguf", type_name="Q4_K"), tmp_path / "cache")
     config = ranked_config(path, dtype="bfloat16")
     expected = answers(build_engine(config))
