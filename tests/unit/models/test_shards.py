@@ -94,15 +94,25 @@ def test_codes_are_split_by_outputs(tmp_path: Path, name: str) -> None:
         assert torch.equal(torch.cat(parts, dim=int(is_split_by_inputs)), matrix(whole, weight.name)), weight.name
 
 
-def test_codes_whose_blocks_would_be_parted_are_refused_by_name(tmp_path: Path) -> None:
+def test_ranks_share_the_scales_of_a_block_that_is_parted(tmp_path: Path) -> None:
     """Blocks of 128 outputs, and 64 of the keys' for each rank."""
     dense, coded, decoded = (tmp_path / name for name in ("dense", "coded", "decoded"))
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
     save_published(
         checkpoints.save_tiny_llama(dense, num_key_value_heads=2, **sizes), FORMATS["fp8 blocks"], coded, decoded
     )
+    whole, *shards = load(coded), load(coded, 0, 2), load(coded, 1, 2)
+    name = "model.layers.0.self_attn.k_proj.weight"
+    assert torch.equal(torch.cat([matrix(shard, name) for shard in shards]), matrix(whole, name))
+
+
+def test_codes_whose_words_would_be_parted_are_refused_by_name(tmp_path: Path) -> None:
+    """Words of 8 outputs, and 4 of the keys' for each rank."""
+    dense, coded, decoded = (tmp_path / name for name in ("dense", "coded", "decoded"))
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 4}
+    save_published(checkpoints.save_tiny_llama(dense, num_key_value_heads=2, **sizes), FORMATS["awq"], coded, decoded)
     with pytest.raises(
-        ConfigurationError, match=r"tp=2 cannot split this: .*k_proj.* one row for 128 outputs.*or use tp=1"
+        ConfigurationError, match=r"tp=2 cannot split this: .*k_proj.* one row for 8 outputs.*or use tp=1"
     ):
         load(coded, 1, 2)
 
