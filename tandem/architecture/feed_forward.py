@@ -163,6 +163,8 @@ class MixtureOfExpertsSpec:
     `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid. `before_experts`: norm of what goes
     into the experts, but not into the router. `experts_in`, `experts_out`: maps from the hidden size to that of the
     experts, and back from their sum; router and `shared` read the hidden state (Nemotron 3, arXiv:2512.20856).
+    `bounds`: `experts` are one rank's, and rank i has those that the router numbers `bounds[i]` to `bounds[i + 1] - 1`;
+    None = all are here.
     """
 
     router: RouterSpec
@@ -172,6 +174,7 @@ class MixtureOfExpertsSpec:
     before_experts: NormSpec | None = None
     experts_in: LinearSpec | None = field(default=None, repr=False)  # NOTE: not in fingerprints, where tensors show it
     experts_out: LinearSpec | None = field(default=None, repr=False)
+    bounds: tuple[int, ...] | None = field(default=None, repr=False)
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self._common_tensors()
@@ -186,7 +189,7 @@ class MixtureOfExpertsSpec:
 
     @property
     def routed(self) -> RoutedExperts:
-        return RoutedExperts(len(self.experts), self.router.top_k, num_matrix_elements(self.experts[0].tensors()))
+        return RoutedExperts(self.router.num_experts, self.router.top_k, num_matrix_elements(self.experts[0].tensors()))
 
     def _common_tensors(self) -> Iterator[TensorSpec]:
         yield from self.router.tensors()

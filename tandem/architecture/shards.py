@@ -1,13 +1,21 @@
 """Tensor-parallel shards: the part of a model that one rank of a group computes, as a `ModelSpec` of its own.
 
 Queries, keys, values, gate, up and the head are split by outputs, which changes no sum; output and down projections by
-inputs, where a rank's sum is one node of a fixed tree (`LinearSpec.sum_blocks`). Everything else is computed by all
-ranks. A model that cannot be split like this is refused, never computed in another way.
+inputs, where a rank's sum is one node of a fixed tree (`LinearSpec.sum_blocks`). Of a mixture each rank has whole
+experts, whose outputs are added in their order. Everything else is computed by all ranks. A model that cannot be split
+like this is refused, never computed in another way.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, SquaredReluSpec
+from tandem.architecture.feed_forward import (
+    BlockSpec,
+    BranchSpec,
+    FeedForwardSpec,
+    MixtureOfExpertsSpec,
+    ParallelSpec,
+    SquaredReluSpec,
+)
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rectangles import head_range
@@ -60,10 +68,11 @@ def _fits(model: ModelSpec, num_ranks: int) -> bool:
 def _shard(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
     if num_ranks == 1:
         return model
+    part = _Part(rank, num_ranks)
     layers = []
     for index, layer in enumerate(model.layers):
         try:
-            layers.append(_shard_layer(layer, rank, num_ranks))
+            layers.append(part.of_layer(layer))
         except _IndivisibleError as error:
             raise _IndivisibleError(f"layer {index} has {error}") from error
     if model.vocab_size < num_ranks * _HEAD_ROWS:
@@ -74,62 +83,115 @@ def _shard(model: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
 
 def head_bounds(vocab_size: int, num_ranks: int) -> tuple[int, ...]:
     """The head of rank i gives logits of tokens `bounds[i]` to `bounds[i + 1] - 1`."""
-    units = -(-vocab_size // _HEAD_ROWS)
-    return tuple(min(vocab_size, units * part // num_ranks * _HEAD_ROWS) for part in range(num_ranks + 1))
+    return _bounds(vocab_size, num_ranks, _HEAD_ROWS)
 
 
-def _shard_layer(layer: LayerSpec, rank: int, num_ranks: int) -> LayerSpec:
-    if layer.beside:
-        raise _IndivisibleError("several mixers side by side, which are not split yet")
-    return replace(
-        layer,
-        mixer=_shard_mixer(layer.mixer, rank, num_ranks),
-        feed_forward=_shard_feed_forward(layer.feed_forward, rank, num_ranks),
-    )
+def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
+    """Of parts that are as equal as can be, all but the last of whole units: where each begins, and the end."""
+    units = -(-size // unit)
+    return tuple(min(size, units * part // num_parts * unit) for part in range(num_parts + 1))
 
 
-def _shard_mixer(mixer: MixerSpec, rank: int, num_ranks: int) -> AttentionSpec:
-    if not isinstance(mixer, AttentionSpec):
-        raise _IndivisibleError(
-            f"a mixer of {type(mixer).__name__.removesuffix('Spec')}, whose heads are not split yet"
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What rank `rank` of `num_ranks` computes of each block."""
+
+    rank: int
+    num_ranks: int
+
+    def of_layer(self, layer: LayerSpec) -> LayerSpec:
+        if layer.beside:
+            raise _IndivisibleError("several mixers side by side, which are not split yet")
+        return replace(
+            layer,
+            mixer=self._of_attention(layer.mixer),
+            feed_forward=self._of_feed_forward(layer.feed_forward),
         )
-    if mixer.sinks is not None:
-        raise _IndivisibleError("attention sinks, which are not split yet")
-    if any(_spans_heads(norm, mixer.head_dim) for norm in (mixer.q_norm, mixer.k_norm)):
-        raise _IndivisibleError("a norm over all heads together, whose sum is not split yet")
-    if mixer.num_heads % num_ranks:
-        raise _IndivisibleError(f"num_attention_heads={mixer.num_heads}, which {num_ranks} ranks do not divide")
-    kv_parts = min(num_ranks, mixer.num_kv_heads)
-    if mixer.num_kv_heads % kv_parts or num_ranks % kv_parts:
-        raise _IndivisibleError(f"num_key_value_heads={mixer.num_kv_heads}, which {num_ranks} ranks do not divide")
-    kv_heads = head_range(mixer.num_kv_heads, rank, num_ranks)
-    kv_part = kv_heads.start // len(kv_heads)
-    return replace(
-        mixer,
-        q=_by_outputs(mixer.q, rank, num_ranks),
-        k=None if mixer.k is None else _by_outputs(mixer.k, kv_part, kv_parts),
-        v=None if mixer.v is None else _by_outputs(mixer.v, kv_part, kv_parts),
-        o=_by_inputs(mixer.o, rank, num_ranks),
-        num_heads=mixer.num_heads // num_ranks,
-        num_kv_heads=len(kv_heads),
-    )
+
+    def _of_attention(self, mixer: MixerSpec) -> AttentionSpec:
+        if not isinstance(mixer, AttentionSpec):
+            raise _IndivisibleError(
+                f"a mixer of {type(mixer).__name__.removesuffix('Spec')}, whose heads are not split yet"
+            )
+        if mixer.sinks is not None:
+            raise _IndivisibleError("attention sinks, which are not split yet")
+        if any(_spans_heads(norm, mixer.head_dim) for norm in (mixer.q_norm, mixer.k_norm)):
+            raise _IndivisibleError("a norm over all heads together, whose sum is not split yet")
+        kv_parts = min(self.num_ranks, mixer.num_kv_heads)
+        if mixer.num_kv_heads % kv_parts or self.num_ranks % kv_parts:
+            raise _IndivisibleError(
+                f"num_key_value_heads={mixer.num_kv_heads}, which {self.num_ranks} ranks do not divide"
+            )
+        kv_heads = head_range(mixer.num_kv_heads, self.rank, self.num_ranks)
+        kv_part = kv_heads.start // len(kv_heads)
+        return replace(
+            mixer,
+            q=self._by_outputs(mixer.q),
+            k=None if mixer.k is None else _by_outputs(mixer.k, kv_part, kv_parts),
+            v=None if mixer.v is None else _by_outputs(mixer.v, kv_part, kv_parts),
+            o=self._by_inputs(mixer.o),
+            num_heads=self._heads(mixer.num_heads),
+            num_kv_heads=len(kv_heads),
+        )
+
+    def _heads(self, num_heads: int) -> int:
+        if num_heads % self.num_ranks:
+            raise _IndivisibleError(f"num_attention_heads={num_heads}, which {self.num_ranks} ranks do not divide")
+        return num_heads // self.num_ranks
+
+    def _of_feed_forward(self, spec: FeedForwardSpec | None) -> FeedForwardSpec | None:
+        if spec is None:
+            return None
+        if isinstance(spec, MixtureOfExpertsSpec):
+            return self._of_mixture(spec)
+        if isinstance(spec, ParallelSpec):
+            return replace(spec, branches=tuple(self._of_branch(branch) for branch in spec.branches))
+        return self._of_block(spec)
+
+    def _of_branch(self, branch: BranchSpec) -> BranchSpec:
+        block = branch.block
+        return replace(
+            branch, block=self._of_mixture(block) if isinstance(block, MixtureOfExpertsSpec) else self._of_block(block)
+        )
+
+    def _of_mixture(self, spec: MixtureOfExpertsSpec) -> MixtureOfExpertsSpec:
+        """Whole experts, so that none of their sums is split, and a part of the block that every token passes."""
+        num_experts = len(spec.experts)
+        if num_experts < self.num_ranks:
+            raise _IndivisibleError(f"{num_experts} experts, fewer than {self.num_ranks} ranks")
+        bounds = _bounds(num_experts, self.num_ranks, 1)
+        return replace(
+            spec,
+            experts=spec.experts[bounds[self.rank] : bounds[self.rank + 1]],
+            bounds=bounds,
+            shared=None if spec.shared is None else self._of_block(spec.shared),
+        )
+
+    def _of_block(self, spec: BlockSpec) -> BlockSpec:
+        if isinstance(spec, SquaredReluSpec):
+            return replace(spec, up=self._by_outputs(spec.up), down=self._by_inputs(spec.down))
+        return replace(
+            spec, gate=self._by_outputs(spec.gate), up=self._by_outputs(spec.up), down=self._by_inputs(spec.down)
+        )
+
+    def _by_outputs(self, spec: LinearSpec) -> LinearSpec:
+        return _by_outputs(spec, self.rank, self.num_ranks)
+
+    def _by_inputs(self, spec: LinearSpec) -> LinearSpec:
+        """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks."""
+        if spec.sum_blocks % self.num_ranks:
+            raise _IndivisibleError(
+                f"{spec.inputs} inputs of {spec.name}, which {self.num_ranks} ranks do not divide into parts of an "
+                "even size"
+            )
+        size = spec.inputs // self.num_ranks
+        weight = spec.weight_source or Source(f"{spec.name}.weight")
+        columns = weight.columns(self.rank * size, (self.rank + 1) * size)
+        return replace(spec, inputs=size, weight_source=columns, num_ranks=self.num_ranks)
 
 
 def _spans_heads(norm: NormSpec | None, head_dim: int) -> bool:
     return norm is not None and norm.size != head_dim
-
-
-def _shard_feed_forward(spec: FeedForwardSpec | None, rank: int, num_ranks: int) -> GatedSpec:
-    if spec is None or isinstance(spec, SquaredReluSpec):
-        raise _IndivisibleError("no gated block, and others are not split yet")
-    if not isinstance(spec, GatedSpec):
-        raise _IndivisibleError("experts, which are not split yet")
-    return replace(
-        spec,
-        gate=_by_outputs(spec.gate, rank, num_ranks),
-        up=_by_outputs(spec.up, rank, num_ranks),
-        down=_by_inputs(spec.down, rank, num_ranks),
-    )
 
 
 def _by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
@@ -147,14 +209,3 @@ def _by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
         bias_source=bias.rows(*rows) if spec.bias else spec.bias_source,
         num_ranks=num_parts,
     )
-
-
-def _by_inputs(spec: LinearSpec, rank: int, num_ranks: int) -> LinearSpec:
-    """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks."""
-    if spec.sum_blocks % num_ranks:
-        raise _IndivisibleError(
-            f"{spec.inputs} inputs of {spec.name}, which {num_ranks} ranks do not divide into parts of an even size"
-        )
-    size = spec.inputs // num_ranks
-    weight = spec.weight_source or Source(f"{spec.name}.weight")
-    return replace(spec, inputs=size, weight_source=weight.columns(rank * size, (rank + 1) * size), num_ranks=num_ranks)

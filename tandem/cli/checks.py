@@ -9,7 +9,6 @@ import torch
 
 from tandem.accounts.open import open_store
 from tandem.architecture.quantisation import find_quantisation, read_config
-from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
 from tandem.compute.backends import check_name, choose_backends
@@ -38,7 +37,7 @@ def check_model(path: Path, *, allow_pickle: bool = False) -> Tokenizer:
     """
     fields = read_config(path)
     find_quantisation(fields)
-    refuse_codes(fields, find_family(fields).read_model(fields))
+    find_family(fields).read_model(fields)
     _check_weights(path, allow_pickle)
     return Tokenizer.load(path)
 

@@ -13,7 +13,6 @@ from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.quantisation import find_quantisation, mean_weight_bits
-from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
 
 _CONFIG = "config.json"
@@ -37,7 +36,6 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
         return cost
     try:
         quantisation = find_quantisation(Fields(config, _CONFIG))
-        refuse_codes(Fields(config, _CONFIG), cost.model)
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(
             f"--model={shown(called)}: {error}; plan for its unquantised checkpoint, and say by --weight-bits what "

@@ -38,3 +38,16 @@ class Collectives(Protocol):
             EngineStoppedError: as `add`.
         """
         ...
+
+    def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Sum of each token's terms, in their order and from zero, in float32; rounded once to `dtype`. Every rank has
+        it: [num_tokens, size].
+
+        Args:
+            terms: [own terms, size] float32, this rank's, in the order of tokens and of the terms of each.
+            owners: int64 [num_tokens, terms of a token], the rank that has each; equal on all ranks.
+
+        Raises:
+            EngineStoppedError: as `add`.
+        """
+        ...

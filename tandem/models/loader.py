@@ -14,7 +14,6 @@ import torch
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec, choose_rope_factors, limit_length
 from tandem.architecture.quantisation import read_config
-from tandem.architecture.recurrent_limits import refuse_codes
 from tandem.architecture.registry import find_family
 from tandem.architecture.rope import LongRopeScaling
 from tandem.architecture.shards import head_bounds, shard_model
@@ -107,7 +106,6 @@ def load_model(
     _check_dtype_name(dtype)
     family = find_family(fields)
     spec = family.read_model(fields)
-    refuse_codes(fields, spec)
     _tell_rope_factors(spec, max_model_len)
     spec = choose_rope_factors(spec, max_model_len)
     check_ropes(mixer.rope for mixer in spec.mixers)
@@ -200,7 +198,7 @@ def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collective
     if shard.head_tokens is not None:
         bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
         weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)
-    return Parameters(parameters.tensors, weights)
+    return Parameters(parameters.tensors, weights, collectives)
 
 
 def _refuse_what_does_not_fit(

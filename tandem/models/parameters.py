@@ -6,15 +6,21 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.tensors import LinearSpec
+from tandem.compute.collectives import Collectives
+from tandem.compute.ops import Experts
 from tandem.compute.weights.base import Linear, Weight
+from tandem.compute.weights.shards import SpreadExperts
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """`tensors`: embeddings, norms, biases. `weights`: of all linear maps, the head's too where it is the embedding."""
+    """`tensors`: embeddings, norms, biases. `weights`: of all linear maps, the head's too where it is the embedding.
+    `collectives`: of the group of which this is one rank's part; None = it is the whole.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     weights: Mapping[str, Weight]
+    collectives: Collectives | None = None
 
     def linear(self, spec: LinearSpec) -> Linear:
         """The map of that spec, which the model has."""
@@ -23,3 +29,10 @@ class Parameters:
     def bias(self, spec: LinearSpec) -> torch.Tensor | None:
         """[out]; None = the map has none."""
         return self.tensors[f"{spec.name}.bias"] if spec.bias else None
+
+    def spread(self, own: Experts, bounds: tuple[int, ...] | None) -> Experts:
+        """All experts of a layer, of which `own` are here. `bounds`: as in a `MixtureOfExpertsSpec`."""
+        if bounds is None:
+            return own
+        assert self.collectives is not None, "shards are loaded for a group"
+        return SpreadExperts(own, self.collectives, bounds)

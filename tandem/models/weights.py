@@ -115,7 +115,7 @@ def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str]) -> StoredTe
     found = {}
     for ours, name in names.items():
         outline = checkpoint.outline(name)
-        found[ours] = StoredTensor(outline.dtype, tuple(outline.shape))
+        found[ours] = StoredTensor(outline.dtype, tuple(outline.shape), name)
     return found
 
 
@@ -171,16 +171,31 @@ def _shown(source: Source) -> str:
 
 def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: Iterable[TensorSpec]) -> None:
     """Checks that a tensor used in parts is used completely: otherwise it is larger than the configuration says."""
-    taken: Counter[str] = Counter()
+    parts: dict[str, list[tuple[Source, int]]] = {}
     for tensor in tensors:
-        taken[sources[tensor.name].tensor] += tensor.size
+        source = sources[tensor.name]
+        parts.setdefault(source.tensor, []).append((source, tensor.size))
     for name in {source.tensor for source in sources.values() if not source.is_whole}:
-        stored = checkpoint.outline(name)
-        if stored.numel() != taken[name]:
+        stored, taken = checkpoint.outline(name), _num_elements(parts[name])
+        if stored.numel() != taken:
             raise CorruptCheckpointError(
-                f"{name} has shape {list(stored.shape)}, config.json calls for {taken[name]} of its {stored.numel()} "
+                f"{name} has shape {list(stored.shape)}, config.json calls for {taken} of its {stored.numel()} "
                 f"elements; {_REMEDY}"
             )
+
+
+def _num_elements(parts: Iterable[tuple[Source, int]]) -> int:
+    """In these parts of a tensor, by the number in each. Rows in a row that several have, as scales of a block that
+    belongs to two weights, count once.
+    """
+    total, ends = 0, Counter[int | None]()
+    for source, size in sorted(parts, key=lambda part: part[0].start):
+        if source.step == 1 and source.period is None and source.stop is not None:
+            num_rows, end = source.stop - source.start, ends[source.index]
+            size = size // num_rows * max(0, source.stop - max(source.start, end))
+            ends[source.index] = max(end, source.stop)
+        total += size
+    return total
 
 
 def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:

@@ -188,18 +188,17 @@ def test_a_matrix_that_is_read_in_pieces_is_the_same(
 
 
 def test_large_matrices_are_read_in_pieces() -> None:
-    """Blocks of scales are not parted, nor is a matrix that ends within one."""
+    """Pieces end where blocks of scales do, but for the last."""
     codings = [PlainCodes(CodeKind.E4M3, Blocks(rows, 128), "scale", None) for rows in (1, 128)]
     channels, blocks = (
         coded.PackedCoded(coding, load_or_skip(), CodedWeight, NO_ROTATIONS, rounds_rows=False) for coding in codings
     )
     whole, cut = TensorSpec("a.weight", (5120, 2048)), TensorSpec("a.weight", (5000, 2048))
-    for form, weight in ((channels, whole), (channels, cut), (blocks, whole)):
+    for form, weight in ((channels, whole), (channels, cut), (blocks, whole), (blocks, cut)):
         rows = [piece.shape[0] for piece in form.pieces(weight)]
         assert sum(rows) == weight.shape[0]
         assert len(rows) > 3
         assert {size % 128 for size in rows[:-1]} == {0}
-    assert blocks.pieces(cut) == (cut,)
 
 
 FUSED = (
@@ -228,6 +227,27 @@ def test_projections_in_one_tensor_are_taken_apart(name: str, tmp_path: Path) ->
         expected = decoded[name].matrix
         assert isinstance(expected, Matrix)
         torch.testing.assert_close(weight.coded.decode(), expected.tensor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+def test_projections_may_share_blocks_of_scales(
+    is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 320 and 96 outputs begin and end within blocks of 128; read in pieces, too."""
+    monkeypatch.setattr(coded, "_PIECE_BYTES", 1)
+    plain = checkpoints.save_tiny_phi3(
+        tmp_path / "plain", hidden_size=192, intermediate_size=320, num_hidden_layers=1, num_key_value_heads=2
+    )
+    save_published(plain, FORMATS["fp8 blocks"], tmp_path / "coded", tmp_path / "decoded")
+    kernels = load_or_skip() if is_native else TorchKernels()
+    found, decoded = weights_of(loaded(tmp_path / "coded", kernels)), weights_of(loaded(tmp_path / "decoded"))
+    compared = {name: weight for name, weight in found.items() if isinstance(weight, CodedWeight)}
+    assert len(compared) == 7
+    for name, weight in compared.items():
+        expected = decoded[name].matrix
+        assert isinstance(expected, Matrix)
+        rows = torch.eye(weight.shape[1])
+        torch.testing.assert_close(weight(rows), expected.tensor.T, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])

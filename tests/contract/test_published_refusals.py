@@ -233,12 +233,20 @@ def test_configurations_that_tensors_contradict_are_refused_by_name(case: str, t
 
 
 def test_rows_that_share_blocks_with_another_weight_are_refused(tmp_path: Path) -> None:
-    """Two inputs of 96 do not fill blocks of 64; and a fused projection is cut where blocks end."""
+    """Two inputs of 96 do not fill blocks of 64."""
     path = saved(tmp_path, NF4)
     checkpoints.edit_config(path, hidden_size=96, num_attention_heads=2, num_key_value_heads=1)
     with pytest.raises(UnsupportedCheckpointError, match=r"has 96 inputs, .*multiples of 64 are served"):
         load(path)
-    plain = checkpoints.save_tiny_phi3(tmp_path / "fused", hidden_size=192, num_hidden_layers=1)
-    save_published(plain, FORMATS[FP8], tmp_path / "fused_coded", tmp_path / "fused_decoded")
-    with pytest.raises(UnsupportedCheckpointError, match=r"one row for 128 outputs, and .*q_proj.* between two"):
-        load(tmp_path / "fused_coded")
+
+
+def test_words_of_zero_points_that_two_projections_share_are_refused(tmp_path: Path) -> None:
+    """A word has those of 8 outputs, and heads of 20 elements end within one."""
+    plain = checkpoints.save_tiny_phi3(
+        tmp_path / "plain", hidden_size=160, num_attention_heads=8, num_key_value_heads=1, num_hidden_layers=1
+    )
+    for name, zeros in (("awq", "qweight"), ("compressed int4 with zero points", "weight_zero_point")):
+        save_published(plain, FORMATS[name], tmp_path / zeros, tmp_path / f"{zeros}_decoded")
+        message = rf"qkv_proj\.{zeros} has one row for 8 outputs, and .*k_proj\.weight .*; serve a checkpoint that"
+        with pytest.raises(UnsupportedCheckpointError, match=message):
+            load(tmp_path / zeros)

@@ -9,7 +9,7 @@ from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.core.sampling_params import SamplingParams
 from tandem.kvcache.spec import build_layout
-from tests.helpers.checkpoints import save_tiny_qwen2
+from tests.helpers.checkpoints import Builder, save_tiny_qwen2, save_tiny_qwen3_moe
 from tests.helpers.cluster import running_cluster
 from tests.helpers.engines import serve_alone
 from tests.helpers.native_kernels import load_or_skip
@@ -25,10 +25,10 @@ PROMPT = tuple(7 + (11 * i) % 150 for i in range(100))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 
 
-def check(path: Path, prefill: int, decode: int, transport: str) -> None:
+def check(path: Path, prefill: int, decode: int, transport: str, save: Builder) -> None:
     load_or_skip()
     sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
-    model = write_byte_tokenizer(save_tiny_qwen2(path / "model", dtype="bfloat16", num_key_value_heads=2, **sizes))
+    model = write_byte_tokenizer(save(path / "model", dtype="bfloat16", num_key_value_heads=2, **sizes))
     expected = serve_alone(
         model, {"r": list(PROMPT)}, {"r": GREEDY}, dtype="auto", native_kernels=True, attention_backend="auto"
     )["r"]
@@ -53,17 +53,25 @@ def check(path: Path, prefill: int, decode: int, transport: str) -> None:
         found.wait(lambda: is_idle(found))
 
 
-@pytest.mark.parametrize(("prefill", "decode", "transport"), [(1, 2, "auto"), (2, 1, "tcp")])
+@pytest.mark.parametrize(
+    ("prefill", "decode", "transport", "save"), [(1, 2, "auto", save_tiny_qwen2), (2, 1, "tcp", save_tiny_qwen3_moe)]
+)
 def test_widths_of_their_own_give_the_tokens_of_one_rank(
-    tmp_path: Path, prefill: int, decode: int, transport: str
+    tmp_path: Path, prefill: int, decode: int, transport: str, save: Builder
 ) -> None:
-    check(tmp_path, prefill, decode, transport)
+    check(tmp_path, prefill, decode, transport, save)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
 def test_every_pair_of_widths_gives_the_tokens_of_one_rank(
     tmp_path: Path, prefill: int, decode: int, transport: str
 ) -> None:
-    check(tmp_path, prefill, decode, transport)
+    check(tmp_path, prefill, decode, transport, save_tiny_qwen2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+def test_every_pair_of_widths_serves_experts(tmp_path: Path, prefill: int, decode: int) -> None:
+    check(tmp_path, prefill, decode, "auto", save_tiny_qwen3_moe)

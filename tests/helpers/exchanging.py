@@ -37,6 +37,13 @@ def exchange_and_check(group: Collectives, rounds: int) -> None:
         whole = torch.randn(m, n, generator=random)
         own = whole[:, bounds[group.rank] : bounds[group.rank + 1]].contiguous()
         assert torch.equal(group.join(own, bounds), own if group.rank else whole), number
+        k = 1 + number % 3
+        owners = torch.randint(group.num_ranks, (m, k), generator=random)
+        terms = torch.randn(m, k, n, generator=random)
+        total = torch.zeros(m, n)
+        for term in range(k):
+            total += terms[:, term]
+        assert torch.equal(group.collect(terms[owners == group.rank], owners, dtype), total.to(dtype)), number
 
 
 if __name__ == "__main__":

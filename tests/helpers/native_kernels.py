@@ -42,17 +42,18 @@ def load_draws_or_skip(architecture: str = "native") -> NativeDraws:
 
 
 def _skip_unless_it_runs(architecture: str) -> None:
-    lacking = _FLAGS_OF[architecture] - _processor_flags()
+    lacking = _FLAGS_OF[architecture] - processor_flags()
     if lacking:
         pytest.skip(f"this processor runs no {architecture}: it lacks {', '.join(sorted(lacking))}")
     choosing = set(FLAG_OF_MACRO.values())
-    if architecture != "native" and _FLAGS_OF[architecture] & choosing == _processor_flags() & choosing:
+    if architecture != "native" and _FLAGS_OF[architecture] & choosing == processor_flags() & choosing:
         pytest.skip(f"this processor's own code is that of {architecture}: it has nothing beyond it that is used")
     if shutil.which(os.environ.get("CXX") or "g++") is None:
         pytest.skip("the CPU kernels are compiled by a C++ compiler, and none is on PATH")
 
 
-def _processor_flags() -> set[str]:
+def processor_flags() -> set[str]:
+    """As Linux names them; of an x86-64 alone."""
     if platform.machine() != "x86_64":
         return set()
     lines = Path("/proc/cpuinfo").read_text().splitlines()

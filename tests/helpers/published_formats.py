@@ -3,6 +3,7 @@ for by the formats' own definitions, in numpy and apart from the loader.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,10 +66,9 @@ def save_published(path: Path, published: Published, coded: Path, decoded: Path,
     codes, numbers = dict(tensors), dict(tensors)
     for name in sorted(tensors):
         module, encode = name.removesuffix(".weight"), published.encoder(name)
-        is_router = name.endswith((".gate.weight", ".router.weight"))
-        if encode is None or is_router or tensors[name].dim() != 2 or not name.startswith("model.layers."):
+        if encode is None or not _is_coded(name, tensors[name]):
             continue
-        parts, found = encode(rng, *tensors[name].shape)
+        parts, found = _encoded(encode, rng, tensors[name].shape)
         del codes[name]
         codes |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in parts.items()}
         numbers[name] = torch.from_numpy(found)
@@ -79,6 +79,24 @@ def save_published(path: Path, published: Published, coded: Path, decoded: Path,
         checkpoints.write_tensors(directory, content)
     config = json.loads((coded / "config.json").read_text()) | {"quantization_config": published.config}
     (coded / "config.json").write_text(json.dumps(config))
+
+
+def _is_coded(name: str, tensor: torch.Tensor) -> bool:
+    """Whether it is a matrix of a layer, or a stack of them, and no router or convolution."""
+    is_router = name.endswith((".gate.weight", ".router.weight", ".router.layer.weight"))
+    is_matrix = tensor.dim() == 2 or (tensor.dim() == 3 and name.endswith("_linear.weight"))
+    return is_matrix and not is_router and re.match(r"(model|backbone)(\.language_model)?\.layers\.", name) is not None
+
+
+def _encoded(encode: Encoder, rng: np.random.Generator, shape: tuple[int, ...]) -> Encoded:
+    """As `encode`, of a matrix or of a stack of them, one after the other."""
+    if len(shape) == 2:
+        return encode(rng, *shape)
+    stack = [encode(rng, *shape[1:]) for _ in range(shape[0])]
+    parts = {suffix: torch.stack([part[suffix] for part, _ in stack]) for suffix in stack[0][0]}
+    if "weight_shape" in parts:
+        parts["weight_shape"] = parts["weight_shape"][0]
+    return parts, np.stack([found for _, found in stack])
 
 
 def random_scales(rng: np.random.Generator, shape: tuple[int, ...], size: float) -> Numbers:

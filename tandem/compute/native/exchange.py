@@ -20,6 +20,7 @@ from tandem.core.errors import EngineStoppedError
 
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
+COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
 _HEADER_BYTES = 4096
@@ -66,6 +67,7 @@ class SharedExchange:
         self._group = (ctypes.c_int64 * len(GROUP_FIELDS))(*numbers)
         self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
         self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
+        self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
         self._step, self._count_before = 0, 0
 
     @property
@@ -125,5 +127,18 @@ class SharedExchange:
         out = torch.empty(len(part), bounds[-1]) if self._rank == 0 else part
         columns = torch.tensor(bounds, dtype=torch.int64)
         self._join(self.group, part.data_ptr(), columns.data_ptr(), out.data_ptr(), len(part))
+        self.check()
+        return out
+
+    def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        (m, k), n = owners.shape, terms.shape[1]
+        out = torch.empty(m, n, dtype=dtype)
+        assert terms.dtype == torch.float32
+        assert terms.is_contiguous()
+        assert owners.dtype == torch.int64
+        assert owners.is_contiguous()
+        assert k * n * terms.itemsize <= self._buffer_bytes
+        pointers = terms.data_ptr(), owners.data_ptr(), out.data_ptr()
+        self._collect(DTYPE_CODES[dtype], self.group, *pointers, m, k, n, torch.get_num_threads())
         self.check()
         return out

@@ -60,10 +60,11 @@ class Weight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Dtype and shape of one tensor, from the header of a checkpoint."""
+    """Dtype and shape of one tensor, from the header of a checkpoint. `name`: there."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    name: str
 
 
 Choice = Callable[[TensorSpec], str | None]

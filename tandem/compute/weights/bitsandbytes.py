@@ -119,6 +119,11 @@ class BlocksInARow:
     ) -> TensorSpec:
         """A flat tensor, of which each output has `width` elements."""
         source, start = source_of(weight), source_of(weight).start
+        if source.step != 1 or source.period is not None or source.index is not None:
+            raise UnsupportedCheckpointError(
+                f"{tensor_name(weight, suffix)} has the rows of {weight.name} in turns with those of others, or in a "
+                "stack; serve a checkpoint that leaves this module uncoded, or one in another format"
+            )
         part = Source(tensor_name(weight, suffix))
         if not source.is_whole:
             part = Source(part.tensor, start=start * width, stop=(start + weight.shape[0]) * width)

@@ -223,13 +223,12 @@ class PackedCoded:
         """NOTE: outputs that share a row of zero points or a block of scales are not parted. Codes that stay in rows
         may be those of the mapped file.
         """
-        outputs, _ = weight.shape
-        if self.sketch(weight).order is Order.ROWS:
+        (outputs, _), source = weight.shape, source_of(weight)
+        if self.sketch(weight).order is Order.ROWS or source.period is not None:
             return (weight,)
         num_bytes = sum(tensor.nbytes for _, tensor in self.sketch(weight).tensors())
         rows = max(1, _PIECE_BYTES * outputs // num_bytes // _PIECE_ROWS) * _PIECE_ROWS
         bounds = [(start, min(start + rows, outputs)) for start in range(0, outputs, rows)]
-        source = source_of(weight)
         found = tuple(
             replace(weight, shape=(end - start, weight.shape[1]), source=source.rows(start, end))
             for start, end in bounds

@@ -39,7 +39,7 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
     groups = quantisation.section("config_groups")
     if groups is None:
         raise quantisation.wrong("config_groups", "an object of groups")
-    ignored = named_modules(quantisation, "ignore")
+    ignored = named_modules(quantisation, "ignore", stored)
     formats = []
     for name in groups.unread():
         group = groups.section(name)
@@ -85,7 +85,7 @@ def _read_group(
     if isinstance(coding, PlainCodes) and coding.kind is CodeKind.INT8 and inputs is not None:
         _check_integer_activations(inputs, weights)
         product = Int8Product
-    choice = _choice(named_modules(group, "targets"), ignored, markers, stored)
+    choice = _choice(named_modules(group, "targets", stored), ignored, markers, stored)
     return CodedFormat(coding, choice, kernels, product, rotations)
 
 

@@ -17,7 +17,7 @@ from tandem.compute.codes import CodedMatrix
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat, CodedLayout
-from tandem.compute.weights.modules import checked_group, compiled, names_of, where_stored
+from tandem.compute.weights.modules import checked_group, compiled, names_of, renamed_modules, where_stored
 from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
 from tandem.compute.weights.words import (
     WORD_BITS,
@@ -134,14 +134,15 @@ class GptqIntegers:
 class _Rules:
     """The coding of each module: that of the first pattern of `dynamic` that its name begins with, else `common`.
 
-    None = a module that is not coded.
+    None = a module that is not coded. `renamed`: see `renamed_modules`.
     """
 
     patterns: Sequence[tuple[re.Pattern[str], GptqIntegers | None]]
     common: GptqIntegers
+    renamed: Mapping[str, str]
 
     def coding(self, weight: TensorSpec) -> GptqIntegers | None:
-        names = names_of(weight)
+        names = names_of(weight, self.renamed)
         found = (coding for pattern, coding in self.patterns if any(pattern.match(name) for name in names))
         return next(found, self.common)
 
@@ -159,7 +160,7 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
         pattern = compiled(dynamic, key, key.removeprefix(_WITHOUT).removeprefix(_WITH))
         section = dynamic.section(key) or Fields({}, dynamic.where)
         patterns.append((pattern, None if key.startswith(_WITHOUT) else _read_coding(section, common, stored)))
-    rules, present = _Rules(patterns, common), where_stored(_MARKERS, stored)
+    rules, present = _Rules(patterns, common, renamed_modules(stored)), where_stored(_MARKERS, stored)
     codings = dict.fromkeys((*(coding for _, coding in patterns if coding is not None), common))
     return [CodedFormat(coding, rules.choice(coding, present), kernels) for coding in codings]
 

@@ -1,7 +1,8 @@
 """Rules that choose the weights of a coding: names of modules in a configuration, and tensors of a checkpoint."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, HEAD
@@ -20,12 +21,21 @@ NamedModules = Callable[[TensorSpec], bool]
 """Whether a weight's module is one of those that a configuration names."""
 
 
-def names_of(weight: TensorSpec) -> tuple[str, ...]:
-    """Names that a configuration may have for the module of a weight."""
+def names_of(weight: TensorSpec, renamed: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+    """Names that a configuration may have for the module of a weight. `renamed`: see `renamed_modules`."""
     module = module_of(weight)
+    stored = (renamed[module],) if module in renamed else ()
     if module.startswith(_MODEL):
-        return (module, *(prefix + module.removeprefix(_MODEL) for prefix in _PREFIXES))
-    return module, f"language_model.{module}"
+        return (module, *(prefix + module.removeprefix(_MODEL) for prefix in _PREFIXES), *stored)
+    return module, f"language_model.{module}", *stored
+
+
+def renamed_modules(stored: StoredTensors | None) -> Mapping[str, str]:
+    """The checkpoint's names of modules that have others in the model, as experts of Kimi Linear and layers of a
+    `backbone` have; by those in the model.
+    """
+    pairs = {(ours.rpartition(".")[0], tensor.name.rpartition(".")[0]) for ours, tensor in (stored or {}).items()}
+    return {ours: name for ours, name in pairs if ours != name}
 
 
 def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
@@ -45,14 +55,15 @@ def checked_group(fields: Fields, key: str, size: int) -> int:
     return size
 
 
-def named_modules(fields: Fields, key: str) -> NamedModules:
+def named_modules(fields: Fields, key: str, stored: StoredTensors | None = None) -> NamedModules:
     """Whether a weight's module is among the names, classes and regular expressions of that key."""
+    renamed = renamed_modules(stored)
     entries = fields.texts(key) or ()
     patterns = [compiled(fields, key, entry.removeprefix(_REGEX)) for entry in entries if entry.startswith(_REGEX)]
     exact = {entry for entry in entries if not entry.startswith(_REGEX)}
 
     def contains(weight: TensorSpec) -> bool:
-        names = names_of(weight)
+        names = names_of(weight, renamed)
         is_matched = any(pattern.match(name) for pattern in patterns for name in names)
         return _LINEAR in exact or not exact.isdisjoint(names) or is_matched
 

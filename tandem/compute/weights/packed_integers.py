@@ -23,7 +23,7 @@ from tandem.compute.weights.words import (
     unpack_words,
     word_codes,
 )
-from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.core.errors import CorruptCheckpointError
 
 _WORD_BITS = 32
 
@@ -59,8 +59,6 @@ class PackedIntegers:
         if not self.is_symmetric:
             rows = _WORD_BITS // self.bits if _WORD_BITS % self.bits == 0 else _WORD_BITS
             shape = (num_words(outputs, self.bits), groups)
-            if outputs % rows and weight.source is not None and not weight.source.is_whole:
-                raise UnsupportedCheckpointError(f"{weight.name} shares words of zero points with another weight")
             found.append(beside(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows))
         if self._is_permuted:
             found.append(beside(weight, "weight_g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))

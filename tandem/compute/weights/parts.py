@@ -42,6 +42,7 @@ def beside(
     stored: StoredTensors | None,
     *,
     rows: int = 1,
+    can_share: bool = False,
     transposed: bool = False,
     is_shared: bool = False,
 ) -> TensorSpec:
@@ -50,26 +51,57 @@ def beside(
     Args:
         dtypes: those that are served; it stays in the one in which it is stored.
         rows: outputs that share a row of it.
+        can_share: the first and the last row may have outputs of other weights, see `rows_of`.
         transposed: outputs are its last dimension.
         is_shared: it has no outputs: the whole belongs to all parts of a fused tensor.
 
     Raises:
-        UnsupportedCheckpointError: a weight is part of a fused tensor and begins or ends within a row of it.
+        UnsupportedCheckpointError: a weight is part of a fused tensor and begins or ends within a row of it that cannot
+            be shared.
     """
     source, name = source_of(weight), tensor_name(weight, suffix)
     if is_shared:
         part = Source(name)
-    elif rows == 1 or (source.start == 0 and source.stop is None and source.step == 1):
+    elif rows == 1 or stored is None or (source.start == 0 and source.stop is None and source.step == 1):
         part = replace(source, tensor=name, transposed=transposed)
     else:
-        stop = source.start + weight.shape[0]
-        if source.step != 1 or source.period is not None or source.start % rows or stop % rows:
-            raise UnsupportedCheckpointError(
-                f"{name} has one row for {rows} outputs, and {weight.name} begins or ends between two; "
-                "serve the checkpoint in another format"
-            )
-        part = Source(name, source.index, transposed, source.start // rows, stop // rows)
+        part = _rows_of_tensor(weight, name, rows, stored, can_share=can_share, transposed=transposed)
     return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=_dtype(name, dtypes, stored))
+
+
+def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
+    """How many rows of a tensor, each of which belongs to `rows` outputs of a fused tensor, have some of the weight's,
+    and how many outputs of the first are another weight's.
+    """
+    source = source_of(weight)
+    is_evenly_cut = source.step != 1 or source.period is not None
+    others = 0 if is_evenly_cut else source.start % rows
+    return -(-(others + weight.shape[0]) // rows), others
+
+
+def _rows_of_tensor(
+    weight: TensorSpec, name: str, rows: int, stored: StoredTensors, *, can_share: bool, transposed: bool
+) -> Source:
+    """The part of tensor `name` that belongs to a weight that is some of the rows of a fused tensor.
+
+    Its last row may have fewer outputs, since whatever begins within a row that cannot be shared is refused.
+    """
+    source, found = source_of(weight), stored.get(name)
+    stop = source.start + weight.shape[0] if source.period is None else source.stop
+    assert stop is not None
+    first, end = source.start // rows, -(-stop // rows)
+    is_last = found is not None and found.shape[-1 if transposed else -2 :][:1] == (end,)
+    is_cut = source.start % rows > 0 or (stop % rows > 0 and not is_last)
+    has_turns = source.step != 1 or source.period is not None
+    is_turn_cut = source.step != 1 or any(bound % rows for bound in (source.start, stop, source.period or 0))
+    if is_turn_cut if has_turns else is_cut and not can_share:
+        turns = "" if source.period is None else f" of each {source.period}"
+        raise UnsupportedCheckpointError(
+            f"{name} has one row for {rows} outputs, and {weight.name} (outputs {source.start} to {stop - 1}{turns}) "
+            "begins or ends between two; serve a checkpoint that leaves this module uncoded, or one in another format"
+        )
+    period = None if source.period is None else source.period // rows
+    return Source(name, source.index, transposed, first, end, period=period)
 
 
 def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> TensorSpec:

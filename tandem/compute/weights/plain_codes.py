@@ -20,6 +20,7 @@ from tandem.compute.weights.parts import (
     beside,
     check_scales,
     part_name,
+    rows_of,
     scalar,
     source_of,
     tensor_name,
@@ -74,10 +75,10 @@ class PlainCodes:
         if self.blocks.is_one:
             return (*found, scalar(weight, self.scale, self.stored))
         rows, shape = self._rows(weight), self._scales_shape(weight)
-        found.append(beside(weight, self.scale, shape, _SCALES, self.stored, rows=rows))
+        found.append(beside(weight, self.scale, shape, _SCALES, self.stored, rows=rows, can_share=True))
         if self.has_zeros:
             dtypes = ("int8", "uint8")
-            found.append(beside(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows))
+            found.append(beside(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows, can_share=True))
         return tuple(found)
 
     def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:
@@ -122,9 +123,10 @@ class PlainCodes:
         rows, outputs = self._rows(weight), weight.shape[0]
         if rows == 1 or self.blocks.is_one:
             return scales
+        _, others = rows_of(weight, rows)
         return (
             scales.view(torch.uint8 if scales.itemsize == 1 else scales.dtype)
-            .repeat_interleave(rows, dim=0)[:outputs]
+            .repeat_interleave(rows, dim=0)[others : others + outputs]
             .view(scales.dtype)
         )
 
@@ -136,5 +138,5 @@ class PlainCodes:
         return inputs if self.blocks.columns is None else min(self.blocks.columns, inputs)
 
     def _scales_shape(self, weight: TensorSpec) -> tuple[int, int]:
-        outputs, inputs = weight.shape
-        return -(-outputs // self._rows(weight)), -(-inputs // self._columns(weight))
+        num_rows, _ = rows_of(weight, self._rows(weight))
+        return num_rows, -(-weight.shape[1] // self._columns(weight))

@@ -1,4 +1,4 @@
-"""Weights of a shard, whose products are completed by those of the other ranks."""
+"""Weights and experts of a shard, whose products are completed by those of the other ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,3 +67,47 @@ class JoinedWeight(_ShardWeight):
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         return self.collectives.join(self.own(x, bias, out_dtype=torch.float32), self.bounds)
+
+
+_PRODUCT_BYTES = 128 << 20  # of a rank's outputs in float32, if all were its own; more tokens go in parts
+
+
+class SpreadExperts:
+    """Implements `Experts` for some of a layer's: every rank gets the sums over the experts of all.
+
+    Args:
+        own: this rank's, by their place among its own.
+        bounds: rank i has experts `bounds[i]` to `bounds[i + 1] - 1`.
+    """
+
+    def __init__(self, own: Experts, collectives: Collectives, bounds: tuple[int, ...]) -> None:
+        self._own = own
+        self._collectives = collectives
+        self._first = bounds[collectives.rank]
+        self._inner_bounds = torch.tensor(bounds[1:-1])
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """See `Experts`. Each pair of token and expert is a row of its own with that expert alone, so its output times
+        its weight is what one rank adds, to the bit.
+        """
+        chosen, order = chosen.sort(dim=1)  # one rank adds a token's outputs in this order too
+        weights = weights.gather(1, order)
+        size = max(1, _PRODUCT_BYTES // (chosen.shape[1] * x.shape[1] * torch.float32.itemsize))
+        parts = [slice(first, first + size) for first in range(0, max(1, len(x)), size)]
+        sums = [self._sum_part(x[part], weights[part], chosen[part], out_dtype) for part in parts]
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+    def _sum_part(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        owners = torch.bucketize(chosen, self._inner_bounds, right=True)
+        tokens, terms = (owners == self._collectives.rank).nonzero(as_tuple=True)
+        products = self._own(
+            x[tokens],
+            weights[tokens, terms].unsqueeze(1),
+            (chosen[tokens, terms] - self._first).unsqueeze(1),
+            out_dtype=torch.float32,
+        )
+        return self._collectives.collect(products, owners, out_dtype)

@@ -28,7 +28,8 @@ class MixtureOfExperts:
     def __init__(self, spec: MixtureOfExpertsSpec, parameters: Parameters, kernels: Kernels) -> None:
         self._router = ExpertRouter(spec.router, parameters, kernels)
         self._before_experts = Norm.take_optional(spec.before_experts, parameters, kernels)
-        self._experts = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
+        own = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
+        self._experts = parameters.spread(own, spec.bounds)
         self._experts_in = None if spec.experts_in is None else parameters.linear(spec.experts_in)
         self._experts_out = None if spec.experts_out is None else parameters.linear(spec.experts_out)
         self._shared = None if spec.shared is None else build_block(spec.shared, parameters, kernels)

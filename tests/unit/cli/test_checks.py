@@ -34,11 +34,13 @@ def test_an_address_of_another_machine_is_refused() -> None:
         check_port("192.0.2.1", 1024)
 
 
-def test_a_recurrent_model_is_served_and_quantised_weights_beside_it_are_refused(tmp_path: Path) -> None:
+def test_a_recurrent_model_is_served_with_weights_in_a_format_that_is(tmp_path: Path) -> None:
     path = write_byte_tokenizer(save_tiny_lfm2(tmp_path))
     check_model(path)
     edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
-    with pytest.raises(UnsupportedCheckpointError, match=r"config.json: quant_method='gptq', and layer 0 .*recurrent"):
+    check_model(path)
+    edit_config(path, quantization_config={"quant_method": "aqlm"})
+    with pytest.raises(UnsupportedCheckpointError, match=r'config.json: .*quant_method="aqlm" is not served'):
         check_model(path)
 
 

@@ -30,6 +30,9 @@ class _Silent:
     def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
         raise AssertionError
 
+    def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        raise AssertionError
+
 
 def load(path: Path, rank: int = 0, num_ranks: int = 1) -> LoadedModel:
     collectives = None if num_ranks == 1 else _Silent(rank, num_ranks)
@@ -77,8 +80,21 @@ def test_quantised_weights_are_refused_with_what_can_be_had(tmp_path: Path) -> N
         load(coded, 0, 2)
 
 
-def test_experts_are_refused_before_a_file_is_opened(tmp_path: Path) -> None:
-    path = checkpoints.save_tiny_mixtral(tmp_path)
+def test_each_expert_is_loaded_by_one_rank(tmp_path: Path) -> None:
+    """And the router by all."""
+    path = checkpoints.save_tiny_qwen3_moe(tmp_path, num_attention_heads=8, num_key_value_heads=2)
+    whole = load(path)
+    shards = [load(path, rank, 4) for rank in range(4)]
+    loaded = [{name for name in shard.decoder.parameters.weights if ".experts." in name} for shard in shards]
+    assert sum(map(len, loaded)) == len(set().union(*loaded))
+    assert set().union(*loaded) == {name for name in whole.decoder.parameters.weights if ".experts." in name}
+    assert [len(names) for names in loaded] == [6, 12, 6, 12], "three maps of each expert, in two layers"
+    routers = [matrix(shard, "model.layers.0.mlp.gate.weight") for shard in shards]
+    assert all(torch.equal(router, routers[0]) for router in routers)
+
+
+def test_fewer_experts_than_ranks_are_refused_before_a_file_is_opened(tmp_path: Path) -> None:
+    path = checkpoints.save_tiny_mixtral(tmp_path, num_local_experts=2, num_key_value_heads=4)
     (path / "model.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match=r"tp=2 cannot serve this .*layer 0 has experts, which are not split"):
-        load(path, 0, 2)
+    with pytest.raises(ConfigurationError, match=r"tp=4 cannot .*layer 0 has 2 experts, fewer than 4 ranks.* tp=1, 2$"):
+        load(path, 0, 4)

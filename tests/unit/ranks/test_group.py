@@ -7,6 +7,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,11 +22,16 @@ from tandem.ranks.messages import Step
 from tandem.scheduler.output import SchedulerOutput
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+NO_RECURRENCE: dict[str, Any] = {  # experts of squared ReLUs behind maps to fewer elements, and such a block alone
+    "layers_block_type": ["full_attention", "moe", "full_attention", "mlp"],
+    "moe_shared_expert_intermediate_size": 64,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,11 +100,25 @@ def test_heads_are_refused_by_name(checkpoint: Path) -> None:
         pass
 
 
+def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path) -> None:
+    """Three experts each, and a layer without any."""
+    config = ranked_config(write_byte_tokenizer(checkpoints.save_tiny_qwen3_moe(tmp_path, dtype="bfloat16", **SAVED)))
+    expected = answers(build_engine(config))
+    with led_engine(config, 2) as (engine, _):
+        assert answers(engine) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(
     ("family", "dtype", "options"),
     [
+        ("mixtral", "bfloat16", {}),
+        ("qwen3_moe", "float16", {}),
+        ("qwen2_moe", "bfloat16", {"shared_expert_intermediate_size": 64}),
+        ("glm4_moe", "bfloat16", {"moe_intermediate_size": 32}),
+        ("gemma4_moe", "bfloat16", {}),
+        ("nemotron_latent", "bfloat16", NO_RECURRENCE),
         ("llama", "float32", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", {}),
         ("gemma3", "float16", {}),
@@ -107,9 +127,10 @@ def test_heads_are_refused_by_name(checkpoint: Path) -> None:
     ],
 )
 def test_every_width_has_the_bits_of_one(
-    tmp_path: Path, family: str, dtype: str, options: dict[str, int], num_ranks: int
+    tmp_path: Path, family: str, dtype: str, options: dict[str, Any], num_ranks: int
 ) -> None:
-    path = write_byte_tokenizer(checkpoints.BUILDERS[family](tmp_path, dtype=dtype, **SAVED | options))
+    builder = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | RECURRENT_BUILDERS)[family]
+    path = write_byte_tokenizer(builder(tmp_path, dtype=dtype, **SAVED | options))
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), num_ranks) as (engine, _):
         assert answers(engine) == expected

@@ -106,7 +106,7 @@ def test_two_widths_give_the_tokens_of_one_rank(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)])
-@pytest.mark.parametrize(("family", "kv_heads"), [("qwen2", 2), ("gemma3", 1), ("llama", 4)])
+@pytest.mark.parametrize(("family", "kv_heads"), [("qwen2", 2), ("gemma3", 1), ("llama", 4), ("qwen3_moe", 2)])
 def test_every_pair_of_widths_gives_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
 ) -> None:

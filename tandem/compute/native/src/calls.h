@@ -287,6 +287,15 @@ struct JoinOverRanksArguments {
   int64_t m;
 };
 
+struct CollectOverRanksArguments {
+  int64_t out_dtype;
+  RankGroup* group;
+  const float* terms;  // [own terms, n]
+  const int64_t* owners;  // [m, k]
+  void* out;  // [m, n]
+  int64_t m, k, n, threads;
+};
+
 }  // namespace tandem
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
@@ -312,3 +321,4 @@ TANDEM_EXPORT void tandem_choose_by_index(const tandem::ChooseByIndexArguments*)
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);
+TANDEM_EXPORT void tandem_collect_over_ranks(const tandem::CollectOverRanksArguments*);

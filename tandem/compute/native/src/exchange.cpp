@@ -17,3 +17,10 @@ TANDEM_EXPORT void tandem_add_over_ranks(const AddOverRanksArguments* a) {
 TANDEM_EXPORT void tandem_join_over_ranks(const JoinOverRanksArguments* a) {
   Exchange(a->group).join(static_cast<const float*>(a->part), a->bounds, static_cast<float*>(a->out), a->m);
 }
+
+TANDEM_EXPORT void tandem_collect_over_ranks(const CollectOverRanksArguments* a) {
+  with_dtype(a->out_dtype, [&](auto tag) {
+    Exchange(a->group).collect(a->terms, a->owners, static_cast<decltype(tag)*>(a->out), a->m, a->k, a->n,
+                               int(a->threads));
+  });
+}

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <vector>
 
 #include "calls.h"
 #include "pool.h"
@@ -62,6 +63,33 @@ class Exchange {
     }
   }
 
+  // Sums the `k` terms of each token in their order, from zero. Each is a row of `n` floats of the rank that owns it,
+  // whose rows are in the order of tokens and terms.
+  template <class T>
+  void collect(const float* own, const int64_t* owners, T* out, int64_t m, int64_t k, int64_t n, int threads) {
+    const int64_t at_once = g.buffer_bytes / int64_t(k * n * sizeof(float));
+    std::vector<const float*> terms;
+    for (int64_t first = 0; first < m; first += at_once) {
+      const int64_t tokens = min64(at_once, m - first);
+      const int64_t* const owner = owners + first * k;
+      int64_t counts[kMaxRanks] = {};
+      for (int64_t i = 0; i < tokens * k; ++i) ++counts[owner[i]];
+      if (!swap(own, counts[g.rank] * n)) return;
+      own += counts[g.rank] * n;
+      const float* next[kMaxRanks];
+      for (int64_t r = 0; r < g.num_ranks; ++r) next[r] = buffer(r);
+      terms.resize(size_t(tokens * k));
+      for (int64_t i = 0; i < tokens * k; ++i) {
+        terms[size_t(i)] = next[owner[i]];
+        next[owner[i]] += n;
+      }
+      const double cost = double(tokens * k * n) * sizeof(float) / kBytesPerNs;
+      Pool::run(tokens, split(tokens, cost, threads), [&](int64_t token, int64_t last) {
+        for (; token < last; ++token) add_terms(&terms[size_t(token * k)], k, out + (first + token) * n, n);
+      });
+    }
+  }
+
  private:
   static constexpr int64_t kHeaderBytes = 4096, kLineBytes = 64;
   static constexpr int64_t kSpinNs = 3'000, kYieldNs = 100'000, kSleepNs = 50'000'000;
@@ -90,6 +118,15 @@ class Exchange {
         for (int64_t r = 0; r < g.num_ranks; r += 2 * step) sums[r] = sums[r] + sums[r + step];
       const f32x16 shift = bias ? load16(bias + i, size) : f32x16{};
       store16(out + i, sums[0] + shift, size);
+    }
+  }
+
+  template <class T> static void add_terms(const float* const* terms, int64_t k, T* out, int64_t n) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const int size = int(min64(kLanes, n - i));
+      f32x16 total{};
+      for (int64_t term = 0; term < k; ++term) total += load16(terms[term] + i, size);
+      store16(out + i, total, size);
     }
   }
 
