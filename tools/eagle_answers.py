@@ -55,24 +55,25 @@ class Example:
 class Amounts:
     """Numbers of questions by their kind, and the longest answer in tokens."""
 
-    own: int = 2000
-    library: int = 500
-    summaries: int = 100
+    own: int = 1000
+    library: int = 250
+    summaries: int = 60
     answer_tokens: int = 192
 
 
 class Recorder:
-    """A `Drafter` and `StateReader` that guesses nothing and keeps the states of every request.
-
-    `layers`: as in `HiddenStates`.
+    """A `Drafter` and `StateReader` that guesses nothing. It keeps the states, in bfloat16, of requests that begin
+    while `is_recording`. `layers`: as in `HiddenStates`.
     """
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.layers = layers
+        self.is_recording = True
         self._states: dict[str, list[torch.Tensor]] = {}
 
     def begin(self, request: NewRequest) -> None:
-        self._states[request.request_id] = []
+        if self.is_recording:
+            self._states[request.request_id] = []
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
         pass
@@ -85,11 +86,13 @@ class Recorder:
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
         for item, row in zip(step.scheduled, first_tokens, strict=True):
-            self._states[item.request_id].append(states[row : row + item.num_tokens].clone())
+            if item.request_id in self._states:
+                self._states[item.request_id].append(states[row : row + item.num_tokens].bfloat16().clone())
 
     def take(self, request_id: str) -> torch.Tensor:
-        """[number of positions computed, layers * hidden], of a request that has ended."""
-        return torch.cat(self._states.pop(request_id))
+        """[number of positions computed, layers * hidden], of a request that has ended; none if it was not recorded."""
+        parts = self._states.pop(request_id, None)
+        return torch.empty(0) if parts is None else torch.cat(parts)
 
 
 class Asker:
@@ -143,7 +146,9 @@ class Asker:
             SamplingParams(max_tokens=_MAX_QUESTION_TOKENS, temperature=0.9, top_p=0.9, seed=self._seed + number)
             for number in range(num_questions)
         ]
-        texts = (self._tokenizer.decode(ids).strip() for ids, _ in self._answers(prompts, options))
+        self._recorder.is_recording = False
+        texts = [self._tokenizer.decode(ids).strip() for ids, _ in self._answers(prompts, options)]
+        self._recorder.is_recording = True
         return list(dict.fromkeys(text for text in texts if text))
 
     def _given_questions(self, amounts: Amounts) -> list[str]:
@@ -160,16 +165,19 @@ class Asker:
         engine = self._engine
         waiting: Iterator[tuple[Sequence[int], SamplingParams]] = iter(zip(prompts, options, strict=True))
         answers: dict[str, list[int]] = {}
+        states: dict[str, torch.Tensor] = {}  # in one piece as soon as a request ends, or small ones fill the memory
         num_open = 0
         while True:
             for prompt, params in islice(waiting, 2 * _NUM_RUNNING - num_open):
                 answers[engine.add_request(list(prompt), params)] = []
                 num_open += 1
             if not num_open:
-                return [(answer, self._recorder.take(request_id)) for request_id, answer in answers.items()]
+                return [(answer, states[request_id]) for request_id, answer in answers.items()]
             for output in engine.step():
                 answers[output.request_id].extend(output.token_ids)
-                num_open -= output.finish_reason is not None
+                if output.finish_reason is not None:
+                    states[output.request_id] = self._recorder.take(output.request_id)
+                    num_open -= 1
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
