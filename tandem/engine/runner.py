@@ -42,9 +42,6 @@ class ModelRunner:
         draws: NativeDraws | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        assert speculation is None or forward.layout.can_rewind, (
-            "what a wrong draft leaves in a state cannot be taken back"
-        )
         self._forward = forward
         self._sampler = Sampler(draws)
         self._masks = masks
@@ -76,7 +73,8 @@ class ModelRunner:
         self._speculation.begin(step)
         if states_read is not None:
             self._speculation.observe(step, inputs.first_tokens, states_read.tensor)
-        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
+        num_repeated = 0 if self._forward.layout.can_rewind else sum(len(tokens) - 1 for tokens in sampled.values())
+        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s, num_repeated)
         return ExecutorOutput(sampled, prompt_logprobs, drafts)
 
     def _states_read(self) -> HiddenStates | None:

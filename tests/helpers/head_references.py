@@ -34,7 +34,8 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
 def eagle3_guess(path: Path, head: Path, token_ids: list[int], num_guesses: int) -> list[int]:
     """Guesses of the EAGLE-3 head at `head` behind `token_ids`, for the model at `path`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path)
-    config, w = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    config, stored = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    w = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
     embedding = w.get("embed_tokens.weight", model.state_dict()["model.embed_tokens.weight"])
     nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
     layers = config.get("eagle_aux_hidden_state_layer_ids") if nested is None else [layer + 1 for layer in nested]
