@@ -1,8 +1,7 @@
 """The seam between the model and what carries recurrent states forward.
 
 A request's state stands in the page of the block of its last computed token. A step reads it there and writes the state
-after each of its blocks that has a page: those kept for later requests, and the last one. Drafts change no state that
-is kept: the next step computes those that were right once more, behind the state before them.
+after each of its blocks that has a page: those kept for later requests, and the last one.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import LayerRecurrent
 from tandem.compute.attention import StateBackend
 from tandem.compute.step import AttentionBatch
-from tandem.kvcache.prefix import NULL_BLOCK
 
 IntArray = npt.NDArray[np.int64]
 
@@ -26,7 +24,7 @@ class RecurrentBatch(AttentionBatch):
     """A batch with the states that it reads and writes.
 
     `first_write`: of each request in the lists of what is written; a request's are in order, its last one is that of
-    its last token, which goes to the null block if that is a draft. `tap_rows` and `column_rows` are rows of `with_columns`.
+    its last token. `tap_rows` and `column_rows` are rows of `with_columns`.
     """
 
     read_pages: torch.Tensor  # [num_requests] int64
@@ -96,21 +94,14 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
     ends = batch.seq_lens.cpu().numpy().astype(np.int64)
     lengths = np.diff(begins)
     starts, requests = ends - lengths, np.arange(len(ends))
-    kept = ends if batch.kept_lens is None else batch.kept_lens.cpu().numpy().astype(np.int64)
     read_pages = tables[requests, np.maximum(starts - 1, 0) // block_size].astype(np.int64)
-    first_block, counts = starts // block_size, (kept - 1) // block_size - starts // block_size + 1
+    first_block, counts = starts // block_size, (ends - 1) // block_size - starts // block_size + 1
     owner = np.repeat(requests, counts)
     blocks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + first_block[owner]
     pages = tables[owner, blocks].astype(np.int64)
-    is_written = pages != NULL_BLOCK
+    is_written = pages != 0
     owner, blocks, pages = owner[is_written], blocks[is_written], pages[is_written]
-    write_ends = np.minimum((blocks + 1) * block_size, kept[owner]) - starts[owner] + begins[owner]
-    drafting = requests[kept < ends]
-    if len(drafting):
-        order = np.argsort(np.concatenate((owner, drafting)), kind="stable")
-        owner = np.concatenate((owner, drafting))[order]
-        pages = np.concatenate((pages, np.full(len(drafting), NULL_BLOCK)))[order]
-        write_ends = np.concatenate((write_ends, begins[drafting + 1]))[order]
+    write_ends = np.minimum((blocks + 1) * block_size, ends[owner]) - starts[owner] + begins[owner]
     token_owner = np.repeat(requests, lengths)
     tokens = np.arange(begins[-1])
 
@@ -131,7 +122,6 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
         batch.slot_mapping,
         batch.max_query_len,
         batch.max_seq_len,
-        kept_lens=batch.kept_lens,
         read_pages=tensor(read_pages),
         is_first=tensor(starts == 0),
         first_write=tensor(np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(ends)))))),

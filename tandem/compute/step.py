@@ -1,7 +1,7 @@
 """One step's requests as kernels and attention read them: where their tokens are, and which of them are asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -18,9 +18,6 @@ class AttentionBatch:
     The K and V of all `seq_lens` tokens, this step's included, are in the arena when `attend` is called. Token `t` of
     request `r` is at position `seq_lens[r] - query_len[r] + t`. Entries of `block_tables` that lie wholly before a
     window, or past the sequence, are 0 and must not be read.
-
-    `kept_lens`: of each request, the number of its tokens before its drafts, after which a recurrent state is kept;
-    None = no request has drafts.
     """
 
     query_start: torch.Tensor  # [num_requests + 1] int32, cumulative query lengths
@@ -29,7 +26,6 @@ class AttentionBatch:
     slot_mapping: torch.Tensor  # [num_tokens] int64 = block * block_size + offset; -1 = padding, not written
     max_query_len: int
     max_seq_len: int
-    kept_lens: torch.Tensor | None = field(default=None, kw_only=True)  # [num_requests] int32
 
     @property
     def num_requests(self) -> int:

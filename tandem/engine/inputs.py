@@ -83,9 +83,7 @@ class InputBuilder:
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
         groups = range(len(self._tables))
-        num_drafts = np.array([item.num_drafts for item in scheduled], dtype=np.int64)
-        kept_lens = self._tensor((ends - num_drafts).astype(np.int32)) if num_drafts.any() else None
-        batches = self._attention_batches(groups, rows[order], positions, query_start, ends, kept_lens)
+        batches = self._attention_batches(groups, rows[order], positions, query_start, ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -128,7 +126,6 @@ class InputBuilder:
         positions: IntArray,
         query_start: IntArray,
         ends: IntArray,
-        kept_lens: torch.Tensor | None = None,
     ) -> dict[int, AttentionBatch]:
         max_seq_len = int(ends.max(initial=0))
         num_blocks = math.ceil(max_seq_len / self._block_size)
@@ -150,7 +147,6 @@ class InputBuilder:
                 slot_mapping=self._tensor(slots),
                 max_query_len=int(lengths.max(initial=0)),
                 max_seq_len=max_seq_len,
-                kept_lens=kept_lens,
             )
         return batches
 

@@ -66,7 +66,7 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
         num_context += request.num_tokens
         computed = max(request.num_computed_tokens, min(request.num_expected_tokens, request.num_tokens - 1))
         missing = request.num_tokens - computed
-        if missing > 1 + request.num_unkept_tokens:
+        if missing > 1:
             num_prompts += 1
             num_tokens += missing
             num_pairs += missing * (computed + missing / 2)

@@ -42,6 +42,9 @@ class ModelRunner:
         draws: NativeDraws | None = None,
         speculation: Speculation | None = None,
     ) -> None:
+        assert speculation is None or forward.layout.can_rewind, (
+            "what a wrong draft leaves in a state cannot be taken back"
+        )
         self._forward = forward
         self._sampler = Sampler(draws)
         self._masks = masks
@@ -73,8 +76,7 @@ class ModelRunner:
         self._speculation.begin(step)
         if states_read is not None:
             self._speculation.observe(step, inputs.first_tokens, states_read.tensor)
-        num_repeated = 0 if self._forward.layout.can_rewind else sum(len(tokens) - 1 for tokens in sampled.values())
-        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s, num_repeated)
+        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
         return ExecutorOutput(sampled, prompt_logprobs, drafts)
 
     def _states_read(self) -> HiddenStates | None:

@@ -1,10 +1,5 @@
-"""Drafts of running requests: they get the budget and blocks that are left, are counted, and replaced after a step.
+"""Drafts of running requests: they get the budget and blocks that are left, are counted, and replaced after a step."""
 
-Where a state cannot be rewound, drafts take at most one block more than the list: each block that a cursor may stop in
-needs its state, and a request is promised a few.
-"""
-
-import math
 from collections.abc import Mapping, Sequence
 
 from tandem.kvcache.manager import KVCacheManager
@@ -23,20 +18,11 @@ class Drafting:
 
     def add(self, plan: StepPlan) -> None:
         """Extend the shares of an otherwise complete step by drafts. Preempts no request."""
-        for request, num_tokens in list(plan.shares.values()):
-            if not request.draft_token_ids or num_tokens < request.num_pending_tokens:
-                continue
-            num_drafts = min(len(request.draft_token_ids), plan.budget, self._most_drafts(request))
+        for request, _ in list(plan.shares.values()):
+            num_drafts = min(len(request.draft_token_ids), plan.budget)
             end = request.num_tokens + num_drafts
             if num_drafts and self._kv.grow(request.request_id, request.num_computed_tokens, end):
                 plan.extend(request, num_drafts)
-
-    def _most_drafts(self, request: Request) -> int:
-        layout = self._kv.layout
-        if layout.can_rewind:
-            return len(request.draft_token_ids)
-        num_blocks = math.ceil(request.num_tokens / layout.block_size)
-        return (num_blocks + 1) * layout.block_size - request.num_tokens
 
     def note_sampled(self, request: Request, item: ScheduledRequest, num_sampled: int) -> None:
         """Count the drafts of a step that sampled `num_sampled` tokens: the accepted drafts and one more."""

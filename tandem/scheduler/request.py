@@ -2,8 +2,7 @@
 
 `num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
 prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
-Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it. Where a state
-cannot be rewound, the cursor stays before the drafts, and those that were right are computed again.
+Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
 from array import array
@@ -89,7 +88,6 @@ class Request:
     num_preemptions: int = field(init=False, default=0)
     num_drafted: int = field(init=False, default=0)
     num_accepted: int = field(init=False, default=0)
-    num_unkept_tokens: int = field(init=False, default=0)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
     draft_token_ids: Sequence[int] = field(init=False, default=())
@@ -135,10 +133,9 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the newest token is pending, behind drafts that were right and whose state was not kept."""
+        """Whether only the newest token is pending."""
         num_tokens = len(self.token_ids)
-        num_pending = num_tokens - self.num_computed_tokens
-        return num_pending == 1 + self.num_unkept_tokens and num_tokens > self.num_prompt_tokens
+        return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:

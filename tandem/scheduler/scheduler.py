@@ -205,8 +205,7 @@ class Scheduler:
             if request is None or request.state is not RequestState.RUNNING:
                 continue
             request.num_computed_tokens = item.end - item.num_drafts
-            request.draft_token_ids, request.num_unkept_tokens = (), 0
-            num_kept_tokens = item.end if self._kv.layout.can_rewind else request.num_computed_tokens
+            request.draft_token_ids = ()
             sampled = result.sampled.get(request.request_id)
             if sampled is None:
                 self._note_computed(request)
@@ -216,8 +215,7 @@ class Scheduler:
             self._drafting.note_sampled(request, item, len(sampled))
             for token in sampled:
                 # NOTE: all tokens of the list have KV here; that of a draft that was right has been computed as well
-                request.num_computed_tokens = min(request.num_tokens, num_kept_tokens)
-                request.num_unkept_tokens = request.num_tokens - request.num_computed_tokens
+                request.num_computed_tokens = request.num_tokens
                 self._take_sampled(request, token)
                 if on_token is not None:
                     on_token(request, token)
@@ -291,7 +289,7 @@ class Scheduler:
             self._evicted.append(request)
             return
         self._release(request)
-        request.num_computed_tokens, request.draft_token_ids, request.num_unkept_tokens = 0, (), 0
+        request.num_computed_tokens, request.draft_token_ids = 0, ()
         request.num_preemptions += 1
         request.state = RequestState.WAITING
         self.counters.num_preemptions += 1

@@ -171,11 +171,7 @@ class HeadDrafter:
         assert self._followed or self._kv.usage.used == 0, "blocks of the head are used by nobody"
 
     def _add(self, followed: _Followed, position: int, states: torch.Tensor) -> None:
-        """Add the states from `position` on. Those of wrong guesses that wait there are replaced, and those that a step
-        has computed again are left out.
-        """
-        if followed.first is not None and 0 < (num_known := followed.first + followed.num_computed - position):
-            position, states = position + num_known, states[num_known:]
+        """Add the states from `position` on. Those of wrong guesses that wait there are replaced."""
         if not followed.follows(position):
             self._forget(followed)
             followed.first = position

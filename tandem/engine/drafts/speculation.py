@@ -16,7 +16,7 @@ from tandem.core.speculate import OFF
 from tandem.engine.drafts.allowance import Allowance
 from tandem.engine.drafts.drafter import Drafter, StateReader
 from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
-from tandem.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import SampledToken, SchedulerOutput
 
 DEFAULT_MAX_DRAFTS = 7
 _FIRST_ACCEPTANCE = 0.6
@@ -29,12 +29,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64  # steps between two trials of a drafter th
 
 @dataclass(slots=True)
 class _Followed:
-    """One request: its latest guess, how many earlier ones were right, the recent ones counting most, and the number of
-    tokens that its last step chose.
-    """
+    """One request: its latest guess, and how many earlier ones were right, the recent ones counting most."""
 
     guess: Sequence[int] = ()
-    num_chosen: int = 1
     num_right: float = 0.0
     num_judged: float = 0.0
 
@@ -93,16 +90,9 @@ class Speculation:
                 self._drafter.begin(request)
 
     def drafts(
-        self,
-        step: SchedulerOutput,
-        sampled: Mapping[str, Sequence[SampledToken]],
-        seconds: float,
-        num_repeated: int = 0,
+        self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float
     ) -> Mapping[str, Sequence[int]]:
-        """Guesses to check in the next step, after one that took `seconds` and chose `sampled`.
-
-        num_repeated: rows that the next step computes once more.
-        """
+        """Guesses to check in the next step, after one that took `seconds` and chose `sampled`."""
         self._note_step(step, sampled, seconds)
         candidates = self._take(sampled)
         if not candidates:
@@ -111,34 +101,28 @@ class Speculation:
             return self._guess(dict.fromkeys(candidates, self._max_drafts), len(sampled))
         if not self._allowance.is_left or not self._plain_times.covers(len(sampled)):
             return {}
-        guesses = self._guess(self._limits(candidates, len(sampled), num_repeated), len(sampled))
+        guesses = self._guess(self._limits(candidates, len(sampled)), len(sampled))
         num_other_rows = sum(item.num_tokens for item in step.scheduled if not item.samples)
-        sizes = {name: len(guess) for name, guess in guesses.items()}
-        lengths = self._lengths(sizes, len(sampled) + num_other_rows, num_repeated)
+        lengths = self._lengths({name: len(guess) for name, guess in guesses.items()}, len(sampled) + num_other_rows)
         return {request_id: guesses[request_id][:length] for request_id, length in lengths.items()}
 
     def _note_step(self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float) -> None:
         """Record a step's time, and what its drafts gained."""
+        num_drafts = sum(item.num_drafts for item in step.scheduled)
         num_requests = len(step.scheduled)
-        is_decode = all(item.num_tokens - item.num_drafts <= self._most_pending(item) for item in step.scheduled)
-        is_plain = step.num_tokens == num_requests
+        is_decode = step.num_tokens == num_requests + num_drafts
         self._allowance.note_step()
         self._depth_times.pass_step()
-        if not is_decode or not is_plain:
+        if not is_decode or num_drafts:
             self._plain_times.pass_step()
-        if not is_decode or is_plain:
+        if not is_decode or not num_drafts:
             self._checking_times.pass_step()
-        if is_decode and not is_plain:
+        if is_decode and num_drafts:
             self._checking_times.note(step.num_tokens, seconds)
             num_tokens = sum(map(len, sampled.values()))
             self._allowance.note_gain(num_tokens / num_requests - seconds / self._plain_times.seconds(num_requests))
         elif is_decode:
             self._plain_times.note(num_requests, seconds)
-
-    def _most_pending(self, item: ScheduledRequest) -> int:
-        """The most tokens that a request has pending in a step that only decodes it."""
-        followed = self._followed.get(item.request_id)
-        return 1 if followed is None else followed.num_chosen
 
     def _take(self, sampled: Mapping[str, Sequence[SampledToken]]) -> list[str]:
         """Tell the drafter the new tokens; returns the requests that it may guess at."""
@@ -148,12 +132,12 @@ class Speculation:
             if followed is not None and tokens[-1].is_token:
                 token_ids = [token.token_id for token in tokens]
                 self._judge(followed, token_ids)
-                followed.guess, followed.num_chosen = (), len(token_ids)
+                followed.guess = ()
                 self._drafter.extend(request_id, token_ids)
                 candidates.append(request_id)
         return candidates
 
-    def _limits(self, candidates: Sequence[str], num_requests: int, num_repeated: int) -> Mapping[str, int]:
+    def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
         """How many tokens to guess for each request: all that are allowed if guessing costs next to nothing, else as
         many as will be worth checking. A drafter that does not pay is tried again after longer and longer pauses.
         """
@@ -162,7 +146,7 @@ class Speculation:
         depth_s = known_s if isfinite(known_s) else 0.0
         if depth_s * self._max_drafts <= _CHEAP_SHARE * self._plain_times.seconds(num_requests):
             return wanted
-        worthwhile = self._lengths(wanted, num_requests, num_repeated, depth_s)
+        worthwhile = self._lengths(wanted, num_requests, depth_s)
         if worthwhile:
             self._pause, self._num_paused = _FIRST_PAUSE, 0
             return worthwhile
@@ -190,17 +174,11 @@ class Speculation:
         """Record time of the drafter's own."""
         self._allowance.note_gain(-seconds / self._plain_times.seconds(num_requests))
 
-    def _lengths(
-        self, sizes: Mapping[str, int], num_rows: int, num_repeated: int, depth_s: float = 0.0
-    ) -> Mapping[str, int]:
-        """Number of drafts to check of guesses of these sizes; requests that should have none are left out.
-
-        num_repeated: rows of the step that bring no token.
-        """
+    def _lengths(self, sizes: Mapping[str, int], num_rows: int, depth_s: float = 0.0) -> Mapping[str, int]:
+        """Number of drafts to check of guesses of these sizes; requests that should have none are left out."""
         plain_s = self._plain_times.seconds(num_rows)
         guesses = [Guess(size, self._acceptance_of(request_id)) for request_id, size in sizes.items()]
-        curve = self._checking_times.curve((num_rows, plain_s))
-        lengths = choose_lengths(guesses, num_rows, lambda rows: curve(rows + num_repeated), depth_s)
+        lengths = choose_lengths(guesses, num_rows, self._checking_times.curve((num_rows, plain_s)), depth_s)
         return {request_id: length for request_id, length in zip(sizes, lengths, strict=True) if length}
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:
