@@ -66,6 +66,9 @@ FLAGS: dict[str, Values] = {
         "tls",
         {"existingSecrets": {"gateway": "a", "router": "b", "worker": "c"}, "deployment": "llm.example"},
     ),
+    "certificates-given-to-redis": at(
+        "tls.existingSecrets", {"gateway": "a", "router": "b", "worker": "c", "redis": "d"}
+    ),
     "redis-claim": {
         "redis": {"persistence": {"existingClaim": "kept"}},
         "gateway": {"allowAnonymous": True, "responsesKey": {"existingSecret": "responses", "key": "k"}},

@@ -19,6 +19,7 @@ from tests.helm.renders import ALL, rendered
 from tests.helpers.helm import CHART, NAME, NAMESPACE, POOLS, Object, at, merged, render
 
 DRAWN = (CertifiedRole.GATEWAY, CertifiedRole.ROUTER, CertifiedRole.WORKER, CertifiedRole.PLANNER)
+REDIS_NAMES = [f"{NAME}-tandem-redis{rest}" for rest in ("", f".{NAMESPACE}", f".{NAMESPACE}.svc")]
 PLANNED = merged(MINIMAL, at("planner.enabled", True))
 
 
@@ -64,9 +65,9 @@ def test_processes_take_what_the_chart_draws(
 
 
 def test_all_are_of_one_authority_whose_key_is_nowhere(secrets: dict[str, dict[str, bytes]]) -> None:
-    assert set(secrets) == set(DRAWN)
-    assert len({data["ca.crt"] for data in secrets.values()}) == 1
-    assert len({data["tls.key"] for data in secrets.values()}) == len(DRAWN)
+    assert set(secrets) == {*DRAWN, "redis"}
+    assert len({secrets[role]["ca.crt"] for role in DRAWN}) == 1
+    assert len({data["tls.key"] for data in secrets.values()}) == len(secrets)
     assert {name for data in secrets.values() for name in data} == {"tls.crt", "tls.key", "ca.crt"}
     assert all(b"PRIVATE KEY" not in data["ca.crt"] for data in secrets.values())
 
@@ -102,6 +103,8 @@ def test_plain_text_is_said() -> None:
 def test_cert_manager_makes_one_for_each_role_that_runs() -> None:
     made = rendered("certificates-of-cert-manager")
     found = {each["spec"]["dnsNames"][0]: each["spec"] for each in made.of_kind("Certificate")}
+    redis = found.pop(REDIS_NAMES[0])
+    assert (redis["dnsNames"], redis["secretName"]) == (REDIS_NAMES, f"{NAME}-tandem-certificate-redis")
     assert set(found) == {str(CertifiedName(role, f"{NAME}.{NAMESPACE}")) for role in DRAWN}
     for name, spec in found.items():
         assert spec["secretName"] == f"{NAME}-tandem-certificate-{name.partition('.')[0]}"
@@ -112,7 +115,7 @@ def test_cert_manager_makes_one_for_each_role_that_runs() -> None:
 def test_secrets_of_cert_manager_are_not_those_that_the_chart_draws() -> None:
     """Regression: after a change of the source Helm deleted what cert-manager had made, or took it for its own."""
     made = rendered("certificates-of-cert-manager")
-    used = {secret_of(made.deployment(pool)["spec"]["template"]["spec"]) for pool in POOLS}
+    used = {secret_of(made.deployment(name)["spec"]["template"]["spec"]) for name in (*POOLS, "redis")}
     assert used == {each["spec"]["secretName"] for each in made.of_kind("Certificate")}
     assert not used & {f"{NAME}-tandem-tls-{role}" for role in DRAWN}
 
@@ -122,6 +125,41 @@ def test_given_secrets_are_used_and_nothing_is_drawn() -> None:
     pods = {pool: made.deployment(pool)["spec"]["template"]["spec"] for pool in ("gateway", "router", "prefill")}
     assert {pool: secret_of(pod) for pool, pod in pods.items()} == {"gateway": "a", "router": "b", "prefill": "c"}
     assert not [each for each in made.of_kind("Secret") if each["type"] == "kubernetes.io/tls"]
+
+
+def test_redis_has_a_certificate_for_the_names_of_its_service() -> None:
+    data = drawn(MINIMAL)["redis"]
+    names = x509.load_pem_x509_certificate(data["tls.crt"]).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.DNSName) == REDIS_NAMES
+    pod = rendered("minimal").deployment("redis")["spec"]["template"]["spec"]
+    assert secret_of(pod) == f"{NAME}-tandem-tls-redis"
+
+
+@pytest.mark.parametrize(
+    ("case", "secret"),
+    [
+        ("minimal", f"{NAME}-tandem-tls-redis"),
+        ("certificates-of-cert-manager", f"{NAME}-tandem-certificate-redis"),
+        ("certificates-given-to-redis", "d"),
+    ],
+)
+def test_who_asks_redis_has_its_authority_and_not_its_key(case: str, secret: str) -> None:
+    made = rendered(case)
+    assert secret_of(made.deployment("redis")["spec"]["template"]["spec"]) == secret
+    for pool in ("gateway", "router", "prefill", "decode"):
+        volumes = made.deployment(pool)["spec"]["template"]["spec"]["volumes"]
+        (source,) = [each["secret"] for each in volumes if each["name"] == "redis-ca"]
+        assert source == {"secretName": secret, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+
+
+def test_redis_in_plain_text_is_said() -> None:
+    """Certificates of one's own from before Redis had one go on to work."""
+    made = rendered("certificates-given")
+    assert "tls.existingSecrets.redis is empty, so Redis is asked in plain text" in made.notes
+    assert "--tls-port" not in made.container("redis")["args"]
+    assert "Redis is asked in plain text" not in rendered("certificates-given-to-redis").notes
 
 
 def test_certificates_restart_no_pod() -> None:
@@ -135,4 +173,7 @@ def test_no_other_pod_has_a_key() -> None:
         for each in rendered(case).objects:
             if each["kind"] == "Pod" or each["kind"] == "Job":
                 pod = each["spec"] if each["kind"] == "Pod" else each["spec"]["template"]["spec"]
-                assert "-tls-" not in yaml.safe_dump(pod.get("volumes", [])), case
+                secrets = [each["secret"] for each in pod.get("volumes", []) if "secret" in each]
+                for source in secrets:
+                    if "-tls-" in source["secretName"]:
+                        assert [each["key"] for each in source["items"]] == ["ca.crt"], case

@@ -13,6 +13,7 @@ from tests.helm.renders import ALL, rendered
 from tests.helpers.helm import NAME, NAMESPACE, POOLS, ROOT, SETTINGS, Object, Rendered, at, merged, render
 
 SECRETS = "0123456789abcdef0123456789abcdef"
+REDIS_CA = "?ssl_ca_certs=/etc/tandem/redis-ca/ca.crt"
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": f"{NAME}-pod-1", "metadata.namespace": NAMESPACE}
 
 
@@ -124,8 +125,10 @@ def test_workers_are_called_at_their_pods_address(
 @pytest.mark.parametrize(
     ("case", "url"),
     [
-        ("minimal", f"redis://USER:{SECRETS}@demo-tandem-redis:6379/0"),
-        ("redis-without-password", "redis://demo-tandem-redis:6379/0"),
+        ("minimal", f"rediss://USER:{SECRETS}@demo-tandem-redis:6379/0{REDIS_CA}"),
+        ("redis-without-password", f"rediss://demo-tandem-redis:6379/0{REDIS_CA}"),
+        ("plain-text", f"redis://USER:{SECRETS}@demo-tandem-redis:6379/0"),
+        ("certificates-given", f"redis://USER:{SECRETS}@demo-tandem-redis:6379/0"),
         ("external-redis-plain", "redis://redis:6379/3"),
         ("external-redis-url", "rediss://:pw@redis:6379/0"),
         (
@@ -287,4 +290,4 @@ def test_accounts_can_be_in_the_same_redis(monkeypatch: pytest.MonkeyPatch) -> N
     settings = _settings("minimal", "gateway", monkeypatch)
     assert isinstance(settings, GatewaySettings)
     assert settings.accounts is not None
-    assert settings.accounts.get_secret_value() == f"redis://accounts:{SECRETS}@{NAME}-tandem-redis:6379/0"
+    assert settings.accounts.get_secret_value() == f"rediss://accounts:{SECRETS}@{NAME}-tandem-redis:6379/0{REDIS_CA}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from tandem.tls.contexts import check_by_handshake
 from tandem.tls.files import Material, TlsFiles
@@ -138,6 +139,40 @@ def test_a_secret_that_was_deleted_is_a_renewal(cluster: HelmCluster, tmp_path: 
     after = pods(cluster, tmp_path)
     assert certificate(after) != certificate(before)
     check_that_all_talk(before, after)
+
+
+def test_certificates_from_before_redis_had_one_are_kept(cluster: HelmCluster, tmp_path: Path) -> None:
+    """Their authority's key is nowhere, so that Redis gets an authority of its own."""
+    for name in ("redis", "redis-next"):
+        del cluster.secrets[f"{NAME}-tandem-tls-{name}"]
+    before = pods(cluster, tmp_path)
+    cluster.upgrade(VALUES)
+    after = pods(cluster, tmp_path)
+    assert (certificate(after), authorities(after)) == (certificate(before), authorities(before))
+    assert cluster.data("tls-redis")["ca.crt"] != before[CertifiedRole.WORKER].ca
+
+
+def test_redis_is_trusted_while_its_certificate_is_renewed(cluster: HelmCluster) -> None:
+    """By who has the new authorities and by who has the old; redis-server reads its certificate when it starts."""
+    before = cluster.data("tls-redis")
+    cluster.age(timedelta(days=DAYS / 3))
+    cluster.upgrade(VALUES)
+    after = cluster.data("tls-redis")
+    assert after["tls.crt"] != before["tls.crt"]
+    for trusted in (before["ca.crt"], after["ca.crt"]):
+        for certificate in (before["tls.crt"], after["tls.crt"]):
+            assert _is_signed_by_one_of(x509.load_pem_x509_certificates(trusted), certificate)
+
+
+def _is_signed_by_one_of(authorities: list[x509.Certificate], certificate: bytes) -> bool:
+    signed = x509.load_pem_x509_certificate(certificate)
+    for authority in authorities:
+        try:
+            signed.verify_directly_issued_by(authority)
+        except (InvalidSignature, ValueError):
+            continue
+        return True
+    return False
 
 
 def test_what_comes_next_is_in_no_pod(cluster: HelmCluster) -> None:

@@ -56,7 +56,7 @@ _OWNED_BY_ALL = "cluster_secret tls_dir insecure log_level log_format otlp_endpo
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
     (re.compile(r"(cluster-secret|redis(?:-gateway|-accounts)?-password|responses-key): [\w+/=]{40,}"), r"\1: drawn"),
-    (re.compile(r"((?:tls|ca|gateway|router|worker|planner)\.(?:crt|key)): [\w+/=]{40,}"), r"\1: drawn"),
+    (re.compile(r"((?:tls|ca|gateway|router|worker|planner|redis)\.(?:crt|key)): [\w+/=]{40,}"), r"\1: drawn"),
     (re.compile(r"(tandem\.dev/(?:drawn|ends)): \S+"), r"\1: drawn"),
 )
 

@@ -43,21 +43,9 @@ resources:
 {{- $found -}}
 {{- end }}
 
-{{/* Whether a job needs the authority of an external Redis, to draw a key. Takes root, accounts. */}}
+{{/* Whether a job needs the authority of Redis' certificate, to draw a key. Takes root, accounts. */}}
 {{- define "tandem.jobRedisCa" -}}
-{{- and (ne .accounts "") (not .root.Values.redis.enabled) (ne .root.Values.externalRedis.caSecret.name "") -}}
-{{- end }}
-
-{{- define "tandem.jobRedisCaMount" -}}
-- name: redis-ca
-  mountPath: /etc/tandem/redis-ca
-  readOnly: true
-{{- end }}
-
-{{- define "tandem.jobRedisCaVolume" -}}
-- name: redis-ca
-  secret:
-    secretName: {{ .Values.externalRedis.caSecret.name }}
+{{- and (ne .accounts "") (eq (include "tandem.hasRedisCa" .root) "true") -}}
 {{- end }}
 
 {{- define "tandem.gatewayUrl" -}}

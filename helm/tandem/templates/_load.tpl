@@ -61,7 +61,7 @@ spec:
         - name: results
           mountPath: /results
         {{- if $needsCa }}
-        {{- include "tandem.jobRedisCaMount" . | nindent 8 }}
+        {{- include "tandem.redisCaMount" . | nindent 8 }}
         {{- end }}
         {{- with $load.volumeMounts }}
         {{- toYaml . | nindent 8 }}
@@ -77,7 +77,7 @@ spec:
       emptyDir: {}
       {{- end }}
     {{- if $needsCa }}
-    {{- include "tandem.jobRedisCaVolume" . | nindent 4 }}
+    {{- include "tandem.redisCaVolume" . | nindent 4 }}
     {{- end }}
     {{- with $load.volumes }}
     {{- toYaml . | nindent 4 }}

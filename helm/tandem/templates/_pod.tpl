@@ -205,7 +205,7 @@ claims:
 {{- end }}
 
 {{- define "tandem.usesRedisCa" -}}
-{{- and (ne .root.Values.externalRedis.caSecret.name "") (has .name (list "gateway" "router" "prefill" "decode")) -}}
+{{- and (eq (include "tandem.hasRedisCa" .root) "true") (has .name (list "gateway" "router" "prefill" "decode")) -}}
 {{- end }}
 
 {{- define "tandem.mounts" -}}
@@ -226,9 +226,7 @@ claims:
   readOnly: true
 {{- end }}
 {{- if eq (include "tandem.usesRedisCa" .) "true" }}
-- name: redis-ca
-  mountPath: /etc/tandem/redis-ca
-  readOnly: true
+{{ include "tandem.redisCaMount" .root }}
 {{- end }}
 {{- with .pool.volumeMounts }}
 {{ toYaml . }}
@@ -254,9 +252,7 @@ claims:
     secretName: {{ include "tandem.tlsSecretName" (dict "root" .root "role" (include "tandem.tlsRole" .name)) }}
 {{- end }}
 {{- if eq (include "tandem.usesRedisCa" .) "true" }}
-- name: redis-ca
-  secret:
-    secretName: {{ .root.Values.externalRedis.caSecret.name }}
+{{ include "tandem.redisCaVolume" .root }}
 {{- end }}
 {{- with .pool.volumes }}
 {{ tpl (toYaml .) $.root }}

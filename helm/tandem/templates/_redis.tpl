@@ -15,6 +15,50 @@ announce
 {{- end -}}
 {{- end }}
 
+{{/* Whether the chart's Redis speaks TLS: with certificates of the source that processes have theirs from. */}}
+{{- define "tandem.redisHasTls" -}}
+{{- $isGiven := and (eq (include "tandem.givesTlsSecrets" .) "true") (empty .Values.tls.existingSecrets.redis) -}}
+{{- and .Values.redis.enabled .Values.tls.enabled (not $isGiven) -}}
+{{- end }}
+
+{{/* Name and key of the Secret with the authority of Redis' certificate; {}: there is none, or the system's are trusted. */}}
+{{- define "tandem.redisCa" -}}
+{{- if eq (include "tandem.redisHasTls" .) "true" -}}
+{{- dict "name" (include "tandem.tlsSecretName" (dict "root" . "role" "redis")) "key" "ca.crt" | toJson -}}
+{{- else if and (not .Values.redis.enabled) .Values.externalRedis.caSecret.name -}}
+{{- .Values.externalRedis.caSecret | toJson -}}
+{{- else -}}
+{}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.hasRedisCa" -}}
+{{- ne (include "tandem.redisCa" .) "{}" -}}
+{{- end }}
+
+{{- define "tandem.redisCaQuery" -}}
+{{- with include "tandem.redisCa" . | fromJson -}}
+?ssl_ca_certs=/etc/tandem/redis-ca/{{ .key }}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.redisCaMount" -}}
+- name: redis-ca
+  mountPath: /etc/tandem/redis-ca
+  readOnly: true
+{{- end }}
+
+{{- define "tandem.redisCaVolume" -}}
+{{- $ca := include "tandem.redisCa" . | fromJson -}}
+- name: redis-ca
+  secret:
+    secretName: {{ $ca.name }}
+    {{- /* NOTE: beside the authority a Secret may have a key */}}
+    items:
+      - key: {{ $ca.key }}
+        path: {{ $ca.key }}
+{{- end }}
+
 {{/* The most block replicas of the prefix index in the chart's Redis: 90 bytes each are 60 % of its memory. */}}
 {{- define "tandem.maxBlockReplicas" -}}
 {{- div (mul (int64 .Values.redis.maxMemoryMiB) 1048576 6) 900 -}}
@@ -39,7 +83,8 @@ announce
 {{- $user = printf "%s:$(%s)@" .role (include "tandem.redisPasswordName" .) }}
 {{- end }}
 - name: {{ .variable }}
-  value: redis://{{ $user }}{{ include "tandem.fullname" .root }}-redis:6379/0
+  {{- $scheme := ternary "rediss" "redis" (eq (include "tandem.redisHasTls" .root) "true") }}
+  value: {{ printf "%s://%s%s-redis:6379/0%s" $scheme $user (include "tandem.fullname" .root) (include "tandem.redisCaQuery" .root) }}
 {{- else if eq (include "tandem.hasRedis" .root) "true" }}
 {{- $credential := include "tandem.externalCredential" . | fromYaml }}
 {{- if $credential.urlKey }}
@@ -60,9 +105,8 @@ announce
 {{- with .root.Values.externalRedis }}
 {{- $user := printf "%s%s" $credential.username (ternary (printf ":$(%s)" $password) "" (ne $credential.existingSecret "")) }}
 {{- $scheme := ternary "rediss" "redis" .tls }}
-{{- $query := ternary (printf "?ssl_ca_certs=/etc/tandem/redis-ca/%s" .caSecret.key) "" (ne .caSecret.name "") }}
 - name: {{ $.variable }}
-  value: {{ printf "%s://%s%s:%d/%d%s" $scheme (ternary (printf "%s@" $user) "" (ne $user "")) .host (int .port) (int .database) $query | quote }}
+  value: {{ printf "%s://%s%s:%d/%d%s" $scheme (ternary (printf "%s@" $user) "" (ne $user "")) .host (int .port) (int .database) (include "tandem.redisCaQuery" $.root) | quote }}
 {{- end }}
 {{- end }}
 {{- end }}

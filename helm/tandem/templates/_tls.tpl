@@ -1,9 +1,21 @@
 {{/* Certificates of the processes. Each names its role and this deployment, ROLE.DEPLOYMENT.tandem.internal, and is in a
      Secret of its own, so that a pod has no key but its role's. They are from Secrets that exist, from cert-manager, or
-     drawn by the chart: then by a CA whose key is kept nowhere, found again by `lookup`, and renewed by upgrades. */}}
+     drawn by the chart: then by a CA whose key is kept nowhere, found again by `lookup`, and renewed by upgrades. The
+     chart's Redis has one too, for its service's name. It is drawn by CAs of its own: what was drawn for the processes
+     before Redis had one cannot sign it. */}}
 
+{{/* Takes a group: "" (the processes) or "redis". */}}
 {{- define "tandem.tlsRoles" -}}
-{{- list "gateway" "router" "worker" "planner" | toJson -}}
+{{- ternary (list "redis") (list "gateway" "router" "worker" "planner") (eq . "redis") | toJson -}}
+{{- end }}
+
+{{/* The groups whose certificates the chart draws. */}}
+{{- define "tandem.tlsGroups" -}}
+{{- $groups := list "" -}}
+{{- if eq (include "tandem.redisHasTls" .) "true" -}}
+{{- $groups = append $groups "redis" -}}
+{{- end -}}
+{{- $groups | toJson -}}
 {{- end }}
 
 {{/* Takes the name of a pool. */}}
@@ -18,6 +30,17 @@
 {{/* Takes root, role. */}}
 {{- define "tandem.tlsName" -}}
 {{- printf "%s.%s.tandem.internal" .role (include "tandem.tlsDeployment" .root) -}}
+{{- end }}
+
+{{/* The names in a role's certificate. Takes root, role. */}}
+{{- define "tandem.tlsNames" -}}
+{{- if eq .role "redis" -}}
+{{- $service := printf "%s-redis" (include "tandem.fullname" .root) -}}
+{{- $inNamespace := printf "%s.%s" $service .root.Release.Namespace -}}
+{{- list $service $inNamespace (printf "%s.svc" $inNamespace) | toJson -}}
+{{- else -}}
+{{- list (include "tandem.tlsName" .) | toJson -}}
+{{- end -}}
 {{- end }}
 
 {{/* Takes root, role. Each source has names of its own: what cert-manager made must not be found again as drawn, nor be
@@ -36,12 +59,12 @@
 {{- and .Values.tls.enabled (not .Values.tls.certManager.enabled) (ne (include "tandem.givesTlsSecrets" .) "true") -}}
 {{- end }}
 
-{{/* Takes root, days. A CA whose key is kept nowhere, and by role what it signed; drawn now. */}}
+{{/* Takes root, group, days. A CA whose key is kept nowhere, and by role what it signed; drawn now. */}}
 {{- define "tandem.tlsDraw" -}}
 {{- $ca := genCAWithKey (printf "tandem %s" (include "tandem.tlsDeployment" .root) | trunc 64) .days (genPrivateKey "ecdsa") -}}
 {{- $data := dict "ca.crt" $ca.Cert -}}
-{{- range $role := include "tandem.tlsRoles" .root | fromJsonArray -}}
-{{- $names := list (include "tandem.tlsName" (dict "root" $.root "role" $role)) -}}
+{{- range $role := include "tandem.tlsRoles" .group | fromJsonArray -}}
+{{- $names := include "tandem.tlsNames" (dict "root" $.root "role" $role) | fromJsonArray -}}
 {{- $own := genSignedCertWithKey (printf "tandem %s" $role) nil $names $.days $ca (genPrivateKey "ecdsa") -}}
 {{- $_ := set $data (printf "%s.crt" $role) $own.Cert -}}
 {{- $_ := set $data (printf "%s.key" $role) $own.Key -}}
@@ -70,25 +93,27 @@
 {{- end -}}
 {{- end }}
 
-{{/* What the pods use (`used`), what follows it (`next`), and the CAs that all trust (`trusted`, the used one first).
+{{/* Takes root, group. What the pods use (`used`), what follows it (`next`), and the CAs that all trust (`trusted`, the used one first).
 
      A renewal takes what was drawn as next, whose CA all pods trust since then, and draws what follows. So a pod that has
      the new Secret and one that has the old accept each other, and one upgrade is enough. A Secret that was deleted is a
      wish for one. */}}
 {{- define "tandem.tlsGenerations" -}}
-{{- if not (hasKey .Values "_drawnTls") -}}
+{{- $values := .root.Values -}}
+{{- $key := printf "_drawnTls%s" .group -}}
+{{- if not (hasKey $values $key) -}}
 {{- $used := dict -}}
-{{- range $role := include "tandem.tlsRoles" . | fromJsonArray -}}
-{{- $found := include "tandem.tlsFound" (dict "root" $ "name" (include "tandem.tlsSecretName" (dict "root" $ "role" $role))) -}}
+{{- range $role := include "tandem.tlsRoles" .group | fromJsonArray -}}
+{{- $found := include "tandem.tlsFound" (dict "root" $.root "name" (include "tandem.tlsSecretName" (dict "root" $.root "role" $role))) -}}
 {{- if $found -}}
 {{- $_ := set $used $role ($found | fromJson) -}}
 {{- end -}}
 {{- end -}}
 {{- $now := now | unixEpoch | int64 -}}
-{{- $draw := dict "root" . "days" (int .Values.tls.days) -}}
-{{- $found := include "tandem.tlsFound" (dict "root" . "name" (include "tandem.tlsNextName" .)) -}}
+{{- $draw := dict "root" .root "group" .group "days" (int $values.tls.days) -}}
+{{- $found := include "tandem.tlsFound" (dict "root" .root "name" (include "tandem.tlsNextName" .)) -}}
 {{- $next := ternary (include "tandem.tlsDraw" $draw) $found (empty $found) | fromJson -}}
-{{- $isFound := eq (len $used) (len (include "tandem.tlsRoles" . | fromJsonArray)) -}}
+{{- $isFound := eq (len $used) (len (include "tandem.tlsRoles" .group | fromJsonArray)) -}}
 {{- $current := dict "data" dict "drawn" 0 "ends" 0 -}}
 {{- $former := "" -}}
 {{- range $role, $secret := $used -}}
@@ -110,9 +135,9 @@
 {{- $next = include "tandem.tlsDraw" $draw | fromJson -}}
 {{- end -}}
 {{- $trusted := list (index $current.data "ca.crt") (index $next.data "ca.crt") $former | compact | uniq | join "" -}}
-{{- $_ := set .Values "_drawnTls" (dict "used" $current "next" $next "trusted" $trusted) -}}
+{{- $_ := set $values $key (dict "used" $current "next" $next "trusted" $trusted) -}}
 {{- end -}}
-{{- .Values._drawnTls | toJson -}}
+{{- get $values $key | toJson -}}
 {{- end }}
 
 {{/* Takes now, used, next. Whether what was drawn as next takes over: after a third of its time, or when a third of the used one's is left. Not before the kubelets have brought its CA to all pods, unless the used one
@@ -138,8 +163,9 @@ tandem.dev/drawn: {{ dateInZone "2006-01-02T15:04:05Z" (int64 .drawn) "UTC" | qu
 tandem.dev/ends: {{ dateInZone "2006-01-02T15:04:05Z" (int64 .ends) "UTC" | quote }}
 {{- end }}
 
+{{/* Takes root, group. */}}
 {{- define "tandem.tlsNextName" -}}
-{{- printf "%s-tls-next" (include "tandem.fullname" .) -}}
+{{- list (include "tandem.fullname" .root) "tls" .group "next" | compact | join "-" -}}
 {{- end }}
 
 {{/* Takes root, name. */}}
