@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -85,7 +86,7 @@ def _running(case: str, loopback: str, directory: Path, port: int) -> Iterator[R
         [*container["command"], *arguments, *number], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     # NOTE: the certificate names the service, which has no address here.
-    options = {"ssl": True, "ssl_ca_certs": str(directory / "tls/ca.crt"), "ssl_check_hostname": False}
+    options: dict[str, Any] = {"ssl": True, "ssl_ca_certs": str(directory / "tls/ca.crt"), "ssl_check_hostname": False}
     try:
         with Redis(
             host=loopback, port=port, username="accounts", password=PASSWORD, **(options if has_tls else {})

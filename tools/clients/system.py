@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem.serving.ports import free_ports
@@ -23,15 +23,15 @@ class StartError(Exception):
 
 
 @contextlib.contextmanager
-def served(model: Path, logs: Path) -> Iterator[str]:
-    """The address of a ready gateway before one prefill and one decode worker.
+def served(model: Path, logs: Path, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """The address of a ready gateway before one prefill and one decode worker. `arguments`: others of `tandem up`.
 
     Raises:
         StartError: it is not ready in time, or it ended.
     """
     (port,) = free_ports(1, _HOST, random.SystemRandom())
     command = [sys.executable, "-m", "tandem.cli.main", "up", "--model", str(model), "--prefill", "1", "--decode", "1"]
-    process = subprocess.Popen([*command, "--port", str(port), "--quiet", "--log-dir", str(logs)])
+    process = subprocess.Popen([*command, "--port", str(port), "--quiet", "--log-dir", str(logs), *arguments])
     url = f"http://{_HOST}:{port}"
     try:
         _wait_ready(process, url, logs)
