@@ -27,6 +27,11 @@ from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.locality.embedded import EmbeddedIndex
+from tandem.process.fleet_view import FleetView
+from tandem.process.fleet_watch import FleetWatch
+from tandem.router.metrics import RouterMetrics
+from tandem.router.prefix_lookup import PrefixLookup
+from tandem.router.service import RouterService
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
@@ -36,11 +41,6 @@ from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.rpc.client import client_of
 from tandem.rpc.messages import LinkReport, PairCall, StepSample
-from tandem.serving.fleet_view import FleetView
-from tandem.serving.fleet_watch import FleetWatch
-from tandem.serving.prefix_lookup import PrefixLookup
-from tandem.serving.router import RouterService
-from tandem.serving.router_metrics import RouterMetrics
 from tests.helpers.secret import AS_ROUTER
 
 HELD_BLOCKS = 500

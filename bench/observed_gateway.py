@@ -19,7 +19,7 @@ from typing import Any
 
 from tandem.gateway.server import run_gateway
 from tandem.gateway.settings import GatewaySettings
-from tandem.serving.command import run_command
+from tandem.process.command import run_command
 
 TRACED = "TANDEM_BENCH_TRACEMALLOC"
 _NUM_TYPES = 40

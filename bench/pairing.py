@@ -24,7 +24,7 @@ from bench.router_fleet import RouterFleet, Size
 from tandem.locality.base import LocalityIndex
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
-from tandem.serving.router_process import rest_collector
+from tandem.router.process import rest_collector
 from tests.helpers.redis_server import running_redis
 
 ROUNDS = 5

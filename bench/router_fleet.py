@@ -13,6 +13,11 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import LocalityIndex
+from tandem.process.fleet_view import FleetView
+from tandem.process.fleet_watch import FleetWatch
+from tandem.router.metrics import RouterMetrics
+from tandem.router.prefix_lookup import PrefixLookup
+from tandem.router.service import RouterService
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
@@ -25,11 +30,6 @@ from tandem.rpc import methods
 from tandem.rpc.client import RouterClient, WorkerClient, client_of
 from tandem.rpc.messages import ModelInfo, PairCall, StepSample, WorkerAddress, WorkerStatus
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.serving.fleet_view import FleetView
-from tandem.serving.fleet_watch import FleetWatch
-from tandem.serving.prefix_lookup import PrefixLookup
-from tandem.serving.router import RouterService
-from tandem.serving.router_metrics import RouterMetrics
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
 
 BLOCK_SIZE = 16

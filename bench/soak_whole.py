@@ -28,7 +28,7 @@ import psutil
 
 from bench.load import ForeignLoad
 from bench.report import Report, Row
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 
 MODEL = "demo/tandem-demo"
 NAME = "tandem-demo"

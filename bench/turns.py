@@ -31,6 +31,12 @@ from tandem.core.clock import SystemClock
 from tandem.core.scope import UNSCOPED
 from tandem.loadtest.http_client import HttpClient
 from tandem.locality.embedded import EmbeddedIndex
+from tandem.process.discovery import EmbeddedDiscovery
+from tandem.process.fleet_view import FleetView
+from tandem.process.fleet_watch import FleetWatch
+from tandem.router.metrics import RouterMetrics
+from tandem.router.prefix_lookup import PrefixLookup
+from tandem.router.service import RouterService
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
@@ -42,12 +48,6 @@ from tandem.rpc.client import client_of
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.message_forms import GENERATE_CALL, PAIR_CALL
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, WorkerAddress, WorkerStatus
-from tandem.serving.discovery import EmbeddedDiscovery
-from tandem.serving.fleet_view import FleetView
-from tandem.serving.fleet_watch import FleetWatch
-from tandem.serving.prefix_lookup import PrefixLookup
-from tandem.serving.router import RouterService
-from tandem.serving.router_metrics import RouterMetrics
 from tandem.text.tokenizer import Tokenizer
 
 MESSAGE_TOKENS = 500

@@ -36,7 +36,7 @@ from bench.race.table import markdown
 from bench.race.workloads import WORKLOADS
 from bench.report import Report, circumstances
 from tandem.core.errors import ConfigurationError, TandemError
-from tandem.serving.cores import parse_cpus
+from tandem.process.cores import parse_cpus
 
 NUM_CORES = 2
 AT_ONCE = 4

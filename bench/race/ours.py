@@ -17,7 +17,7 @@ import httpx
 
 from bench.race.system import KV_CACHE_GIB, Served
 from tandem.core.errors import UnavailableError
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 
 _HOST = "127.0.0.1"
 _MODEL = "race"

@@ -3,7 +3,7 @@
 import sys
 
 from tandem.gateway.settings import GatewaySettings
-from tandem.serving.command import run_command
+from tandem.process.command import run_command
 
 
 def _serve(settings: GatewaySettings) -> int:

@@ -1,14 +1,14 @@
-"""Entry point of the planner's process: settings, then `tandem.scaling`."""
+"""Entry point of the planner's process: settings, then `tandem.planner_service`."""
 
 import sys
 
-from tandem.scaling.settings import PlannerSettings
-from tandem.serving.command import run_command
+from tandem.planner_service.settings import PlannerSettings
+from tandem.process.command import run_command
 
 
 def _serve(settings: PlannerSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code."""
-    from tandem.scaling.process import run_planner
+    from tandem.planner_service.process import run_planner
 
     return run_planner(settings)
 

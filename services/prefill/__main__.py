@@ -2,7 +2,7 @@
 
 import sys
 
-from tandem.serving.command import run_command
+from tandem.process.command import run_command
 from tandem.worker.command import serve_worker
 from tandem.worker.settings import PrefillSettings
 

@@ -1,14 +1,14 @@
-"""Entry point of the router's process: settings, then `tandem.serving`."""
+"""Entry point of the router's process: settings, then `tandem.router`."""
 
 import sys
 
-from tandem.serving.command import run_command
-from tandem.serving.router_settings import RouterSettings
+from tandem.process.command import run_command
+from tandem.router.settings import RouterSettings
 
 
 def _serve(settings: RouterSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code."""
-    from tandem.serving.router_process import run_router
+    from tandem.router.process import run_router
 
     return run_router(settings)
 

@@ -14,14 +14,16 @@ from tandem.architecture.tensors import LinearSpec, Source
 _GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
 
 
-def from_stack(expert: GatedSpec, prefix: str, index: int) -> GatedSpec:
-    """The same, made of entry `index` of the stacks under `prefix`."""
-    inner = expert.intermediate_size
+def from_stack(
+    block: GatedSpec, prefix: str, index: int | None, gate_up: str = _GATE_UP, down: str = _DOWN
+) -> GatedSpec:
+    """The same, made of entry `index` of the stacks `gate_up` and `down` under `prefix`; None = each is one matrix."""
+    inner, tensor = block.intermediate_size, f"{prefix}.{gate_up}"
     return replace(
-        expert,
-        gate=replace(expert.gate, weight_source=Source(f"{prefix}.{_GATE_UP}", index, start=0, stop=inner)),
-        up=replace(expert.up, weight_source=Source(f"{prefix}.{_GATE_UP}", index, start=inner, stop=2 * inner)),
-        down=replace(expert.down, weight_source=Source(f"{prefix}.{_DOWN}", index)),
+        block,
+        gate=replace(block.gate, weight_source=Source(tensor, index, start=0, stop=inner)),
+        up=replace(block.up, weight_source=Source(tensor, index, start=inner, stop=2 * inner)),
+        down=replace(block.down, weight_source=Source(f"{prefix}.{down}", index)),
     )
 
 

@@ -15,7 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.models.loader import resolve_model_path
-from tandem.serving.settings import EngineSettings, SamplingSettings
+from tandem.process.settings import EngineSettings, SamplingSettings
 from tandem.text.chat_template import ChatTemplate
 
 Message = dict[str, str]

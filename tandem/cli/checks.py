@@ -19,7 +19,7 @@ from tandem.gateway.moderation.choose import choose_moderator
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.spec import build_layout
 from tandem.models.pickles import pickle_refused
-from tandem.serving.ports import bound
+from tandem.process.ports import bound
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 from tandem.transport.choose import AUTO

@@ -12,9 +12,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.errors import UnavailableError
-from tandem.serving.probe import get
-from tandem.serving.supervised import ProcessState
-from tandem.serving.supervisor import Supervisor
+from tandem.process.probe import get
+from tandem.process.supervised import ProcessState
+from tandem.process.supervisor import Supervisor
 
 _TIMEOUT_S = 2.0
 _PROMPT, _OUTPUT = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"

@@ -18,7 +18,7 @@ from tandem.models.checkpoint import open_checkpoint
 from tandem.models.convert import convert
 from tandem.models.hub import resolve_model_path
 from tandem.models.output_directory import check_target
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
 
 
 class ConvertCommand(

@@ -25,7 +25,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
-from tandem.serving.settings import EngineSettings, SamplingSettings
+from tandem.process.settings import EngineSettings, SamplingSettings
 
 
 @dataclass(slots=True)

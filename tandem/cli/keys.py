@@ -23,7 +23,7 @@ from tandem.accounts.rows import key_row
 from tandem.accounts.store import AccountStore
 from tandem.core.clock import SystemClock
 from tandem.core.errors import InvalidRequestError, shown
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
 
 _FILE_COLUMNS = 200
 _WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a file"

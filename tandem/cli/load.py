@@ -26,7 +26,7 @@ from tandem.loadtest.result import LoadResult
 from tandem.loadtest.result_file import check_writable, write_json
 from tandem.loadtest.terminal import ProgressDisplay, print_result
 from tandem.loadtest.text_lengths import parse_lengths
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
 from tandem.workload.slo import Slo
 
 INTERRUPTED = 130

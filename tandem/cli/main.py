@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings
 from rich.console import Console
 
 from tandem import __version__
-from tandem.serving.command import run_command
+from tandem.process.command import run_command
 
 KEY_VERBS: Mapping[str, str] = {"create": "CreateKey", "list": "ListKeys", "show": "ShowKey", "revoke": "RevokeKey"}
 VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {

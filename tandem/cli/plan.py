@@ -28,7 +28,7 @@ from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
 
 _CANNOT_BE_MET = 1

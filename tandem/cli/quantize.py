@@ -18,12 +18,12 @@ from tandem.compute.choose import choose_kernels
 from tandem.core.errors import ConfigurationError
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.models.output_directory import check_target
+from tandem.process.settings import Settings
 from tandem.quantize.checkpoint_writer import CheckpointWriter
 from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.run import QuantizationRun
 from tandem.quantize.source import SourceModel
 from tandem.quantize.text import TextLimits, read_sequences
-from tandem.serving.settings import Settings
 from tandem.text.tokenizer import Tokenizer
 
 _USUAL_LENGTH: Final = 512

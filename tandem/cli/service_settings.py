@@ -13,8 +13,8 @@ from pydantic import Field, SecretStr, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from tandem.gateway.settings import GatewaySettings
-from tandem.serving.router_settings import RouterSettings
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
+from tandem.router.settings import RouterSettings
 from tandem.worker.settings import WorkerSettings
 
 _SERVICES: Mapping[str, type[Settings]] = {

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.core.errors import InvalidRequestError, UnavailableError, shown, without_password
-from tandem.serving.probe import get
-from tandem.serving.settings import Settings
+from tandem.process.probe import get
+from tandem.process.settings import Settings
 
 _TIMEOUT_S = 10.0
 _BAR_CHARACTERS = 24

@@ -46,13 +46,13 @@ from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
 from tandem.models.default_model import NAME as DEFAULT_MODEL
 from tandem.models.hub import resolve_model_path, served_name
-from tandem.serving.cores import parse_cpus, share_cores
-from tandem.serving.gpus import share_gpus
-from tandem.serving.ports import free_ports
-from tandem.serving.process_spec import RestartPolicy
-from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_anonymous, secret_of
-from tandem.serving.supervisor import Supervisor
-from tandem.serving.topology import DECODE, LOOPBACK, PREFILL, Topology
+from tandem.process.cores import parse_cpus, share_cores
+from tandem.process.gpus import share_gpus
+from tandem.process.ports import free_ports
+from tandem.process.process_spec import RestartPolicy
+from tandem.process.settings import MAKE_SECRET, Address, EngineSettings, check_anonymous, secret_of
+from tandem.process.supervisor import Supervisor
+from tandem.process.topology import DECODE, LOOPBACK, PREFILL, Topology
 from tandem.text.chat_template import ChatTemplate
 from tandem.tls.renewal import RenewedCertificates
 

@@ -10,7 +10,7 @@ from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.open import open_store
 from tandem.accounts.rows import usage_text
 from tandem.core.clock import SystemClock
-from tandem.serving.settings import Settings
+from tandem.process.settings import Settings
 
 
 class UsageCommand(Settings, cli_prog_name="tandem usage"):

@@ -26,9 +26,9 @@ from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
-from tandem.serving.ports import bound
-from tandem.serving.settings import check_anonymous
-from tandem.serving.signals import exit_when_told
+from tandem.process.ports import bound
+from tandem.process.settings import check_anonymous
+from tandem.process.signals import exit_when_told
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
 

@@ -9,8 +9,8 @@ from pydantic import Field, SecretStr, field_validator
 
 from tandem.accounts.store import LEASE_S
 from tandem.gateway.body import BodyLimits
-from tandem.serving.peer_settings import PeerSettings
-from tandem.serving.settings import Address, required_secret
+from tandem.process.peer_settings import PeerSettings
+from tandem.process.settings import Address, required_secret
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")

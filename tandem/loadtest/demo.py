@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tandem.serving.command import run_command
-from tandem.serving.ports import free_ports
-from tandem.serving.settings import Settings
+from tandem.process.command import run_command
+from tandem.process.ports import free_ports
+from tandem.process.settings import Settings
 
 _HOST = "127.0.0.1"
 _START_S = 120.0

@@ -44,12 +44,12 @@ from tandem.gateway.settings import GatewaySettings
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
+from tandem.router.process import RouterProcess, serving_router
+from tandem.router.settings import RouterSettings
 from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
-from tandem.serving.router_process import RouterProcess, serving_router
-from tandem.serving.router_settings import RouterSettings
 from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
@@ -210,7 +210,7 @@ async def serving_simulated_worker(
 async def serving_simulated_router(
     environment: SimulatedEnvironment, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
-    """Runs a router for the time of the block, by `router_process.serving_router`."""
+    """Runs a router for the time of the block, by `router.process.serving_router`."""
     options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options)
     async with serving_router(settings) as router:

@@ -27,14 +27,14 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
+from tandem.process.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, list_interval_s
+from tandem.process.discovery_choice import open_discovery
+from tandem.process.ports import free_ports
+from tandem.process.signals import exit_when_told
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, list_interval_s
-from tandem.serving.discovery_choice import open_discovery
-from tandem.serving.ports import free_ports
-from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics

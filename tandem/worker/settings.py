@@ -17,9 +17,9 @@ from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import OFF, has_weights
 from tandem.models.hub import served_name
+from tandem.process.peer_settings import PeerSettings
+from tandem.process.settings import EngineSettings, required_secret
 from tandem.routing.snapshot import Role
-from tandem.serving.peer_settings import PeerSettings
-from tandem.serving.settings import EngineSettings, required_secret
 
 AUTO = "auto"
 _IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)

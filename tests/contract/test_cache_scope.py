@@ -21,9 +21,9 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.request import ChoiceRequest, ServeRequest
+from tandem.process.fleet_view import Chain
 from tandem.rpc import message_forms as forms
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, PrefillCall, WorkerAddress
-from tandem.serving.fleet_view import Chain
 from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import TINY, drain

@@ -15,15 +15,15 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError
 from tandem.kube.api import open_api
 from tandem.kube.pod_watch import WatchTerms
+from tandem.process.discovery import Discovery, EmbeddedDiscovery, RouterDiscovery
+from tandem.process.discovery_kubernetes import KubernetesDiscovery
+from tandem.process.discovery_redis import RedisDiscovery
+from tandem.router.process import serving_router
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
-from tandem.serving.discovery import Discovery, EmbeddedDiscovery, RouterDiscovery
-from tandem.serving.discovery_kubernetes import KubernetesDiscovery
-from tandem.serving.discovery_redis import RedisDiscovery
-from tandem.serving.router_process import serving_router
 from tests.helpers.kube_fake import running_fake
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.helpers.secret import AS_WORKER
-from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
+from tests.unit.process.stub_workers import PATIENT_S, record, router_settings
 
 KEY = "{tandem}:workers"
 

@@ -29,7 +29,7 @@ from tandem.kube.leader import LeaderElection
 from tandem.kube.lease import Lease
 from tandem.kube.pod import PodEvent
 from tandem.kube.pod_watch import PodWatch, WatchTerms
-from tandem.serving.discovery_kubernetes import KubernetesDiscovery
+from tandem.process.discovery_kubernetes import KubernetesDiscovery
 from tests.helpers.kube_fake.backends import Backend, fake_backend, real_backend
 from tests.helpers.kube_fake.gate import Gate, gate_before
 from tests.helpers.kube_fake.rules import Rule

@@ -26,8 +26,8 @@ from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.locality.redis import RedisIndex
+from tandem.process.discovery_redis import RedisDiscovery
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
-from tandem.serving.discovery_redis import RedisDiscovery
 from tests.helpers.helm import CHART
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.redis_users import ROLES, role_url, running_roles

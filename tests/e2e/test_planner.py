@@ -22,7 +22,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 from tests.helpers.cluster import ROOT, Cluster, running_cluster
 from tests.helpers.kube_fake import KubeFake, running_fake
 from tests.helpers.secret import SECRET

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from tandem.core.errors import TandemError, WorkerLostError
+from tandem.process.ports import free_ports
 from tandem.rpc import caller_watch
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials, ProcessRole
-from tandem.serving.ports import free_ports
 from tandem.tls.authority import Authority
 from tandem.tls.files import CA, TlsFiles
 from tandem.tls.identity import CertifiedRole

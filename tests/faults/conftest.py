@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.process.ports import free_ports
 from tandem.rpc.messages import WorkerAddress
-from tandem.serving.ports import free_ports
 from tests.faults.matrix import Matrix, property_of
 from tests.faults.scene import WORKER_FLAGS, Scene, save_slow_model
 from tests.faults.streams import Asked, Known, asked_of

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 from tests.helm.cases import MINIMAL
 from tests.helm.renders import rendered
 from tests.helm.test_certificates import drawn

@@ -194,7 +194,7 @@ def test_queries_name_metrics_that_are_exported() -> None:
     """What KEDA asks Prometheus, and what the HPA's rule renames, exist in the code."""
     source = "\n".join(
         (ROOT / "tandem" / path).read_text()
-        for path in ("telemetry/engine_metrics.py", "gateway/metrics.py", "serving/router_metrics.py")
+        for path in ("telemetry/engine_metrics.py", "gateway/metrics.py", "router/metrics.py")
     )
     queries = (CHART / "templates" / "scaledobjects.yaml").read_text()
     names = set(re.findall(r"\(((?:vllm:|tandem_)\w+)\{\{", queries))

@@ -20,12 +20,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.errors import TandemError
+from tandem.process.child import launch_command
+from tandem.process.cores import Share
+from tandem.process.ports import free_ports
+from tandem.process.process_spec import ProcessSpec
+from tandem.process.topology import LOOPBACK, Topology
 from tandem.rpc.client import RouterClient
-from tandem.serving.child import launch_command
-from tandem.serving.cores import Share
-from tandem.serving.ports import free_ports
-from tandem.serving.process_spec import ProcessSpec
-from tandem.serving.topology import LOOPBACK, Topology
 from tests.helpers import event_loop
 from tests.helpers.fork_server import SERVER, ForkedProcess, is_forkable
 from tests.helpers.secret import AS_GATEWAY, SECRET

@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.serving.child import pin_to, tie_to
+from tandem.process.child import pin_to, tie_to
 
 ROOT = Path(__file__).parents[2]
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
 """Variables that libraries read when they are imported: those of a worker with a share of one core."""
-IMPORTED = ("tandem.worker.process", "tandem.gateway.server", "tandem.serving.router_process")
+IMPORTED = ("tandem.worker.process", "tandem.gateway.server", "tandem.router.process")
 _MAX_BYTES = 1 << 18
 _POLL_S = 0.005
 

@@ -20,8 +20,8 @@ from pydantic_settings import BaseSettings
 
 from tandem.cli.load import LoadCommand
 from tandem.gateway.settings import GatewaySettings
-from tandem.scaling.settings import PlannerSettings
-from tandem.serving.router_settings import RouterSettings
+from tandem.planner_service.settings import PlannerSettings
+from tandem.router.settings import RouterSettings
 from tandem.worker.settings import DecodeSettings, PrefillSettings
 from tools.fetch_helm import DIRECTORY as TOOLS
 

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 from tests.helpers.redis_server import MISSING, RedisServer
 
 SERVICE = "tandem"

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 
 MISSING = "redis-server is not on PATH: install it with the system's package manager (apt-get install redis-server)"
 _READY_S = 10.0

@@ -42,7 +42,7 @@ def both(images: Images) -> tuple[str, str]:
 def test_the_control_plane_has_no_torch(images: Images, journal: Journal) -> None:
     source = (
         "import importlib.util as u, sys\n"
-        "import tandem.gateway.app, tandem.serving.router_process, tandem.kube, tandem.planning\n"
+        "import tandem.gateway.app, tandem.router.process, tandem.kube, tandem.planning\n"
         "import kubernetes, matplotlib, httpx\n"
         "assert u.find_spec('torch') is None and 'torch' not in sys.modules\n"
         "print('clean')"

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.architecture.registry import ARCHITECTURES
+
 ROOT = Path(__file__).parents[2]
+MAX_FAMILY_LINES = 80
 
 # They ask a `StateSpec`, whatever kind of state it is of.
 ASKING = ("core", "kvcache", "scheduler", "engine", "worker", "transport", "locality", "routing", "planning", "rpc")
@@ -131,3 +134,13 @@ def test_a_scope_is_passed_on_whole() -> None:
         if "v1" not in path.parts and looks_into_a_scope(path.read_text())
     }
     assert readers == SCOPE_READERS
+
+
+def test_a_family_is_one_short_file() -> None:
+    """Whatever does not fit is a helper that says what it describes, or a part of `base`."""
+    families = ROOT / "tandem" / "architecture" / "families"
+    lines = {
+        module: (families / f"{module}.py").read_text().count("\n")
+        for module in {entry.module for entry in ARCHITECTURES.values()}
+    }
+    assert not {module: count for module, count in lines.items() if count > MAX_FAMILY_LINES}

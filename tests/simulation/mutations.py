@@ -21,12 +21,12 @@ from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.process import fleet_view
+from tandem.process.fleet_view import FleetView
 from tandem.rpc.messages import ConfirmAnswer
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
 from tandem.scheduler.scheduler import Scheduler
-from tandem.serving import fleet_view
-from tandem.serving.fleet_view import FleetView
 from tandem.worker import service
 from tandem.worker.fetch import Fetch
 from tandem.worker.leases import LeaseBook

@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import Field
 from rich.console import Console
 
-from tandem.serving.command import run_command
-from tandem.serving.settings import Settings
+from tandem.process.command import run_command
+from tandem.process.settings import Settings
 from tools.clients.catalogue import CLIENTS, Client
 from tools.clients.environment import InstallError, prepare
 from tools.clients.report import ClientReport, save, show

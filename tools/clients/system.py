@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 
 _HOST = "127.0.0.1"
 _START_S = 180.0

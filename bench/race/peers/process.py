@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from bench.race.system import NotHere
-from tandem.serving.ports import free_ports
+from tandem.process.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 HOST = "127.0.0.1"

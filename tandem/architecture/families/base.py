@@ -5,7 +5,7 @@ engines compute something else because of it.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -256,6 +256,16 @@ def pre_norm_layer(
         before_mixer=sizes.norm(f"{prefix}.input_layernorm"),
         before_feed_forward=sizes.norm(f"{prefix}.post_attention_layernorm"),
     )
+
+
+def pre_norm_layers(
+    sizes: Sizes, mixers: Iterable[MixerSpec], blocks: Iterable[FeedForwardSpec | None]
+) -> list[LayerSpec]:
+    """Layers of these mixers and blocks, each as `pre_norm_layer` makes it."""
+    return [
+        pre_norm_layer(sizes, index, mixer, block)
+        for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
+    ]
 
 
 def sandwich_layer(

@@ -32,11 +32,24 @@ def mixture_of_experts(
     return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts, shared=shared)
 
 
-def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> MixtureOfExpertsSpec:
-    """Experts of `intermediate_size` elements, with tensors w1 (gate), w3 (up) and w2 (down), as named by Mixtral."""
-    return MixtureOfExpertsSpec(
-        router=router.under(prefix),
-        experts=tuple(_mixtral_expert(sizes, f"{prefix}.experts.{expert}") for expert in range(router.num_experts)),
+def mixtral_experts(
+    sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int | None = None
+) -> MixtureOfExpertsSpec:
+    """Experts with tensors `{prefix}.experts.{i}` named as Mixtral's. `intermediate`: as `mixtral_gated`."""
+    experts = tuple(
+        mixtral_gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
+    )
+    return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts)
+
+
+def mixtral_gated(sizes: base.Sizes, prefix: str, intermediate: int | None = None) -> GatedSpec:
+    """A gated block with tensors w1 (gate), w3 (up) and w2 (down). `intermediate`: None = `intermediate_size`."""
+    width = sizes.intermediate if intermediate is None else intermediate
+    return GatedSpec(
+        gate=LinearSpec(f"{prefix}.w1", width, sizes.hidden),
+        up=LinearSpec(f"{prefix}.w3", width, sizes.hidden),
+        down=LinearSpec(f"{prefix}.w2", sizes.hidden, width, axis=ShardAxis.ROW),
+        activation=sizes.activation,
     )
 
 
@@ -53,13 +66,4 @@ def alternating_experts(sizes: base.Sizes, prefix: str, num_experts: int) -> tup
     return tuple(
         from_alternating_stack(base.gated(sizes, f"{prefix}.{expert}", bias=True), prefix, expert)
         for expert in range(num_experts)
-    )
-
-
-def _mixtral_expert(sizes: base.Sizes, prefix: str) -> GatedSpec:
-    return GatedSpec(
-        gate=LinearSpec(f"{prefix}.w1", sizes.intermediate, sizes.hidden),
-        up=LinearSpec(f"{prefix}.w3", sizes.intermediate, sizes.hidden),
-        down=LinearSpec(f"{prefix}.w2", sizes.hidden, sizes.intermediate, axis=ShardAxis.ROW),
-        activation=sizes.activation,
     )

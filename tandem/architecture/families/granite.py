@@ -1,12 +1,14 @@
 """GraniteForCausalLM: Granite 3. As Llama, with a multiplier on embeddings, scores, residual branches and logits."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
 
-_DEFAULTS = base.Defaults(
+DEFAULTS: Final = base.Defaults(
     max_positions=2048,
     eos_token_id=2,
     bos_token_id=1,
@@ -19,9 +21,8 @@ _DEFAULTS = base.Defaults(
 
 
 def _read_model(fields: Fields) -> ModelSpec:
-    sizes = base.read_sizes(fields, _DEFAULTS)
+    sizes = base.read_sizes(fields, DEFAULTS)
     rope, scale = sizes.rope(fields), fields.number("attention_multiplier", 1.0)
-    residual_scale = fields.number("residual_multiplier", 1.0)
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     layers = [
         base.pre_norm_layer(
@@ -32,16 +33,22 @@ def _read_model(fields: Fields) -> ModelSpec:
         )
         for index in range(sizes.num_layers)
     ]
-    model = base.build_model(
-        "granite",
+    model = build_model("granite", fields, sizes, layers)
+    base.check_unread(fields)
+    return model
+
+
+def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable[LayerSpec]) -> ModelSpec:
+    """The model of these layers, with the multipliers of residual branches, embeddings and logits."""
+    residual_scale = fields.number("residual_multiplier", 1.0)
+    return base.build_model(
+        family,
         fields,
         sizes,
         [replace(layer, residual_scale=residual_scale) for layer in layers],
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),
     )
-    base.check_unread(fields)
-    return model
 
 
 FAMILY = base.Family(_read_model)

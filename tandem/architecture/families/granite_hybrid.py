@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from tandem.architecture.families import base
+from tandem.architecture.expert_stacks import from_stack
+from tandem.architecture.families import base, granite
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.state_space import CHUNK_KEYS, read_kinds, read_state_space
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
@@ -10,38 +11,17 @@ from tandem.architecture.fields import MAX_COUNT, Fields
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.architecture.tensors import LinearSpec, ShardAxis, Source
+from tandem.architecture.tensors import LinearSpec
 
-_DEFAULTS = base.Defaults(
-    max_positions=2048,
-    eos_token_id=2,
-    bos_token_id=1,
-    hidden=4096,
-    intermediate=11_008,
-    layers=32,
-    heads=32,
-    vocab=32_000,
-)
 _UNUSED_KEYS = (*CHUNK_KEYS, "normalization_function", "init_method", "embedding_init_range")
 _ROPE = "rope"
 
 
 def _read_model(fields: Fields) -> ModelSpec:
-    sizes = base.read_sizes(fields, _DEFAULTS)
+    sizes = base.read_sizes(fields, granite.DEFAULTS)
     mixers, blocks = _read_mixers(fields, sizes), _read_blocks(fields, sizes)
-    residual_scale = fields.number("residual_multiplier", 1.0)
-    layers = [
-        replace(base.pre_norm_layer(sizes, index, mixer, block), residual_scale=residual_scale)
-        for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
-    ]
-    model = base.build_model(
-        "granite_hybrid",
-        fields,
-        sizes,
-        layers,
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
-    )
+    layers = base.pre_norm_layers(sizes, mixers, blocks)
+    model = granite.build_model("granite_hybrid", fields, sizes, layers)
     base.check_unread(fields, (*_UNUSED_KEYS, *TRAINING_KEYS))
     return model
 
@@ -92,18 +72,9 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec]:
 def _gated(sizes: base.Sizes, prefix: str, width: int, expert: int | None) -> GatedSpec:
     """A gated block whose gate and up are one tensor, gate first; `expert`: its entry in a stack of such blocks."""
     name = prefix if expert is None else f"{prefix}.{expert}"
-
-    def half(part: str, start: int) -> LinearSpec:
-        source = Source(f"{prefix}.input_linear.weight", expert, start=start, stop=start + width)
-        return LinearSpec(f"{name}.{part}", width, sizes.hidden, weight_source=source)
-
-    down = Source(f"{prefix}.output_linear.weight", expert)
-    return GatedSpec(
-        gate=half("gate_proj", 0),
-        up=half("up_proj", width),
-        down=LinearSpec(f"{name}.output_linear", sizes.hidden, width, axis=ShardAxis.ROW, weight_source=down),
-        activation=sizes.activation,
-    )
+    plain = base.gated(sizes, name, width)
+    named = replace(plain, down=replace(plain.down, name=f"{name}.output_linear"))
+    return from_stack(named, prefix, expert, "input_linear.weight", "output_linear.weight")
 
 
 FAMILY = base.Family(_read_model)

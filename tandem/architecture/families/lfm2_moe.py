@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from tandem.architecture.families import base, lfm2
-from tandem.architecture.families.experts import TRAINING_KEYS, read_num_experts
-from tandem.architecture.feed_forward import FeedForwardSpec, MixtureOfExpertsSpec, RouterSpec, Score
+from tandem.architecture.families.experts import TRAINING_KEYS, mixtral_experts, mixtral_gated, read_num_experts
+from tandem.architecture.families.lfm2_mixers import read_mixers
+from tandem.architecture.feed_forward import FeedForwardSpec, RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec, TensorSpec
@@ -21,13 +22,10 @@ def _read_model(fields: Fields) -> ModelSpec:
     def block(index: int) -> FeedForwardSpec:
         prefix = f"{base.layer_prefix(index)}.feed_forward"
         if index < num_dense:
-            return lfm2.gated(sizes, prefix, sizes.intermediate)
-        experts = [lfm2.gated(sizes, f"{prefix}.experts.{expert}", width) for expert in range(router.num_experts)]
-        return MixtureOfExpertsSpec(router=router.under(prefix), experts=tuple(experts))
+            return mixtral_gated(sizes, prefix)
+        return mixtral_experts(sizes, prefix, router, width)
 
-    layers = [
-        lfm2.layer(sizes, index, mixer, block(index)) for index, mixer in enumerate(lfm2.read_mixers(fields, sizes))
-    ]
+    layers = [lfm2.layer(sizes, index, mixer, block(index)) for index, mixer in enumerate(read_mixers(fields, sizes))]
     model = lfm2.finish(fields, sizes, base.build_model("lfm2_moe", fields, sizes, layers))
     base.check_unread(fields, (*lfm2.UNUSED_KEYS, *TRAINING_KEYS))
     return model

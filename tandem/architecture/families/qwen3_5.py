@@ -42,10 +42,7 @@ def build_text_model(
     family: str, fields: Fields, sizes: base.Sizes, mixers: list[MixerSpec], blocks: list[FeedForwardSpec | None]
 ) -> ModelSpec:
     """The model of these layers; None = the usual gated block."""
-    layers = [
-        base.pre_norm_layer(sizes, index, mixer, block)
-        for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
-    ]
+    layers = base.pre_norm_layers(sizes, mixers, blocks)
     return base.build_model(family, fields, sizes, layers, unserved=MTP)
 
 

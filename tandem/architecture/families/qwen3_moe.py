@@ -22,10 +22,7 @@ def _read_model(fields: Fields) -> ModelSpec:
         window = None
     mixers = read_attention(fields, sizes, (window,) * sizes.num_layers)
     blocks = read_blocks(fields, sizes, num_experts=128, top_k=8, width=768)
-    layers = [
-        base.pre_norm_layer(sizes, index, mixer, block)
-        for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
-    ]
+    layers = base.pre_norm_layers(sizes, mixers, blocks)
     model = base.build_model("qwen3_moe", fields, sizes, layers)
     base.check_unread(fields, TRAINING_KEYS)
     return model

@@ -7,7 +7,7 @@ import pytest
 from tandem.cli.checks import check_model, check_port, check_widths
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.kvcache.ranked_layout import RankedLayout
-from tandem.serving.ports import bound
+from tandem.process.ports import bound
 from tests.helpers.checkpoints import edit_config, save_tiny_qwen2
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import write_byte_tokenizer

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tandem.cli.cluster_status import ClusterStatus
-from tandem.serving.supervisor import Supervisor
+from tandem.process.supervisor import Supervisor
 
 METRICS = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
 WORKERS = b"""{"workers": [

@@ -15,7 +15,7 @@ from tandem.cli.quantize import QuantizeCommand
 from tandem.cli.trace import TraceCommand
 from tandem.cli.up import UpCommand
 from tandem.cli.usage import UsageCommand
-from tandem.scaling.settings import PlannerSettings
+from tandem.planner_service.settings import PlannerSettings
 
 COMMANDS = [
     UpCommand,

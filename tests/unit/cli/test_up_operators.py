@@ -7,7 +7,7 @@ import pytest
 
 from tandem.cli.up import UpCommand
 from tandem.core.errors import ConfigurationError
-from tandem.serving.topology import Topology
+from tandem.process.topology import Topology
 
 
 def topology(tmp_path: Path, **settings: object) -> Topology:

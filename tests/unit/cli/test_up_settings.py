@@ -11,8 +11,8 @@ from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.up import _OWN, UpCommand
 from tandem.core.errors import ConfigurationError
 from tandem.gateway.settings import GatewaySettings
-from tandem.serving.command import run_command
-from tandem.serving.router_settings import RouterSettings
+from tandem.process.command import run_command
+from tandem.router.settings import RouterSettings
 from tandem.worker.settings import WorkerSettings
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"

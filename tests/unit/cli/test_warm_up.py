@@ -8,7 +8,7 @@ import pytest
 
 from tandem.cli.warm_up import warm_up
 from tandem.core.errors import UnavailableError
-from tandem.serving.ports import bound
+from tandem.process.ports import bound
 from tests.helpers.fake_backend import MODEL, FakeCluster, tell
 
 

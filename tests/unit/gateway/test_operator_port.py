@@ -10,7 +10,7 @@ import pytest
 
 from tandem.accounts.key import new_key
 from tandem.core.errors import ConfigurationError
-from tandem.serving.settings import check_anonymous
+from tandem.process.settings import check_anonymous
 from tests.helpers.fake_backend import MODEL, FakeCluster, tell
 
 OPERATORS = ("/metrics", "/admin/workers", "/admin/decisions", "/admin/overview")

@@ -276,7 +276,7 @@ sys.modules["kubernetes"] = None
 from tandem.core.errors import ConfigurationError
 from tandem.kube.access import Access
 from tandem.kube.api import open_api
-import tandem.serving.discovery_kubernetes, tandem.serving.router_process
+import tandem.process.discovery_kubernetes, tandem.router.process
 try:
     open_api(Access(url="http://h"))
 except ConfigurationError as error:

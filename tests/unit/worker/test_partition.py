@@ -9,16 +9,16 @@ from pathlib import Path
 
 from tandem.core.errors import TandemError
 from tandem.core.scope import CacheScope
+from tandem.process.ports import free_ports
+from tandem.router.process import serving_router
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer
 from tandem.rpc.server import serve_worker
-from tandem.serving.ports import free_ports
-from tandem.serving.router_process import serving_router
 from tests.helpers.callers import WorkerCaller
 from tests.helpers.handoffs import PROMPT
 from tests.helpers.secret import AS_GATEWAY, serving_as
 from tests.helpers.workers import GREEDY, Middleman, Pair, at_rest, generated, pair_of, until
-from tests.unit.serving.stub_workers import router_settings
+from tests.unit.process.stub_workers import router_settings
 
 OF_PEERS = {"greet", "prefill", "lease", "renew", "confirm", "release"}  # NOTE: routers ask only status and watch
 

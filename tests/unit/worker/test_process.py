@@ -28,11 +28,11 @@ from tandem.core.scope import UNSCOPED
 from tandem.engine.engine import Engine
 from tandem.gateway.errors import problem_of
 from tandem.locality.redis import RedisIndex
+from tandem.process.ports import free_ports
+from tandem.router.process import serving_router
+from tandem.router.settings import RouterSettings
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall, WorkerAddress, WorkerRecord, WorkerStatus
-from tandem.serving.ports import free_ports
-from tandem.serving.router_process import serving_router
-from tandem.serving.router_settings import RouterSettings
 from tandem.worker.process import EXIT_STUCK, WorkerProcess, _announce, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tandem.worker.sources import Sources

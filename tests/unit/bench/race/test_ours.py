@@ -8,7 +8,7 @@ import pytest
 from bench.race.ours import Tandem, ours
 from tandem.cli.up import UpCommand
 from tandem.core.errors import UnavailableError
-from tandem.serving.settings import EngineSettings
+from tandem.process.settings import EngineSettings
 
 
 def test_both_ways_serve_the_same_model_with_the_same_engine(tmp_path: Path) -> None:

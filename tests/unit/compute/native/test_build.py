@@ -13,7 +13,7 @@ from tandem.compute.native.build import build
 from tandem.compute.native.core_board import CoreBoard
 from tandem.compute.native.sampling import load_draws
 from tandem.core.errors import ConfigurationError
-from tandem.serving.cores import Share
+from tandem.process.cores import Share
 from tests.helpers.native_kernels import FLAG_OF_MACRO, load_or_skip
 
 FAKE_COMPILER = """#!/bin/sh

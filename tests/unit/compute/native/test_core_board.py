@@ -8,7 +8,7 @@ import pytest
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.core_board import CoreBoard, MissingBoardError
 from tandem.core.errors import ConfigurationError
-from tandem.serving.cores import Share
+from tandem.process.cores import Share
 from tests.unit.compute.native.test_pool import kernels, needs_proc, run
 
 __all__ = ["kernels"]
@@ -16,7 +16,7 @@ __all__ = ["kernels"]
 BOARD = """
 from pathlib import Path
 from tandem.compute.native.core_board import CoreBoard
-from tandem.serving.cores import Share
+from tandem.process.cores import Share
 
 def run_ns():
     return {t: int(open(f"/proc/self/task/{t}/schedstat").read().split()[0]) for t in os.listdir("/proc/self/task")}

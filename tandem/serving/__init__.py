@@ -1,1 +1,0 @@
-"""Parts that all processes share: settings, lifecycle and discovery."""
