@@ -15,7 +15,7 @@ import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import LayerRecurrent
-from tandem.compute.attention import StateBackend
+from tandem.compute.attention import Backends, StateBackend
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.prefix import NULL_BLOCK
 
@@ -127,13 +127,13 @@ class _RecurrentDrafts:
             backend.recur(inputs.take(rows), params, self.state, batch)
 
 
-def settle(batch: AttentionBatch, num_right: Sequence[int], backend: StateBackend[Any], state: Any) -> None:
+def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, state: Any) -> None:
     """Carry the states of a KV group on, behind the drafts of a step that were right.
 
     Args:
         batch: of the step and KV group.
         num_right: of each request in it, how many of its drafts were.
-        backend: of these states.
+        backends: by kind of state.
         state: of any layer of the KV group.
     """
     drafted = batch.drafted
@@ -156,6 +156,7 @@ def settle(batch: AttentionBatch, num_right: Sequence[int], backend: StateBacken
         max_seq_len=int((before + counts).max()),
         drafted=None,
     )
+    backend: StateBackend[RecurrentSpec] = backends[RecurrentSpec]
     prepared, own = backend.prepare(accepted, state, ()), torch.from_numpy(rows).to(device)
     for layer in drafted.layers:
         layer.settle(backend, prepared, own)

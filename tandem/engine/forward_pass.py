@@ -135,7 +135,7 @@ class ForwardPass:
         in_batch = np.asarray(num_right)[np.argsort(inputs.first_tokens)].tolist()
         for group, batch in zip(self.layout.groups, inputs.batches, strict=True):
             if batch.drafted is not None:
-                settle(batch, in_batch, self._backends[type(group.spec)], self._arena.layers[group.layers[0]])
+                settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
                 self.await_kernels()
 
     def await_kernels(self) -> None:

@@ -177,7 +177,7 @@ def test_a_state_goes_on_behind_right_drafts(
     batch.keep_columns(batch.with_columns(columns[start : kept + 9], drafted), drafted)
     batch.note_drafts(drafted, columns[start : kept + 9], (inputs, params))
     backend.recur(inputs, params, drafted, batch)
-    settle(step, [num_right], backend, drafted)
+    settle(step, [num_right], {RecurrentSpec: backend}, drafted)
     page = 1 + (kept + num_right - 1) // BLOCK_SIZE
     assert drafted.matrices is not None
     assert plain.matrices is not None
