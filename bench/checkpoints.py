@@ -47,9 +47,29 @@ EXPERT_SHAPES: dict[str, dict[str, int]] = {
     },
 }
 
+HYBRID_SHAPES: dict[str, dict[str, Any]] = {
+    "hybrid-124m": {  # Granite 4 without experts: eleven layers of Mamba-2 around one of attention
+        "hidden_size": 768,
+        "shared_intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "layer_types": ["linear_attention"] * 5 + ["full_attention"] + ["linear_attention"] * 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 32,
+        "mamba_d_state": 128,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "nope",
+        "vocab_size": 32000,
+    },
+}
+
 
 def random_checkpoint(shape: str) -> Path:
-    """A bfloat16 checkpoint of Qwen3 or, of `EXPERT_SHAPES`, Qwen3-MoE, with the demo's tokenizer; made once."""
+    """A bfloat16 checkpoint of Qwen3, of `EXPERT_SHAPES` Qwen3-MoE or of `HYBRID_SHAPES` Granite 4, with the demo's
+    tokenizer; made once.
+    """
     cache = Path(os.environ.get("TANDEM_CACHE_DIR", Path.home() / ".cache" / "tandem"))
     path = cache / "bench" / shape
     if not (path / "complete").exists():
@@ -62,7 +82,7 @@ def random_checkpoint(shape: str) -> Path:
 def _make(shape: str, path: Path) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {
-        **(SHAPES | EXPERT_SHAPES)[shape],
+        **(SHAPES | EXPERT_SHAPES | HYBRID_SHAPES)[shape],
         "tie_word_embeddings": True,
         "max_position_embeddings": 40960,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
@@ -73,6 +93,9 @@ def _make(shape: str, path: Path) -> None:
     try:
         if shape in SHAPES:
             model: Any = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**options))
+        elif shape in HYBRID_SHAPES:
+            config: Any = transformers.GraniteMoeHybridConfig(mamba_n_groups=1, **options)
+            model = transformers.GraniteMoeHybridForCausalLM(config)
         else:
             config = transformers.Qwen3MoeConfig(norm_topk_prob=True, **options)
             model = transformers.Qwen3MoeForCausalLM(config)

@@ -26,6 +26,7 @@ from tandem.core.config import EngineConfig
 from tandem.core.draft_counts import DraftCounts
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.models.default_model import NAME
@@ -66,13 +67,13 @@ class Run:
 
 
 class Speaker:
-    """An engine with one drafter, or none."""
+    """An engine with one drafter, or none; `speculation` in place of a named one."""
 
-    def __init__(self, path: Path, drafter: str) -> None:
+    def __init__(self, path: Path, drafter: str, speculation: Speculation | None = None) -> None:
         config = EngineConfig(
             model=str(path), dtype="bfloat16", max_model_len=4096, kv_cache_bytes=KV_BYTES, speculate=drafter
         )
-        self.engine: Engine = build_engine(config)
+        self.engine: Engine = build_engine(config, speculation=speculation)
         self._numbers = count()
 
     def run(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Run:
@@ -198,21 +199,23 @@ def measure(
             for _ in range(rounds):
                 for name in order.sample(sorted(speakers), len(speakers)):
                     runs[name].append(speakers[name].run(list(islice(cycle(asked), batch)), num_tokens))
-            _require_equal(workload, runs)
-            rows += _rows(f"{workload}, batch {batch}", runs, load.cores())
+            require_equal(workload, runs)
+            rows += rows_of(f"{workload}, batch {batch}", runs, load.cores())
     for speaker in speakers.values():
         speaker.engine.close()
     return Report("speculate", {"model": str(model or NAME), "tokens": num_tokens, "rounds": rounds}, rows)
 
 
-def _require_equal(workload: str, runs: Mapping[str, Sequence[Run]]) -> None:
+def require_equal(workload: str, runs: Mapping[str, Sequence[Run]]) -> None:
+    """Raises `RuntimeError` where drafts changed a token."""
     expected = runs[OFF][0].answers
     for name, found in runs.items():
         if any(run.answers != expected for run in found):
             raise RuntimeError(f"{workload}: {name} has other tokens than without drafts")
 
 
-def _rows(workload: str, runs: Mapping[str, Sequence[Run]], foreign_cores: float) -> list[Row]:
+def rows_of(workload: str, runs: Mapping[str, Sequence[Run]], foreign_cores: float) -> list[Row]:
+    """Speeds, and ratios to the turn without drafts in the same round."""
     rows = []
     for name, found in runs.items():
         rates = tuple(run.tokens_per_s for run in found)

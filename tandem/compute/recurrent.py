@@ -1,10 +1,12 @@
 """The seam between the model and what carries recurrent states forward.
 
 A request's state stands in the page of the block of its last computed token. A step reads it there and writes the state
-after each of its blocks that has a page: those kept for later requests, and the last one.
+after each of its blocks that has a page: those kept for later requests, and the last one. Of a request with drafts it
+writes the state before them; `settle` carries it on behind those that were right, from what the layers had computed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +15,9 @@ import torch
 
 from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import LayerRecurrent
-from tandem.compute.attention import StateBackend
+from tandem.compute.attention import Backends, StateBackend
 from tandem.compute.step import AttentionBatch
+from tandem.kvcache.prefix import NULL_BLOCK
 
 IntArray = npt.NDArray[np.int64]
 
@@ -24,7 +27,8 @@ class RecurrentBatch(AttentionBatch):
     """A batch with the states that it reads and writes.
 
     `first_write`: of each request in the lists of what is written; a request's are in order, its last one is that of
-    its last token. `tap_rows` and `column_rows` are rows of `with_columns`.
+    its last token, in the null block if that is a draft. `tap_rows` and `column_rows` are rows of `with_columns`.
+    `draft_rows`: tokens of the step that are drafts.
     """
 
     read_pages: torch.Tensor  # [num_requests] int64
@@ -34,6 +38,7 @@ class RecurrentBatch(AttentionBatch):
     write_ends: torch.Tensor  # [num_writes] int64, the token of the step before which the state is
     tap_rows: torch.Tensor  # [num_tokens, taps] int64, oldest first
     column_rows: torch.Tensor  # [num_writes, taps - 1] int64
+    draft_rows: torch.Tensor  # [num_drafts] int64
 
     def with_columns(self, x: torch.Tensor, state: LayerRecurrent) -> torch.Tensor:
         """The columns that requests had before the step, then `x` [num_tokens, channels]."""
@@ -52,9 +57,25 @@ class RecurrentBatch(AttentionBatch):
         out = rows[self.tap_rows[:, 0]].float().mul_(weight[0])
         for tap in range(1, weight.shape[0]):
             out.add_(rows[self.tap_rows[:, tap]].float().mul_(weight[tap]))
+        self.keep_columns(rows, state)
+        return out if bias is None else out.add_(bias)
+
+    def keep_columns(self, rows: torch.Tensor, state: LayerRecurrent) -> None:
+        """Write the columns that follow. `rows`: of `with_columns`."""
         if self.column_rows.shape[1]:
             state.columns[self.write_pages] = rows[self.column_rows]
-        return out if bias is None else out.add_(bias)
+
+    def note_drafts(
+        self,
+        state: LayerRecurrent,
+        x: torch.Tensor,
+        recurrence: tuple["RecurrenceInputs", "RecurrenceParams"] | None = None,
+    ) -> None:
+        """Keep what carries a layer's state on behind drafts. `x` [num_tokens, channels] was convolved."""
+        if self.drafted is not None:
+            if recurrence is not None:
+                recurrence = recurrence[0].take(self.draft_rows), recurrence[1]
+            self.drafted.layers.append(_RecurrentDrafts(state, x[self.draft_rows], recurrence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +87,11 @@ class RecurrenceInputs:
     v: torch.Tensor  # [num_tokens, num_heads, rows]
     a: torch.Tensor  # [num_tokens, num_heads] or [num_tokens, num_heads, columns]
     b: torch.Tensor | None  # [num_tokens, num_heads]; None = a token's step is its beta, and there is no delta
+
+    def take(self, rows: torch.Tensor) -> "RecurrenceInputs":
+        """Those of the tokens `rows`, int64."""
+        b = None if self.b is None else self.b[rows]
+        return RecurrenceInputs(self.q[rows], self.k[rows], self.v[rows], self.a[rows], b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +112,56 @@ class RecurrentBackend(StateBackend[RecurrentSpec], Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _RecurrentDrafts:
+    """A `DraftedLayer`. `x` [num_drafts, channels]; `recurrence` None = the layer has a convolution alone."""
+
+    state: LayerRecurrent
+    x: torch.Tensor
+    recurrence: tuple[RecurrenceInputs, RecurrenceParams] | None
+
+    def settle(self, backend: RecurrentBackend, batch: RecurrentBatch, rows: torch.Tensor) -> None:
+        batch.keep_columns(batch.with_columns(self.x[rows], self.state), self.state)
+        if self.recurrence is not None:
+            inputs, params = self.recurrence
+            backend.recur(inputs.take(rows), params, self.state, batch)
+
+
+def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, state: Any) -> None:
+    """Carry the states of a KV group on, behind the drafts of a step that were right.
+
+    Args:
+        batch: of the step and KV group.
+        num_right: of each request in it, how many of its drafts were.
+        backends: by kind of state.
+        state: of any layer of the KV group.
+    """
+    drafted = batch.drafted
+    if drafted is None or not any(num_right):
+        return
+    counts, device = np.asarray(num_right, dtype=np.int64), batch.block_tables.device
+    going_on = np.flatnonzero(counts)
+    first_drafts, counts = (np.cumsum(drafted.num_drafts) - drafted.num_drafts)[going_on], counts[going_on]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    rows = np.arange(starts[-1]) + np.repeat(first_drafts - starts[:-1], counts)
+    before = batch.seq_lens.cpu().numpy()[going_on] - drafted.num_drafts[going_on]
+    requests = torch.from_numpy(going_on).to(device)
+    accepted = replace(
+        batch,
+        query_start=torch.from_numpy(starts.astype(np.int32)).to(device),
+        seq_lens=torch.from_numpy((before + counts).astype(np.int32)).to(device),
+        block_tables=batch.block_tables[requests],
+        slot_mapping=torch.full((len(rows),), -1, device=device),
+        max_query_len=int(counts.max()),
+        max_seq_len=int((before + counts).max()),
+        drafted=None,
+    )
+    backend: StateBackend[RecurrentSpec] = backends[RecurrentSpec]
+    prepared, own = backend.prepare(accepted, state, ()), torch.from_numpy(rows).to(device)
+    for layer in drafted.layers:
+        layer.settle(backend, prepared, own)
+
+
 def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> RecurrentBatch:
     """The pages that each request's state is read from and written to. `state`: of any layer of the KV group."""
     device, block_size, num_columns = batch.block_tables.device, state.block_size, state.columns.shape[1]
@@ -94,16 +170,25 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
     ends = batch.seq_lens.cpu().numpy().astype(np.int64)
     lengths = np.diff(begins)
     starts, requests = ends - lengths, np.arange(len(ends))
+    num_drafts = np.zeros_like(ends) if batch.drafted is None else batch.drafted.num_drafts
+    kept = ends - num_drafts
     read_pages = tables[requests, np.maximum(starts - 1, 0) // block_size].astype(np.int64)
-    first_block, counts = starts // block_size, (ends - 1) // block_size - starts // block_size + 1
+    first_block, counts = starts // block_size, (kept - 1) // block_size - starts // block_size + 1
     owner = np.repeat(requests, counts)
     blocks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + first_block[owner]
     pages = tables[owner, blocks].astype(np.int64)
-    is_written = pages != 0
+    is_written = pages != NULL_BLOCK
     owner, blocks, pages = owner[is_written], blocks[is_written], pages[is_written]
-    write_ends = np.minimum((blocks + 1) * block_size, ends[owner]) - starts[owner] + begins[owner]
+    write_ends = np.minimum((blocks + 1) * block_size, kept[owner]) - starts[owner] + begins[owner]
+    drafting = np.flatnonzero(num_drafts)
+    if len(drafting):
+        order = np.argsort(np.concatenate((owner, drafting)), kind="stable")
+        owner = np.concatenate((owner, drafting))[order]
+        pages = np.concatenate((pages, np.full(len(drafting), NULL_BLOCK)))[order]
+        write_ends = np.concatenate((write_ends, begins[drafting + 1]))[order]
     token_owner = np.repeat(requests, lengths)
     tokens = np.arange(begins[-1])
+    draft_rows = tokens[tokens >= (begins[1:] - num_drafts)[token_owner]]
 
     def rows(of: IntArray, last: IntArray, width: int) -> IntArray:
         """Rows of `with_columns` that hold the `width` tokens up to the step's token `last` of requests `of`."""
@@ -122,6 +207,7 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
         batch.slot_mapping,
         batch.max_query_len,
         batch.max_seq_len,
+        drafted=batch.drafted,
         read_pages=tensor(read_pages),
         is_first=tensor(starts == 0),
         first_write=tensor(np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(ends)))))),
@@ -129,4 +215,5 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
         write_ends=tensor(write_ends),
         tap_rows=tensor(rows(token_owner, tokens, num_columns + 1)),
         column_rows=tensor(rows(owner, write_ends - 1, num_columns)),
+        draft_rows=tensor(draft_rows),
     )

@@ -1,14 +1,46 @@
 """One step's requests as kernels and attention read them: where their tokens are, and which of them are asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Choices = dict[str, torch.Tensor]
 """Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by what chose them. A mixer whose
 choice others follow adds its own.
 """
+
+
+class DraftedLayer(Protocol):
+    """Inputs of a step's drafts in one layer whose state cannot be rewound."""
+
+    def settle(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
+        """Carry the layer's state on.
+
+        Args:
+            backend: of the layer's kind of state.
+            batch: the drafts that were right, as the backend prepared them.
+            rows: int64, of these among all drafts of the step.
+        """
+        ...
+
+
+class Drafted:
+    """A step's drafts, for layers whose state cannot be rewound: they leave the state before the drafts, and keep here
+    what it takes to carry it on, until it is known which drafts are right.
+
+    Args:
+        num_drafts: int64 [num_requests], the last tokens of each request of the batch.
+
+    `layers`: filled in by a forward pass.
+    """
+
+    def __init__(self, num_drafts: npt.NDArray[np.int64]) -> None:
+        self.num_drafts = num_drafts
+        self.layers: list[DraftedLayer] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +58,7 @@ class AttentionBatch:
     slot_mapping: torch.Tensor  # [num_tokens] int64 = block * block_size + offset; -1 = padding, not written
     max_query_len: int
     max_seq_len: int
+    drafted: Drafted | None = field(default=None, kw_only=True)  # None = no drafts, or the state can be rewound
 
     @property
     def num_requests(self) -> int:

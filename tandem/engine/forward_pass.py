@@ -7,11 +7,13 @@ no token, and never writes a block that the step did not schedule.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
+from tandem.compute.recurrent import settle
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
@@ -120,6 +122,21 @@ class ForwardPass:
             wanted = replace(wanted, batches={state: wanted.batches[groups[state]] for state in self._wanted_states})
         by_state = [batches[group] for group in groups]
         return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states)
+
+    def settle(self, inputs: ModelInputs, num_right: Sequence[int]) -> None:
+        """Carry the states that cannot be rewound on, behind the drafts that were right. Until then they are those
+        before the drafts. Call it before the next step, and before others read the step's blocks.
+
+        Args:
+            num_right: of each scheduled request, how many of its drafts were.
+        """
+        if not any(num_right):
+            return
+        in_batch = np.asarray(num_right)[np.argsort(inputs.first_tokens)].tolist()
+        for group, batch in zip(self.layout.groups, inputs.batches, strict=True):
+            if batch.drafted is not None:
+                settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
+                self.await_kernels()
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, Drafted, WantedTokens
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
@@ -64,6 +64,7 @@ class InputBuilder:
         self._block_size = layout.block_size
         self._device = device
         self._wanted_groups = wanted_groups
+        self._can_rewind = [group.spec.can_rewind for group in layout.groups]
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
@@ -83,7 +84,9 @@ class InputBuilder:
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
         groups = range(len(self._tables))
-        batches = self._attention_batches(groups, rows[order], positions, query_start, ends)
+        num_drafts = np.array([item.num_drafts for item in scheduled], dtype=np.int64)
+        drafts = num_drafts if num_drafts.any() else None
+        batches = self._attention_batches(groups, rows[order], positions, query_start, ends, drafts)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -126,6 +129,7 @@ class InputBuilder:
         positions: IntArray,
         query_start: IntArray,
         ends: IntArray,
+        num_drafts: IntArray | None = None,
     ) -> dict[int, AttentionBatch]:
         max_seq_len = int(ends.max(initial=0))
         num_blocks = math.ceil(max_seq_len / self._block_size)
@@ -147,6 +151,7 @@ class InputBuilder:
                 slot_mapping=self._tensor(slots),
                 max_query_len=int(lengths.max(initial=0)),
                 max_seq_len=max_seq_len,
+                drafted=None if num_drafts is None or self._can_rewind[group] else Drafted(num_drafts),
             )
         return batches
 

@@ -139,7 +139,7 @@ def assemble(
     layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
-    drafter = choose_drafter(config, layout, served.carries_mtp)
+    drafter = choose_drafter(config, served.carries_mtp)
     network = load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(

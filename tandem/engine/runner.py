@@ -31,7 +31,7 @@ class ModelRunner:
         forward: the model, with its memory.
         masks: of answers with a grammar; None = there are none.
         draws: choose tokens on the CPU; None = PyTorch does.
-        speculation: drafts of the next step; None = none. Only for layouts that can rewind.
+        speculation: drafts of the next step; None = none.
     """
 
     def __init__(
@@ -42,9 +42,6 @@ class ModelRunner:
         draws: NativeDraws | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        assert speculation is None or forward.layout.can_rewind, (
-            "what a wrong draft leaves in a state cannot be taken back"
-        )
         self._forward = forward
         self._sampler = Sampler(draws)
         self._masks = masks
@@ -73,6 +70,7 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
             return ExecutorOutput(sampled, prompt_logprobs)
+        self._forward.settle(inputs, [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled])
         self._speculation.begin(step)
         if states_read is not None:
             self._speculation.observe(step, inputs.first_tokens, states_read.tensor)

@@ -20,9 +20,18 @@ class Drafting:
         """Extend the shares of an otherwise complete step by drafts. Preempts no request."""
         for request, _ in list(plan.shares.values()):
             num_drafts = min(len(request.draft_token_ids), plan.budget)
-            end = request.num_tokens + num_drafts
-            if num_drafts and self._kv.grow(request.request_id, request.num_computed_tokens, end):
+            if num_drafts and self._grow(request, request.num_tokens + num_drafts):
                 plan.extend(request, num_drafts)
+
+    def _grow(self, request: Request, end: int) -> bool:
+        """Whether there are blocks up to `end`. They are taken one by one: the cursor may stop in any of them, and what
+        a layer keeps of a block in which it stops may be more than of one that it passes. What the last whole block's
+        end sees is not released, since the request may yet end before another block is whole.
+        """
+        block_size = self._kv.layout.block_size
+        start = request.num_computed_tokens // block_size * block_size
+        ends = (*range((request.num_tokens // block_size + 1) * block_size, end, block_size), end)
+        return all(self._kv.grow(request.request_id, start, stop) for stop in ends)
 
     def note_sampled(self, request: Request, item: ScheduledRequest, num_sampled: int) -> None:
         """Count the drafts of a step that sampled `num_sampled` tokens: the accepted drafts and one more."""

@@ -1,7 +1,9 @@
 """Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +11,8 @@ from tandem.architecture.state import RecurrentSpec
 from tandem.compute.arena import Arena, LayerRecurrent
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.native.recurrent import NativeRecurrentBackend
-from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
-from tandem.compute.step import AttentionBatch
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, settle
+from tandem.compute.step import AttentionBatch, Drafted
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.kvcache.spec import build_layout
 from tests.helpers.native_kernels import load_or_skip
@@ -153,3 +155,33 @@ def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is
     assert state.matrices is not None
     first, second = (state.matrices[row.long()] for row in tables)
     assert torch.equal(first[-1], second[-1])
+
+
+@pytest.mark.parametrize("backend_name", ["reference", "native", pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_right", [0, 1, 9])
+@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
+def test_a_state_goes_on_behind_right_drafts(
+    backend_name: str, is_delta: bool, by_column: bool, num_right: int
+) -> None:
+    """A token and nine drafts, which go beyond a block's end; the states are those of the right tokens alone."""
+    params, backend, drafted, plain = params_of(by_column), backend_of(backend_name), state_of(), state_of()
+    start, kept = 20, 21
+    columns = torch.randn(TOKENS, drafted.columns.shape[2], generator=torch.Generator().manual_seed(9))
+    for state, stop in ((drafted, start), (plain, start), (plain, kept + num_right)):
+        at = 0 if stop == start else start
+        batch = backend.prepare(batch_of(at, stop), state, ())
+        batch.keep_columns(batch.with_columns(columns[at:stop], state), state)
+        backend.recur(inputs_of(is_delta, by_column, at, stop), params, state, batch)
+    step = replace(batch_of(start, kept + 9), drafted=Drafted(np.array([9])))
+    batch, inputs = backend.prepare(step, drafted, ()), inputs_of(is_delta, by_column, start, kept + 9)
+    batch.keep_columns(batch.with_columns(columns[start : kept + 9], drafted), drafted)
+    batch.note_drafts(drafted, columns[start : kept + 9], (inputs, params))
+    backend.recur(inputs, params, drafted, batch)
+    settle(step, [num_right], {RecurrentSpec: backend}, drafted)
+    page = 1 + (kept + num_right - 1) // BLOCK_SIZE
+    assert drafted.matrices is not None
+    assert plain.matrices is not None
+    pages = slice(page - (num_right == 9), page + 1)  # with the state at the end of the block before
+    assert torch.equal(drafted.columns[pages], plain.columns[pages])
+    exact = 0.0 if backend_name != "reference" else 1e-5
+    torch.testing.assert_close(drafted.matrices[pages], plain.matrices[pages], rtol=exact, atol=exact)

@@ -104,7 +104,9 @@ SETUPS = {
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
     "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
-    "2p2d-tcp-8-recurrent": Setup("lfm2_moe", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "2p2d-tcp-8-recurrent-speculating": Setup(
+        "lfm2_moe", 2, 2, "tcp", 8, False, (*NO_LOCAL_PREFILL, "--policy", "random"), SPECULATE
+    ),
     "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
     "2p2d-tcp-8-delta": Setup("kimi_linear", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-squared": Setup("nemotron_h", 1, 1),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.architecture.state import KVSpec, Plane, StateSpec
 from tandem.kvcache.spec import KVGroup, KVLayout
-from tandem.scheduler.output import ScheduledRequest
+from tandem.scheduler.output import SampledToken, ScheduledRequest
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.layouts import BLOCK_SIZE
 
@@ -82,20 +82,32 @@ LAYOUTS = {
 
 class StateExecutor(FakeExecutor):
     """A `FakeExecutor` that also keeps states: it reads the one before a chunk and writes those after each of the
-    chunk's blocks that has memory. All offsets of such a block hold the same.
+    chunk's blocks that has memory, up to its drafts; then those after the drafts that are right. All offsets of such a
+    block hold the same.
     """
 
-    def __init__(self, layout: KVLayout) -> None:
-        super().__init__(layout)
+    def __init__(self, layout: KVLayout, acceptance: float | None = None) -> None:
+        super().__init__(layout, acceptance=acceptance)
         self._by_token = [all(plane.token_axis is not None for plane in g.spec.planes) for g in layout.groups]
 
     def _compute(self, item: ScheduledRequest) -> None:
         known = self._known[item.request_id]
         known.take(item)
         for group, blocks in enumerate(known.tables):
-            read, write = (self._read_keys, self._write_keys) if self._by_token[group] else (self._take, self._put)
-            read(group, blocks, known.contents, item.start)
-            write(group, blocks, known.contents, item.start, item.end)
+            if self._by_token[group]:
+                self._read_keys(group, blocks, known.contents, item.start)
+                self._write_keys(group, blocks, known.contents, item.start, item.end)
+            else:
+                self._take(group, blocks, known.contents, item.start)
+                self._put(group, blocks, known.contents, item.start, item.end - item.num_drafts)
+
+    def _sample(self, item: ScheduledRequest) -> list[SampledToken]:
+        tokens, known = super()._sample(item), self._known[item.request_id]
+        kept = item.end - item.num_drafts
+        for group, blocks in enumerate(known.tables):
+            if not self._by_token[group] and len(tokens) > 1:
+                self._put(group, blocks, known.contents, kept, kept + len(tokens) - 1)
+        return tokens
 
     def _read_keys(self, group: int, blocks: list[int], contents: list[int], start: int) -> None:
         assert self._layout is not None

@@ -57,7 +57,9 @@ class ShortConv:
     ) -> torch.Tensor:
         """Gated channels [num_tokens, channels] of `x` [num_tokens, hidden]; the columns are in `state` then."""
         b, c, x = self._project(x).chunk(3, dim=1)
-        return self._conv(b * x, state, batch).mul_(c)
+        x = b * x
+        batch.note_drafts(state, x)
+        return self._conv(x, state, batch).mul_(c)
 
     def attend(
         self,
@@ -109,7 +111,8 @@ class LinearRecurrence:
         """
         spec = self._spec
         parts = [linear(x) for linear in self._qkv]
-        mixed = self._conv(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), state, batch)
+        unmixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        mixed = self._conv(unmixed, state, batch)
         keys, values = spec.num_groups * spec.key_dim, spec.num_heads * spec.value_dim
         widths = [values if part == "v" else keys for part in spec.conv_order]
         split = torch.split(mixed, widths, dim=1)
@@ -121,6 +124,7 @@ class LinearRecurrence:
         a = self._a(x)
         a = a.view(-1, spec.num_heads, spec.key_dim) if self._has_columns else a
         inputs = RecurrenceInputs(q, k, v, a, None if self._b is None else self._b(x))
+        batch.note_drafts(state, unmixed, (inputs, self._constants))
         out = backend.recur(inputs, self._constants, state, batch)
         if self._skip is not None:
             out = out.add_(v.float().mul_(self._skip[:, None]))

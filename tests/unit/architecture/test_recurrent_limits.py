@@ -1,13 +1,12 @@
-"""Drafts and `tandem quantize` of a model with recurrent layers: refused by name, auto goes on."""
+"""`tandem quantize` of a model with recurrent layers, and such a draft model: refused by name; auto drafts."""
 
 from pathlib import Path
 
 import pytest
 
 from tandem.core.errors import ConfigurationError
-from tandem.core.sampling_params import SamplingParams
 from tandem.quantize.recipe import Recipe
-from tests.helpers.engines import drain, tiny_engine, token_ids
+from tests.helpers.engines import tiny_engine
 from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid
 from tests.helpers.quantizing import quantize_tiny
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -20,15 +19,12 @@ def test_quantising_is_refused_before_anything_is_written(tmp_path: Path) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["granite"]
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix"])
-def test_named_drafters_are_refused(name: str, tmp_path: Path) -> None:
-    path = write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path))
-    with pytest.raises(ConfigurationError, match=rf"speculate='{name}': .*recurrent state.*use off or auto"):
-        tiny_engine(path, speculate=name)
-
-
-def test_auto_drafts_nothing(tmp_path: Path) -> None:
+def test_auto_drafts(tmp_path: Path) -> None:
     engine = tiny_engine(write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path)), speculate="auto")
-    engine.add_request([7, 8, 9] * 8, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), request_id="r")
-    assert len(token_ids(drain(engine)["r", 0])) == 8
-    assert engine.counters.num_drafted == 0
+    assert engine.model.drafter == "suffix"
+
+
+def test_a_draft_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    path = write_byte_tokenizer(save_tiny_granite_hybrid(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"speculate='draft=.*recurrent state.*use a model without one"):
+        tiny_engine(path, speculate=f"draft={path}")

@@ -60,6 +60,7 @@ QUICK = {
 SLOW = {
     "cancel_recovery": "--tokens 512 --rounds 1",
     "constraints": "--shape small --num-rows 2 --num-steps 3 --rounds 1",
+    "draft_rates": "--acceptance 1 --batches 2 --tokens 8 --rounds 1",
     "disaggregation": "--lengths 512 --rounds 1 --throughput-rounds 1",
     "gateway": "--requests 20 --streams 1,4 --rounds 1",
     "transfer": "--megabytes 16 --rounds 1",
