@@ -168,7 +168,8 @@ class ScaledLinearSpec(LinearSpec):
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     """Root-mean-square norm over `size` elements, times `{name}.{weight}`, or 1 more than that with `unit_offset`
-    (Gemma 3); times nothing where `weight` is None.
+    (Gemma 3); times nothing where `weight` is None. `within`: of the elements a rank has those from the first number
+    to the one before the second, and other ranks the rest; None = it has all.
     """
 
     name: str
@@ -176,6 +177,7 @@ class NormSpec:
     eps: float
     unit_offset: bool = False
     weight: str | None = "weight"
+    within: tuple[int, int] | None = field(default=None, repr=False)  # NOTE: only shards have some, fingerprints none
 
     @property
     def tensor_name(self) -> str | None:

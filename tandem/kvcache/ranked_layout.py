@@ -1,6 +1,7 @@
 """Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
 
 Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
+State without heads, such as latents, is that case too: the ranks of a worker share one copy of it.
 """
 
 import math
@@ -14,6 +15,12 @@ from tandem.architecture.state import Plane
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
 
 
+def num_parts(layout: KVLayout, num_ranks: int) -> int:
+    """In how many parts so many ranks keep the state: one that all of them share where no plane has heads."""
+    planes = (plane for group in layout.groups for plane in group.spec.planes)
+    return num_ranks if any(plane.by_head for plane in planes) else 1
+
+
 @dataclass(frozen=True, slots=True)
 class PageCopy:
     """`num_bytes` from a byte of a source's page to a byte of a reader's; both pages belong to one rank each."""
@@ -25,7 +32,7 @@ class PageCopy:
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """The layout of each of `num_ranks` ranks, given that of a worker of one."""
+    """The layout of each of `num_ranks` ranks that have a part of the state each, given that of a worker of one."""
 
     whole: KVLayout
     num_ranks: int

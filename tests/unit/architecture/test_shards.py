@@ -102,6 +102,47 @@ def test_a_shard_keeps_the_state_of_its_heads_and_a_part_of_each_sum(num_ranks: 
     assert all(tensor.sum_blocks == 8 // num_ranks for tensor in shard.tensors() if tensor.is_partial)
 
 
+LATENTS: dict[str, Any] = SIZES | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+OF_HEADS = ("q_b_proj.weight", "kv_b_proj.weight", "self_attn.o_proj.weight")
+
+
+def test_heads_of_latent_attention_are_split_and_the_latents_are_not() -> None:
+    whole = read(LATENTS)
+    shards = [shard_model(whole, rank, 4) for rank in range(4)]
+    counts = {name: count for name, count in cover(whole, shards).items() if ".self_attn." in name}
+    assert len(counts) == 14
+    for name, count in counts.items():
+        assert (count == (1 if name.endswith(OF_HEADS) else 4)).all(), name
+    assert {shard.kv_specs for shard in shards} == {whole.kv_specs}
+
+
+def test_sinks_are_split_by_heads_and_a_norm_over_all_heads_says_which_elements_are_here() -> None:
+    configs = {each.name: dict(each.config) for each in CHECKPOINTS}
+    sinks, norms = (read(configs[name]) for name in ("openai/gpt-oss-20b", "allenai/OLMo-2-1124-7B"))
+    split = [attention_of(shard_model(sinks, rank, 8))[0] for rank in range(8)]
+    sources = [(m.sinks.shape, m.sinks.source.start, m.sinks.source.stop) for m in split if m.sinks and m.sinks.source]
+    assert sources == [((8,), 8 * rank, 8 * rank + 8) for rank in range(8)]
+    mixers = [attention_of(shard_model(norms, rank, 2))[0] for rank in range(2)]
+    size = attention_of(norms)[0].num_heads * mixers[0].head_dim
+    assert [(m.q_norm.size, m.q_norm.within) for m in mixers if m.q_norm is not None] == [
+        (size, (0, size // 2)),
+        (size, (size // 2, size)),
+    ]
+
+
 @pytest.mark.parametrize("vocab_size", [128, 129, 199, 32000, 151936])
 def test_heads_begin_at_whole_strips_and_end_with_the_vocabulary(vocab_size: int) -> None:
     for num_ranks in WIDTHS:
@@ -143,4 +184,4 @@ def test_published_dense_models_are_split_or_refused_by_name() -> None:
         sizes = [sum(tensor.size for tensor in shard.tensors() if tensor.is_weight) for shard in shards]
         least = sum(tensor.size for tensor in whole.tensors() if tensor.is_weight)
         assert least <= sum(sizes) <= 1.2 * least + 2 * whole.head.size, checkpoint.name
-    assert {"llama", "qwen2", "qwen3", "mistral", "phi3"} <= split
+    assert {"llama", "qwen2", "qwen3", "mistral", "olmo2", "olmo3", "phi3"} <= split
