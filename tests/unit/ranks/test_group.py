@@ -123,9 +123,9 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
         assert answers(engine) == expected
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid"])
 def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, family: str) -> None:
-    """Sinks and biases; norms over all heads together; latents, of which there is one copy."""
+    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state."""
     path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, _):
@@ -157,6 +157,23 @@ def test_every_width_has_the_bits_of_one_with_codes(
     config = ranked_config(coded(tmp_path, name, checkpoints.save_tiny_llama, **sizes), activations=activations)
     expected = answers(build_engine(config))
     with led_engine(config, num_ranks) as (engine, _):
+        assert answers(engine) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("compressed int4 groups", "granite_hybrid"),
+        ("compressed int4 groups", "qwen3_next"),
+        ("fp8 channels", "qwen3_next"),
+    ],
+)
+def test_two_ranks_have_the_bits_of_one_with_codes_beside_states(tmp_path: Path, name: str, family: str) -> None:
+    """Maps in whose rows are parted by queries, keys and values, or lie group by group."""
+    path = coded(tmp_path, name, FAMILIES[family])
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), 2) as (engine, _):
         assert answers(engine) == expected
 
 
@@ -194,6 +211,12 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
         ("glm_moe_dsa", "bfloat16", {}),
         ("glm4_moe_lite", "bfloat16", {}),
         ("mistral4", "bfloat16", {}),
+        ("granite_hybrid", "float16", {"mamba_n_groups": 1}),
+        ("mamba2", "bfloat16", {}),
+        ("nemotron_h", "bfloat16", {}),
+        ("falcon_h1", "bfloat16", {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
+        ("qwen3_next", "bfloat16", {}),
+        ("qwen3_5", "bfloat16", {"linear_num_key_heads": 4}),
         ("llama", "float32", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", {}),
         ("gemma3", "float16", {}),
