@@ -19,7 +19,7 @@ class Rectangle:
     """Of `plane`, the tokens of `blocks` in `heads` of `layers`. Ranges have a step of 1; an empty one holds nothing.
 
     Args:
-        plane: name of the plane, as in `StateSpec.planes`.
+        plane: name of a plane, or of a part of one, as in `StateSpec.segments`.
         layers: indices among the layers that keep state.
         heads: indices of the plane's heads in the whole model.
         blocks: indices in a request's block table.

@@ -4,7 +4,7 @@ A convolution is causal and computes each channel by itself. Its state is the in
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -30,12 +30,13 @@ class ConvSpec:
     """Causal convolution of each channel: `weight` [channels, 1, taps], the last tap of the token itself; `bias`
     [channels]; `activation`: SiLU after it.
 
-    Several weights are those of channels one after the other.
+    Several weights are those of channels one after the other; so are several biases, `biases` in place of `bias`.
     """
 
     weights: tuple[TensorSpec, ...]
     bias: TensorSpec | None
     activation: bool
+    biases: tuple[TensorSpec, ...] = field(default=(), repr=False)  # NOTE: only shards have some, fingerprints none
 
     @property
     def channels(self) -> int:
@@ -47,8 +48,12 @@ class ConvSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self.weights
-        if self.bias is not None:
-            yield self.bias
+        yield from self.all_biases
+
+    @property
+    def all_biases(self) -> tuple[TensorSpec, ...]:
+        """Those of channels one after the other; () = there is none."""
+        return self.biases if self.bias is None else (self.bias,)
 
 
 def conv_spec(name: str, channels: int, taps: int, *, bias: bool, activation: bool = True) -> ConvSpec:
@@ -96,6 +101,11 @@ class Gating(StrEnum):
     GROUPS_THEN_GATE = "norm of groups then gate"  # the norm of y in groups of channels, times silu(gate)
     NORM_THEN_SIGMOID = "norm then sigmoid"  # as before, times sigmoid(gate)
     GATE = "gate"  # y * silu(gate)
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether each head of y is normed by itself."""
+        return self in (Gating.NORM_THEN_GATE, Gating.NORM_THEN_SIGMOID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +163,13 @@ class LinearRecurrenceSpec(RecurrentMixer):
     def state(self, dtype: str) -> RecurrentSpec:
         """S in float32, inputs of the convolution as `dtype`."""
         heads = self.num_heads, self.value_dim, self.key_dim
-        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, heads)
+        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, heads, self.conv_parts)
+
+    @property
+    def conv_parts(self) -> tuple[tuple[int, int], ...]:
+        """(number of heads, channels of each) of the parts of `conv_order`."""
+        values, keys = (self.num_heads, self.value_dim), (self.num_groups, self.key_dim)
+        return tuple(values if part == "v" else keys for part in self.conv_order)
 
     def limited(self, length: int) -> "LinearRecurrenceSpec":
         """The same for sequences of at most `length` tokens: itself."""

@@ -51,6 +51,17 @@ class Plane:
         return self.num_bytes if self.token_axis is None else self.num_bytes * block_size
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive bytes of a layer's part of a block: those of `num_heads` heads, which ranks divide. Of a single one
+    each rank keeps the whole.
+    """
+
+    name: str
+    num_heads: int
+    head_bytes: int
+
+
 class StateSpec(ABC):
     """State of one layer. Specs that are equal are kept in the same way, so they are hashable values.
 
@@ -79,6 +90,13 @@ class StateSpec(ABC):
         """Which of the blocks with index `first` to `end - 1` are stored whoever computes them, since a later request
         can go on from them. Others are stored where a cursor stops or a request asks for it.
         """
+
+    def segments(self, block_size: int) -> "tuple[Segment, ...]":
+        """What a layer's part of a block of `block_size` tokens consists of, in order."""
+        return tuple(
+            Segment(plane.name, plane.num_heads, plane.block_bytes(block_size) // plane.num_heads)
+            for plane in self.planes
+        )
 
     def shard(self, num_ranks: int) -> "StateSpec":
         """What each of so many ranks keeps: all of it, unless its planes have heads."""
@@ -231,18 +249,45 @@ class RecurrentSpec(StateSpec):
     Args:
         channels: of the convolution.
         heads: (number of heads, rows, columns of a head's matrix); () = there is no such matrix.
+        parts: (number of heads, channels of each) of which the channels consist; () = ranks do not divide them.
     """
 
     channels: int
     columns: int
     dtype: str
     heads: tuple[int, ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
 
     @property
     def planes(self) -> tuple[Plane, ...]:
         """The matrices first, so that their float32 numbers are aligned."""
-        matrices = (Plane("matrices", self.heads, "float32", token_axis=None),) if self.heads else ()
+        matrices = (self._matrices,) if self.heads else ()
         return (*matrices, Plane("columns", (self.columns, self.channels), self.dtype, token_axis=None))
+
+    @property
+    def _matrices(self) -> Plane:
+        return Plane("matrices", self.heads, "float32", token_axis=None, by_head=bool(self.parts))
+
+    def segments(self, block_size: int) -> tuple[Segment, ...]:
+        """Each column has all parts, and each part its heads."""
+        if not self.parts:
+            return StateSpec.segments(self, block_size)
+        matrices = self._matrices
+        columns = (
+            Segment(f"column {column} part {part}", num_heads, size * DTYPE_BYTES[self.dtype])
+            for column in range(self.columns)
+            for part, (num_heads, size) in enumerate(self.parts)
+        )
+        return Segment(matrices.name, matrices.num_heads, matrices.num_bytes // matrices.num_heads), *columns
+
+    def shard(self, num_ranks: int) -> "RecurrentSpec":
+        """Equal parts of all heads; of fewer heads of a part than ranks, one each."""
+        if not self.parts:
+            return self
+        parts = tuple((len(head_range(num_heads, 0, num_ranks)), size) for num_heads, size in self.parts)
+        heads = len(head_range(self.heads[0], 0, num_ranks)), *self.heads[1:]
+        channels = sum(num_heads * size for num_heads, size in parts)
+        return replace(self, channels=channels, heads=heads, parts=parts)
 
     @property
     def is_bounded(self) -> bool:

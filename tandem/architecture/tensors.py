@@ -27,7 +27,8 @@ class Source:
 
     The steps apply in this order: entry `index` of a stack, transposition of the last two dimensions, rows
     `start:stop:step`, columns from the first to the one before the second of `within` (None = all). With a `period`
-    they are rows `start:stop` of each `period` rows, as where the heads of several maps lie side by side.
+    they are rows `start:stop` of each `period` rows, as where the heads of several maps lie side by side; of all
+    periods, or of those from the first to the one before the second of `periods`.
     """
 
     tensor: str
@@ -38,6 +39,7 @@ class Source:
     step: int = 1
     within: tuple[int, int] | None = field(default=None, repr=False)  # NOTE: only shards have some, fingerprints none
     period: int | None = field(default=None, repr=False)  # NOTE: not in fingerprints; a family has one layout
+    periods: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
     def is_whole(self) -> bool:
@@ -45,9 +47,23 @@ class Source:
         return self == Source(self.tensor)
 
     def rows(self, first: int, end: int) -> "Source":
-        """Rows `first` to `end - 1` of this part, which has at least so many and no period."""
-        assert self.period is None
+        """Rows `first` to `end - 1` of this part, which has at least so many: with a period, those of whole periods or
+        of a single one.
+        """
+        if self.period is not None:
+            return self._rows_of_periods(first, end)
         return replace(self, start=self.start + first * self.step, stop=self.start + (end - 1) * self.step + 1)
+
+    def _rows_of_periods(self, first: int, end: int) -> "Source":
+        assert self.stop is not None
+        size, skipped = self.stop - self.start, 0 if self.periods is None else self.periods[0]
+        period, within = divmod(first, size)
+        if within == end % size == 0:
+            return replace(self, periods=(skipped + period, skipped + end // size))
+        stop = within + end - first
+        assert stop <= size, "rows begin in one period and end in another"
+        periods = skipped + period, skipped + period + 1
+        return replace(self, start=self.start + within, stop=self.start + stop, periods=periods)
 
     def columns(self, first: int, end: int) -> "Source":
         """Columns `first` to `end - 1` of this part."""
@@ -168,7 +184,8 @@ class ScaledLinearSpec(LinearSpec):
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     """Root-mean-square norm over `size` elements, times `{name}.{weight}`, or 1 more than that with `unit_offset`
-    (Gemma 3); times nothing where `weight` is None.
+    (Gemma 3); times nothing where `weight` is None. `within`: of the elements a rank has those from the first number
+    to the one before the second, and other ranks the rest; None = it has all.
     """
 
     name: str
@@ -176,6 +193,7 @@ class NormSpec:
     eps: float
     unit_offset: bool = False
     weight: str | None = "weight"
+    within: tuple[int, int] | None = field(default=None, repr=False)  # NOTE: only shards have some, fingerprints none
 
     @property
     def tensor_name(self) -> str | None:

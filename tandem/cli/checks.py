@@ -16,7 +16,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.gateway.model import answer_format
 from tandem.gateway.moderation.choose import choose_moderator
-from tandem.kvcache.ranked_layout import RankedLayout
+from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.spec import build_layout
 from tandem.models.pickles import pickle_refused
 from tandem.process.ports import bound
@@ -55,7 +55,8 @@ def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transpo
     model = find_family(fields).read_model(fields)
     for width in widths.values():
         shard_model(model, 0, width)
-    if len(set(widths.values())) == 1:
+    whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
+    if len({num_parts(whole, width) for width in widths.values()}) == 1:
         return
     named = " and ".join(f"--{role}-tp={width}" for role, width in widths.items())
     if transport == "nixl":
@@ -63,7 +64,6 @@ def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transpo
             f"{named} with --transport nixl, which reads whole pages only; leave --transport at auto, or give both the "
             "same number"
         )
-    whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
     if not all(RankedLayout(whole, width).is_shared for width in widths.values()):
         raise ConfigurationError(
             f"{named} group the layers of this {model.family} model in different ways, so that blocks cannot be handed "

@@ -109,25 +109,27 @@ class Arena:
         self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
         self.layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
-    def constant_planes(self, group: int) -> tuple[torch.Tensor, ...]:
-        """Views [num_blocks, ...] of those planes of a group's layers whose size does not depend on tokens."""
-        spec = self.layout.groups[group].spec
-        names = [plane.name for plane in spec.planes if plane.token_axis is None]
-        views = map(self._planes, self.layout.groups[group].layers)
-        return tuple(planes[name] for planes in views for name in names)
-
     def _layer_view(self, layer: int) -> LayerState:
         spec = self.layout.groups[self.layout.group_of_layer(layer)[0]].spec
-        return _VIEWS[type(spec)](spec, self._planes(layer), self.layout.block_size)
+        return _VIEWS[type(spec)](spec, _planes(self.layout, self.pages, layer), self.layout.block_size)
 
-    def _planes(self, layer: int) -> dict[str, torch.Tensor]:
-        group_index, index = self.layout.group_of_layer(layer)
-        spec = self.layout.groups[group_index].spec
-        start = index * spec.block_bytes(self.layout.block_size)
-        views = {}
-        for plane in spec.planes:
-            end = start + plane.block_bytes(self.layout.block_size)
-            numbers = self.pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
-            views[plane.name] = numbers.unflatten(1, plane.block_shape(self.layout.block_size))  # type: ignore[no-untyped-call]
-            start = end
-        return views
+
+def constant_planes(layout: KVLayout, pages: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
+    """Views [num_blocks, ...] of those planes of a group's layers whose size does not depend on tokens."""
+    names = [plane.name for plane in layout.groups[group].spec.planes if plane.token_axis is None]
+    views = [_planes(layout, pages, layer) for layer in layout.groups[group].layers]
+    return tuple(planes[name] for planes in views for name in names)
+
+
+def _planes(layout: KVLayout, pages: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
+    """Views [num_blocks, ...] of a layer's planes, by name."""
+    group_index, index = layout.group_of_layer(layer)
+    spec = layout.groups[group_index].spec
+    start = index * spec.block_bytes(layout.block_size)
+    views = {}
+    for plane in spec.planes:
+        end = start + plane.block_bytes(layout.block_size)
+        numbers = pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
+        views[plane.name] = numbers.unflatten(1, plane.block_shape(layout.block_size))  # type: ignore[no-untyped-call]
+        start = end
+    return views

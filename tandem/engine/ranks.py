@@ -24,6 +24,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.engine.activations import multiplied_as
 from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
+from tandem.kvcache.ranked_layout import num_parts
 from tandem.kvcache.spec import build_layout
 from tandem.models.loader import LoadedModel, load_model
 from tandem.scheduler.output import SchedulerOutput
@@ -46,8 +47,8 @@ class Ranks(Protocol):
     @property
     def collectives(self) -> Collectives: ...
 
-    def take_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Memory for the KV of all ranks, which all of them map: [num_ranks, num_blocks, page_bytes] uint8. Call once,
+    def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        """Memory for the KV of all ranks, which all of them map: [num_parts, num_blocks, page_bytes] uint8. Call once,
         before `prepare`.
         """
         ...
@@ -168,8 +169,9 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
     check_backends(collectives.num_ranks, backends)
 
     def runner(sizes: ShardSizes, memory: int) -> ShardRunner:
-        pages = map_pages(memory, collectives.num_ranks, sizes.num_blocks, layout.page_bytes)
-        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank])
+        parts = num_parts(layout, collectives.num_ranks)
+        pages = map_pages(memory, parts, sizes.num_blocks, layout.page_bytes)
+        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts])
         return ShardRunner(_forward(model, arena, backends, sizes), collectives)
 
     return LoadedShard(model.spec.fingerprint, runner)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -37,7 +37,7 @@ from tandem.engine.masks import MaskMaker
 from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.ranked_layout import RankedLayout
+from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.resumable import resumable_events
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
@@ -66,7 +66,7 @@ class EngineSizes:
 class Assembly:
     """An engine and what of it others look at: its memory, what it loaded from where, and who makes its masks.
 
-    pages: of all ranks; a worker of one has its arena's alone.
+    pages: of all ranks; where there is one part of the state, its arena's alone.
     """
 
     engine: Engine
@@ -140,7 +140,11 @@ def assemble(
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)
-    network = load_network(config, drafter, served, 1 if ranks is None else ranks.collectives.num_ranks)
+    num_ranks = 1 if ranks is None else ranks.collectives.num_ranks
+    parts = num_parts(layout, num_ranks)
+    if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * num_ranks // parts)
+    network = load_network(config, drafter, served, num_ranks)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
@@ -157,7 +161,7 @@ def assemble(
         emit=resumable_events(layout, emit),
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
-    memory = None if ranks is None else ranks.take_pages(sizes.num_blocks + 1, layout.page_bytes)
+    memory = None if ranks is None else ranks.take_pages(parts, sizes.num_blocks + 1, layout.page_bytes)
     arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[0])
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
@@ -184,7 +188,7 @@ def assemble(
         clock=clock,
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
     )
-    pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, len(memory)), memory)
+    pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, parts), memory)
     return Assembly(engine, arena, model.spec, masks, pages)
 
 

@@ -1,6 +1,7 @@
 """Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
 
 Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
+State without heads, such as latents, is that case too: the ranks of a worker share one copy of it.
 """
 
 import math
@@ -10,8 +11,14 @@ from functools import cached_property
 from itertools import pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
-from tandem.architecture.state import Plane
+from tandem.architecture.state import Segment
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
+
+
+def num_parts(layout: KVLayout, num_ranks: int) -> int:
+    """In how many parts so many ranks keep the state: one that all of them share where no plane has heads."""
+    planes = (plane for group in layout.groups for plane in group.spec.planes)
+    return num_ranks if any(plane.by_head for plane in planes) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class PageCopy:
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """The layout of each of `num_ranks` ranks, given that of a worker of one."""
+    """The layout of each of `num_ranks` ranks that have a part of the state each, given that of a worker of one."""
 
     whole: KVLayout
     num_ranks: int
@@ -45,9 +52,8 @@ class RankedLayout:
 
     @cached_property
     def piece_bytes(self) -> int:
-        """The largest size of which every head of every plane has a whole number, at whatever width."""
-        planes = (plane for group in self.whole.groups for plane in group.spec.planes)
-        return math.gcd(*(self._head_bytes(plane) for plane in planes))
+        """The largest size of which every head of every segment has a whole number, at whatever width."""
+        return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
 
     def used_bytes(self, group: int) -> int:
         """Of the page of one rank's block in a KV group; the rest of a page means nothing."""
@@ -57,8 +63,8 @@ class RankedLayout:
     def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
         """What a rank holds in these blocks of a group."""
         return [
-            Rectangle(plane.name, layers, head_range(plane.num_heads, rank, self.num_ranks), blocks)
-            for plane in self.whole.groups[group].spec.planes
+            Rectangle(part.name, layers, head_range(part.num_heads, rank, self.num_ranks), blocks)
+            for part in self._segments(self.whole.groups[group])
             for layers in _spans(self.layout.groups[group].layers)
         ]
 
@@ -75,27 +81,27 @@ class RankedLayout:
         """The bytes of a slice, the same in each of its blocks: one copy for each layer, whose heads lie together."""
         part = found.part
         for layer in part.layers:
-            plane, to = self._place(group, found.destination, part.plane, layer, part.heads.start)
+            head_bytes, to = self._place(group, found.destination, part.plane, layer, part.heads.start)
             _, start = source._place(group, found.source, part.plane, layer, part.heads.start)
-            yield PageCopy(to, start, len(part.heads) * self._head_bytes(plane))
+            yield PageCopy(to, start, len(part.heads) * head_bytes)
 
     @cached_property
     def _by_layer(self) -> list[KVGroup]:
         groups = self.whole.groups
         return [groups[self.whole.group_of_layer(layer)[0]] for layer in range(self.whole.num_layers)]
 
-    def _head_bytes(self, plane: Plane) -> int:
-        return plane.block_bytes(self.whole.block_size) // plane.num_heads
+    def _segments(self, group: KVGroup) -> tuple[Segment, ...]:
+        return group.spec.segments(self.whole.block_size)
 
-    def _place(self, group: int, rank: int, name: str, layer: int, head: int) -> tuple[Plane, int]:
-        """The plane, and the offset of its head in the rank's page."""
-        found, size = self.layout.groups[group], self.layout.block_size
-        start = found.layers.index(layer) * found.spec.block_bytes(size)
-        for plane, whole in zip(found.spec.planes, self.whole.groups[group].spec.planes, strict=True):
-            if plane.name == name:
+    def _place(self, group: int, rank: int, name: str, layer: int, head: int) -> tuple[int, int]:
+        """Bytes of a head of that segment, and the offset of this one in the rank's page."""
+        found = self.layout.groups[group]
+        start = found.layers.index(layer) * found.spec.block_bytes(self.layout.block_size)
+        for own, whole in zip(self._segments(found), self._segments(self.whole.groups[group]), strict=True):
+            if own.name == name:
                 first = head_range(whole.num_heads, rank, self.num_ranks).start
-                return plane, start + (head - first) * self._head_bytes(plane)
-            start += plane.block_bytes(size)
+                return own.head_bytes, start + (head - first) * own.head_bytes
+            start += own.num_heads * own.head_bytes
         raise KeyError(name)
 
 

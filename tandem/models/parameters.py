@@ -1,6 +1,6 @@
 """A model's parameters in memory, by the names of its specs: weights of linear maps, and tensors that are no such."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from tandem.architecture.tensors import LinearSpec
 from tandem.compute.collectives import Collectives
 from tandem.compute.ops import Experts
 from tandem.compute.weights.base import Linear, Weight
-from tandem.compute.weights.shards import SpreadExperts
+from tandem.compute.weights.shards import SpreadExperts, SpreadRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,10 @@ class Parameters:
             return own
         assert self.collectives is not None, "shards are loaded for a group"
         return SpreadExperts(own, self.collectives, bounds)
+
+    def over_ranks(
+        self, function: Callable[[torch.Tensor], torch.Tensor], size: int, within: tuple[int, int]
+    ) -> SpreadRows:
+        """A function of rows of `size` elements, of which `within` are here; see `SpreadRows`."""
+        assert self.collectives is not None, "shards are loaded for a group"
+        return SpreadRows(function, size, within, self.collectives)

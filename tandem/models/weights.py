@@ -203,7 +203,8 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
     view = stored if source.index is None else stored[source.index]
     view = view.transpose(-2, -1) if source.transposed else view
     if source.period is not None:
-        view = view.view(-1, source.period, *view.shape[1:])[:, source.start : source.stop]
+        view = view.view(-1, source.period, *view.shape[1:])[slice(*(source.periods or (None,)))]
+        view = view[:, source.start : source.stop]
     elif not source.is_whole:
         view = view[source.start : source.stop : source.step]
     return view if source.within is None else view[..., slice(*source.within)]

@@ -86,9 +86,9 @@ class RankGroup:
         """Of the other ranks."""
         return {rank: process.pid for rank, (_, process) in self._ranks.items()}
 
-    def take_pages(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        shared_pages.set_size(self._kv_memory, self._exchange.num_ranks * num_blocks * page_bytes)
-        return shared_pages.map_pages(self._kv_memory, self._exchange.num_ranks, num_blocks, page_bytes)
+    def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        shared_pages.set_size(self._kv_memory, num_parts * num_blocks * page_bytes)
+        return shared_pages.map_pages(self._kv_memory, num_parts, num_blocks, page_bytes)
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
         for rank in self._ranks:

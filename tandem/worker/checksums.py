@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from tandem.compute.arena import Arena
+from tandem.compute.arena import Arena, constant_planes
 from tandem.compute.ranked_pages import RankedPages
 
 GroupBlock = tuple[int, int]  # KV group, block id
@@ -30,7 +30,11 @@ class PageChecksums:
 
     def __init__(self, arena: Arena, share: float, seed: int = 0, pages: RankedPages | None = None) -> None:
         self._pages = pages or RankedPages.of(arena)
-        planes = {group: arena.constant_planes(group) for group in range(len(arena.layout.groups))}
+        layout, parts = self._pages.ranked.layout, self._pages.pages
+        planes = {
+            group: tuple(plane for pages in parts for plane in constant_planes(layout, pages, group))
+            for group in range(len(layout.groups))
+        }
         self._states = {group: found for group, found in planes.items() if found}
         self._share = share
         self._random = random.Random(seed)

@@ -78,15 +78,15 @@ def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
 def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout = assembly.engine, assembly.arena.layout
-    num_blocks, num_ranks = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
+    num_blocks, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {_threads(num_ranks)}, {engine.model.fingerprint[:16]}",
+        kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
         fingerprint=pool_of(compatibility_of(assembly)),
         block_size=layout.block_size,
-        block_bytes=num_ranks * layout.bytes_per_block,
-        request_bytes=num_ranks * layout.bytes_per_request,
+        block_bytes=num_parts * layout.bytes_per_block,
+        request_bytes=num_parts * layout.bytes_per_request,
         chunk_tokens=engine.limits.max_num_batched_tokens,
         num_total_blocks=num_blocks,
         num_free_blocks=num_blocks,

@@ -102,7 +102,7 @@ def _rows_of_tensor(
             "begins or ends between two; serve a checkpoint that leaves this module uncoded, or one in another format"
         )
     period = None if source.period is None else source.period // rows * words
-    return Source(name, source.index, transposed, first, end, period=period)
+    return Source(name, source.index, transposed, first, end, period=period, periods=source.periods)
 
 
 def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> TensorSpec:

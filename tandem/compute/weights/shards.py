@@ -1,6 +1,6 @@
 """Weights and experts of a shard, whose products are completed by those of the other ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +80,29 @@ class JoinedWeight(_ShardWeight):
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         return self.collectives.join(self.own(x, bias, out_dtype=torch.float32), self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRows:
+    """A function of whole rows, for ranks that have a part of each and want the same part of its result.
+
+    Args:
+        function: [num_tokens, size] -> the same shape.
+        within: this rank's part, as in a `NormSpec`. Neighbouring ranks may have the same part.
+    """
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    size: int
+    within: tuple[int, int]
+    collectives: Collectives
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Of `x` [num_tokens, own size], in memory of its own."""
+        first, end = self.within
+        num_ranks = self.collectives.num_ranks
+        copies = num_ranks * (end - first) // self.size
+        rows = self.collectives.gather(x).view(-1, num_ranks, end - first)[:, ::copies]
+        return self.function(rows.reshape(-1, self.size).contiguous())[:, first:end].contiguous()
 
 
 _PRODUCT_BYTES = 128 << 20  # of a rank's outputs in float32, if all were its own; more tokens go in parts

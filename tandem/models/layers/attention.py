@@ -3,6 +3,8 @@
 The step's K and V are in the arena before the backend reads it. Nothing is kept between calls.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from tandem.architecture.mixers import AttentionSpec
@@ -15,6 +17,8 @@ from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
+
+_RowFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Attention:
@@ -40,7 +44,8 @@ class Attention:
         self._v_norm = Norm.take_optional(spec.v_norm, parameters, kernels)
         is_per_head = spec.q_norm is not None and spec.q_norm.size == spec.head_dim
         self._head_q_norm, self._head_k_norm = (q_norm, k_norm) if is_per_head else (None, None)
-        self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)
+        wholes = (None, None) if is_per_head else (q_norm, k_norm)
+        self._whole_q_norm, self._whole_k_norm = (_over_heads(norm, parameters) for norm in wholes)
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
     def write(
@@ -101,5 +106,12 @@ class Attention:
         return self._o((found * rowwise_sigmoid(gates)).flatten(1))
 
 
-def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def _over_heads(norm: Norm | None, parameters: Parameters) -> _RowFunction | None:
+    """A norm over the heads of all ranks, of which some are here."""
+    if norm is None or norm.spec.within is None:
+        return norm
+    return parameters.over_ranks(norm, norm.spec.size, norm.spec.within)
+
+
+def _normed(x: torch.Tensor, norm: _RowFunction | None) -> torch.Tensor:
     return x if norm is None else norm(x)

@@ -1,6 +1,7 @@
 """Mixers with a recurrent state: project, convolve, carry the state forward, gate, project back."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -27,7 +28,8 @@ class CausalConv:
         self._kernels = kernels
         weights = torch.cat([parameters.tensors[weight.name] for weight in spec.weights])
         self._weight = weights.squeeze(1).T.float().contiguous()  # [taps, channels]
-        self._bias = None if spec.bias is None else parameters.tensors[spec.bias.name].float()
+        biases = [parameters.tensors[bias.name] for bias in spec.all_biases]
+        self._bias = torch.cat(biases).float() if biases else None
 
     def __call__(self, x: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch) -> torch.Tensor:
         """`x` [num_tokens, channels] -> the same shape and dtype; see `RecurrentBatch.convolve`."""
@@ -95,7 +97,7 @@ class LinearRecurrence:
             a_bias.view(spec.num_heads, spec.key_dim) if self._has_columns else a_bias,
         )
         self._skip = None if spec.skip is None else parameters.tensors[spec.skip.name].float()
-        self._norm = Norm.take_optional(spec.out_norm, parameters, kernels)
+        self._normed = _output_norm(spec, parameters, kernels)
         self._out = parameters.linear(spec.out)
 
     def write(
@@ -149,27 +151,52 @@ class LinearRecurrence:
 
     def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Both [num_tokens, num_heads * value_dim] float32."""
-        spec = self._spec
-        match spec.gating:
+        match self._spec.gating:
             case Gating.GATE:
                 return self._kernels.gated_product(gate, y, "silu")
             case Gating.GATE_THEN_NORM:
-                return self._normed(self._kernels.gated_product(gate, y, "silu"), spec.num_norm_groups)
-            case Gating.NORM_THEN_GATE:
-                return self._kernels.gated_product(gate, self._normed(y, spec.num_heads), "silu")
-            case Gating.GROUPS_THEN_GATE:
-                return self._kernels.gated_product(gate, self._normed(y, spec.num_norm_groups), "silu")
+                return self._normed(self._kernels.gated_product(gate, y, "silu"))
+            case Gating.NORM_THEN_GATE | Gating.GROUPS_THEN_GATE:
+                return self._kernels.gated_product(gate, self._normed(y), "silu")
             case Gating.NORM_THEN_SIGMOID:
-                return self._normed(y, spec.num_heads).mul_(rowwise_sigmoid(gate))
+                return self._normed(y).mul_(rowwise_sigmoid(gate))
 
-    def _normed(self, x: torch.Tensor, num_groups: int) -> torch.Tensor:
-        """The norm of each of `num_groups` parts of a row. Its weight is that of a part, or of the whole row."""
-        assert self._norm is not None
-        weight, eps = self._norm.weight.float(), self._norm.spec.eps
-        parts = x.view(-1, num_groups, x.shape[1] // num_groups)
-        if len(weight) == parts.shape[2]:
-            return self._kernels.rms_norm(parts, weight, eps).flatten(1)
-        return self._kernels.rms_norm(parts, torch.ones(parts.shape[2], device=x.device), eps).flatten(1).mul_(weight)
+
+def _output_norm(
+    spec: LinearRecurrenceSpec, parameters: Parameters, kernels: Kernels
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm of y [num_tokens, num_heads * value_dim] float32, of this rank's heads; y itself where there is none."""
+    if spec.out_norm is None:
+        return lambda y: y
+    norm = Norm.take(spec.out_norm, parameters, kernels)
+    weight, within = norm.weight.float(), norm.spec.within
+    if within is None:
+        return _GroupNorm(
+            weight, norm.spec.eps, spec.num_heads if spec.gating.is_by_head else spec.num_norm_groups, kernels
+        )
+    first, end = within
+    num_groups, rest = divmod(spec.num_norm_groups * (end - first), norm.spec.size)
+    if not rest:
+        return _GroupNorm(weight[first:end].contiguous(), norm.spec.eps, num_groups, kernels)
+    whole = _GroupNorm(weight, norm.spec.eps, spec.num_norm_groups, kernels)
+    return parameters.over_ranks(whole, norm.spec.size, within)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupNorm:
+    """The norm of each of `num_groups` parts of a row. Its weight is that of a part, or of the whole row."""
+
+    weight: torch.Tensor
+    eps: float
+    num_groups: int
+    kernels: Kernels
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parts = x.view(-1, self.num_groups, x.shape[1] // self.num_groups)
+        if len(self.weight) == parts.shape[2]:
+            return self.kernels.rms_norm(parts, self.weight, self.eps).flatten(1)
+        ones = torch.ones(parts.shape[2], device=x.device)
+        return self.kernels.rms_norm(parts, ones, self.eps).flatten(1).mul_(self.weight)
 
 
 def _linear(

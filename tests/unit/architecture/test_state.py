@@ -1,8 +1,9 @@
 import math
+from dataclasses import replace
 
 import pytest
 
-from tandem.architecture.state import KVSpec, Plane
+from tandem.architecture.state import KVSpec, Plane, RecurrentSpec
 
 FULL, SLIDING = KVSpec(2, 8, "bfloat16"), KVSpec(2, 8, "bfloat16", window=5)
 
@@ -45,3 +46,19 @@ def test_specs_that_differ_have_different_words() -> None:
     specs = [FULL, SLIDING, KVSpec(4, 8, "bfloat16"), KVSpec(2, 16, "bfloat16"), KVSpec(2, 8, "float16")]
     assert len({str(spec) for spec in specs}) == len(set(specs)) == 5
     assert str(SLIDING) == "2 heads x 8 bfloat16 window 5"
+
+
+def test_a_recurrent_state_is_divided_by_heads_and_each_column_part_by_part() -> None:
+    """Of two groups of keys, which four ranks have one each of; the convolution's inputs lie column by column."""
+    whole = RecurrentSpec(40, 2, "bfloat16", (4, 6, 4), ((2, 4), (2, 4), (4, 6)))
+    part = whole.shard(4)
+    assert part == RecurrentSpec(14, 2, "bfloat16", (1, 6, 4), ((1, 4), (1, 4), (1, 6)))
+    assert [(each.num_heads, each.head_bytes) for each in whole.segments(16)] == [
+        (4, 96),
+        *[(2, 8), (2, 8), (4, 12)] * 2,
+    ]
+    for spec in (whole, part):
+        assert sum(each.num_heads * each.head_bytes for each in spec.segments(16)) == spec.block_bytes(16)
+    undivided = replace(whole, parts=())
+    assert undivided.shard(4) == undivided
+    assert [each.num_heads for each in undivided.segments(16)] == [1, 1]

@@ -8,7 +8,7 @@ from tandem.cli.checks import check_model, check_port, check_widths
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.process.ports import bound
-from tests.helpers.checkpoints import edit_config, save_tiny_qwen2
+from tests.helpers.checkpoints import edit_config, save_tiny_deepseek_v3, save_tiny_qwen2
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -52,6 +52,10 @@ def test_widths_that_do_not_divide_a_model_are_refused_with_those_that_do(tmp_pa
         check_widths(path, {"prefill": 2, "decode": 1}, 16, "nixl")
     with pytest.raises(ConfigurationError, match=r"tp=8 .*num_attention_heads=4, .*what can be had: tp=1, 2, 4"):
         check_widths(path, {"prefill": 1, "decode": 8}, 16)
+
+
+def test_ranks_that_share_their_state_hand_over_by_any_transport(tmp_path: Path) -> None:
+    check_widths(save_tiny_deepseek_v3(tmp_path), {"prefill": 2, "decode": 1}, 16, "nixl")
 
 
 def test_widths_that_group_layers_in_different_ways_are_refused(

@@ -16,7 +16,7 @@ import torch
 from tandem.core.errors import ConfigurationError, EngineStoppedError
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.ranks import ShardSizes
-from tandem.engine.resolve import build_engine
+from tandem.engine.resolve import assemble, build_engine
 from tandem.models.gguf.convert import converted
 from tandem.ranks.group import RankGroup, share_of
 from tandem.ranks.messages import Step
@@ -31,6 +31,7 @@ from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_co
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS
 NO_RECURRENCE: dict[str, Any] = {  # experts of squared ReLUs behind maps to fewer elements, and such a block alone
     "layers_block_type": ["full_attention", "moe", "full_attention", "mlp"],
     "moe_shared_expert_intermediate_size": 64,
@@ -122,6 +123,15 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
         assert answers(engine) == expected
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid"])
+def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, family: str) -> None:
+    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state."""
+    path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), 2) as (engine, _):
+        assert answers(engine) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(
@@ -151,6 +161,23 @@ def test_every_width_has_the_bits_of_one_with_codes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("compressed int4 groups", "granite_hybrid"),
+        ("compressed int4 groups", "qwen3_next"),
+        ("fp8 channels", "qwen3_next"),
+    ],
+)
+def test_two_ranks_have_the_bits_of_one_with_codes_beside_states(tmp_path: Path, name: str, family: str) -> None:
+    """Maps in whose rows are parted by queries, keys and values, or lie group by group."""
+    path = coded(tmp_path, name, FAMILIES[family])
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), 2) as (engine, _):
+        assert answers(engine) == expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, num_ranks: int) -> None:
     """Its head is its embedding, of which each rank has some rows twice."""
@@ -174,6 +201,22 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
         ("glm4_moe", "bfloat16", {"moe_intermediate_size": 32}),
         ("gemma4_moe", "bfloat16", {}),
         ("nemotron_latent", "bfloat16", NO_RECURRENCE),
+        ("gpt_oss", "float16", {"num_key_value_heads": 1}),
+        ("olmo2", "bfloat16", {"num_key_value_heads": 2}),
+        ("olmo3", "float16", {"num_key_value_heads": 4}),
+        ("minimax_m2", "bfloat16", {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        ("deepseek_v2", "bfloat16", {}),
+        ("deepseek_v3", "float16", {}),
+        ("deepseek_v32", "bfloat16", {}),
+        ("glm_moe_dsa", "bfloat16", {}),
+        ("glm4_moe_lite", "bfloat16", {}),
+        ("mistral4", "bfloat16", {}),
+        ("granite_hybrid", "float16", {"mamba_n_groups": 1}),
+        ("mamba2", "bfloat16", {}),
+        ("nemotron_h", "bfloat16", {}),
+        ("falcon_h1", "bfloat16", {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
+        ("qwen3_next", "bfloat16", {}),
+        ("qwen3_5", "bfloat16", {"linear_num_key_heads": 4}),
         ("llama", "float32", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", {}),
         ("gemma3", "float16", {}),
@@ -184,8 +227,7 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
 def test_every_width_has_the_bits_of_one(
     tmp_path: Path, family: str, dtype: str, options: dict[str, Any], num_ranks: int
 ) -> None:
-    builder = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | RECURRENT_BUILDERS)[family]
-    path = write_byte_tokenizer(builder(tmp_path, dtype=dtype, **SAVED | options))
+    path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype=dtype, **SAVED | options))
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), num_ranks) as (engine, _):
         assert answers(engine) == expected
@@ -260,6 +302,20 @@ def test_what_a_rank_refuses_is_said_by_the_leader(checkpoint: Path) -> None:
     try:
         with pytest.raises(ConfigurationError, match=r"rank 1: attention_backend='other' is unknown"):
             group.prepare("", ShardSizes(2, 64, 1))
+    finally:
+        group.close()
+
+
+def test_ranks_share_one_copy_of_latents_and_its_memory(tmp_path: Path) -> None:
+    """Two ranks have twice the blocks of half the memory: as many as one."""
+    path = write_byte_tokenizer(FAMILIES["deepseek_v3"](tmp_path, **SAVED))
+    config = ranked_config(path, kv_cache_bytes=1 << 20)
+    alone = assemble(config)
+    group = RankGroup(share_of(config, 2), 2)
+    try:
+        assembly = assemble(share_of(config, 2), ranks=group)
+        assert assembly.pages.pages.shape == alone.pages.pages.shape
+        assembly.engine.close()
     finally:
         group.close()
 

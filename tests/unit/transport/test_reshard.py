@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
+from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.core.errors import IncompatiblePeerError, TransportError
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.spec import KVLayout, build_layout
@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[StateSpec, ...]] = {
     "twelve heads": (kv(12),) * 2,
     "windows between": (kv(2, 16), kv(2, 16), kv(2), kv(2, 16), kv(2, 16), kv(2)),
     "two sizes": (kv(4, 16), KVSpec(4, 4, "bfloat16"), kv(4, 16)),
+    "states beside": (RecurrentSpec(32, 3, "bfloat16", (4, 4, 2), ((4, 4), (2, 4), (2, 4))), kv(4), kv(4)),
     "latents beside": (LatentSpec(6, 2, "bfloat16"), LatentSpec(6, 2, "bfloat16")),
 }
 
@@ -41,14 +42,11 @@ def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int
         for rank in range(ranked.num_ranks):
             at = 0
             for layer in ranked.layout.groups[group].layers:
-                planes = zip(
-                    ranked.whole.groups[group].spec.planes, ranked.layout.groups[group].spec.planes, strict=True
-                )
-                for number, (whole, own) in enumerate(planes):
+                specs = ranked.whole.groups[group].spec, ranked.layout.groups[group].spec
+                segments = zip(*(spec.segments(BLOCK_SIZE) for spec in specs), strict=True)
+                for number, (whole, own) in enumerate(segments):
                     source = np.random.default_rng((group, index, layer, number))
-                    numbers = source.integers(
-                        1, 256, (whole.num_heads, whole.block_bytes(BLOCK_SIZE) // whole.num_heads)
-                    )
+                    numbers = source.integers(1, 256, (whole.num_heads, whole.head_bytes))
                     first = rank * whole.num_heads // ranked.num_ranks
                     kept = numbers[first : first + own.num_heads].ravel()
                     pages[rank, block, at : at + len(kept)] = kept

@@ -14,12 +14,14 @@ from tandem.core.timeline import Stage
 from tandem.rpc.messages import ConfirmCall, GenerateCall
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
-from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.handoffs import PROMPT, call_of
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of, settings_of
 
+FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
@@ -38,7 +40,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
         if (family, kv_heads) not in made:
             options: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
             sizes = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
-            path = BUILDERS[family](tmp_path_factory.mktemp(family), dtype="bfloat16", **sizes, **options)
+            path = FAMILIES[family](tmp_path_factory.mktemp(family), dtype="bfloat16", **sizes, **options)
             made[family, kv_heads] = write_byte_tokenizer(path)
         return made[family, kv_heads]
 
@@ -75,7 +77,8 @@ async def alone(path: Path) -> list[list[int]]:
         return [tokens for tokens, _ in found]
 
 
-async def check(path: Path, prefill: int, decode: int) -> None:
+async def check(path: Path, prefill: int, decode: int, *, is_shared: bool = False) -> None:
+    """`is_shared`: ranks have one copy of the state, so that it is pulled once."""
     expected = await alone(path)
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
@@ -84,8 +87,10 @@ async def check(path: Path, prefill: int, decode: int) -> None:
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
         assert counters.num_fetched_tokens == len(PROMPT)
-        whole = decode * sum(used_bytes)
-        assert NUM_BLOCKS * decode * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
+        parts = core.ranked.num_ranks
+        assert parts == (1 if is_shared else decode)
+        whole = parts * sum(used_bytes)
+        assert NUM_BLOCKS * parts * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
         if len(used_bytes) == 1:
             assert moved(transfers) == NUM_BLOCKS * whole
         again, more = await answered(pair, call_of(pair, params=SAMPLED, request_id="again"))
@@ -97,20 +102,39 @@ async def check(path: Path, prefill: int, decode: int) -> None:
         await at_rest(pair.prefill, pair.decode)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("family", "kv_heads", "prefill", "decode"),
+    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1)],
+)
 def test_two_widths_give_the_tokens_of_one_rank(
-    model_of: Callable[[str, int], Path], prefill: int, decode: int
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
 ) -> None:
-    asyncio.run(check(model_of("qwen2", 2), prefill, decode))
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
+
+
+def test_latents_are_pulled_once_for_all_ranks(model_of: Callable[[str, int], Path]) -> None:
+    asyncio.run(check(model_of("deepseek_v3", 4), 1, 2, is_shared=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2)])
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
+def test_every_pair_of_widths_pulls_latents_once(
+    model_of: Callable[[str, int], Path], family: str, prefill: int, decode: int
+) -> None:
+    """Index keys beside them too."""
+    asyncio.run(check(model_of(family, 4), prefill, decode, is_shared=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)])
-@pytest.mark.parametrize(("family", "kv_heads"), [("qwen2", 2), ("gemma3", 1), ("llama", 4), ("qwen3_moe", 2)])
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [("qwen2", 2), ("gemma3", 1), ("llama", 4), ("qwen3_moe", 2), ("gpt_oss", 2)]
+)
 def test_every_pair_of_widths_gives_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
 ) -> None:
-    """Replicated heads, and windows beside whole contexts."""
+    """Replicated heads, windows beside whole contexts, and states of recurrent layers."""
     asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
 

@@ -1,0 +1,170 @@
+"""Parts of token mixers that one rank of a tensor-parallel group computes: some of the heads, by the kind of mixer.
+
+What all heads share is computed by every rank: latents, and index keys with what they choose. A norm over all heads
+takes the elements of all ranks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from tandem.architecture.rectangles import head_range
+from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec
+from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
+from tandem.architecture.split import IndivisibleError, Part, by_outputs
+from tandem.architecture.tensors import LinearSpec, NormSpec, Source, TensorSpec
+
+
+def split_mixer(mixer: MixerSpec, part: Part) -> MixerSpec:
+    """What a rank computes of `mixer`.
+
+    Raises:
+        IndivisibleError: it has no such part.
+    """
+    split = _SPLITS.get(type(mixer))
+    if split is None:
+        raise IndivisibleError(f"a mixer of {type(mixer).__name__.removesuffix('Spec')}, whose heads are not split yet")
+    found: MixerSpec = split(mixer, part)
+    return found
+
+
+def _split_attention(mixer: AttentionSpec, part: Part) -> AttentionSpec:
+    """Of fewer KV heads than ranks, neighbours have the same."""
+    num_heads = part.share(mixer.num_heads, "num_attention_heads")
+    kv_parts = min(part.num_ranks, mixer.num_kv_heads)
+    if mixer.num_kv_heads % kv_parts or part.num_ranks % kv_parts:
+        raise IndivisibleError(f"num_key_value_heads={mixer.num_kv_heads}, which {part.num_ranks} ranks do not divide")
+    heads = range(part.rank * num_heads, (part.rank + 1) * num_heads)
+    kv_heads = head_range(mixer.num_kv_heads, part.rank, part.num_ranks)
+    kv_part = kv_heads.start // len(kv_heads)
+    return replace(
+        mixer,
+        q=part.by_outputs(mixer.q),
+        k=None if mixer.k is None else by_outputs(mixer.k, kv_part, kv_parts),
+        v=None if mixer.v is None else by_outputs(mixer.v, kv_part, kv_parts),
+        o=part.by_inputs(mixer.o),
+        num_heads=num_heads,
+        num_kv_heads=len(kv_heads),
+        q_norm=_norm_of(mixer.q_norm, heads, mixer.head_dim),
+        k_norm=_norm_of(mixer.k_norm, kv_heads, mixer.head_dim),
+        sinks=None if mixer.sinks is None else _entries(mixer.sinks, heads),
+    )
+
+
+def _split_latent_attention(mixer: LatentAttentionSpec, part: Part) -> LatentAttentionSpec:
+    """Latents and what is made of them before there are heads are whole on every rank; so is an indexer."""
+    return replace(
+        mixer,
+        q=part.by_outputs(mixer.q),
+        kv_b=part.by_outputs(mixer.kv_b),
+        o=part.by_inputs(mixer.o),
+        num_heads=part.share(mixer.num_heads, "num_attention_heads"),
+    )
+
+
+def _split_recurrence(mixer: LinearRecurrenceSpec, part: Part) -> LinearRecurrenceSpec:
+    """Of fewer groups of queries and keys than ranks, neighbours have the same. A convolution's channels are divided
+    part by part, and so are the maps to them.
+    """
+    if mixer.a.outputs > mixer.num_heads:
+        raise IndivisibleError("a recurrence with a decay for each column, which is not split yet")
+    num_heads, groups = part.share(mixer.num_heads, "number of recurrent heads"), mixer.num_groups
+    if groups % part.num_ranks and part.num_ranks % groups:
+        raise IndivisibleError(f"{groups} groups of recurrent heads, which {part.num_ranks} ranks do not divide")
+    heads = range(part.rank * num_heads, (part.rank + 1) * num_heads)
+    kept = [head_range(count, part.rank, part.num_ranks) for count, _ in mixer.conv_parts]
+    ends = list(accumulate(count * size for count, size in mixer.conv_parts))
+    rows = [
+        range(end - count * size + each.start * size, end - count * size + each.stop * size)
+        for each, (count, size), end in zip(kept, mixer.conv_parts, ends, strict=True)
+    ]
+    if sum(map(len, rows)) % 2:
+        raise IndivisibleError("an odd number of channels of a convolution for each rank")
+    return replace(
+        mixer,
+        qkv=tuple(_split_linears(mixer.qkv, mixer.conv_order, rows, part.num_ranks)),
+        gate=part.by_outputs(mixer.gate),
+        a=part.by_outputs(mixer.a),
+        b=None if mixer.b is None else part.by_outputs(mixer.b),
+        conv=_split_conv(mixer.conv, mixer.conv_order, rows),
+        a_log=_entries(mixer.a_log, heads),
+        a_bias=_entries(mixer.a_bias, heads),
+        skip=None if mixer.skip is None else _entries(mixer.skip, heads),
+        out=part.by_inputs(mixer.out),
+        out_norm=_output_norm(mixer, heads),
+        num_heads=num_heads,
+        num_groups=len(head_range(groups, part.rank, part.num_ranks)),
+    )
+
+
+def _output_norm(mixer: LinearRecurrenceSpec, heads: range) -> NormSpec | None:
+    """One of each head is that of any; one over groups of channels may take what other ranks have."""
+    norm = mixer.out_norm
+    if norm is None or mixer.gating.is_by_head:
+        return norm
+    if norm.size != mixer.num_heads * mixer.value_dim:
+        raise IndivisibleError(f"{norm.name}, whose groups share {norm.size} factors, which is not split yet")
+    return replace(norm, within=(heads.start * mixer.value_dim, heads.stop * mixer.value_dim))
+
+
+def _split_linears(
+    linears: tuple[LinearSpec, ...], order: str, rows: Sequence[range], num_ranks: int
+) -> Iterator[LinearSpec]:
+    """One for each part of a convolution's channels. `rows`: among the outputs of all `linears` together."""
+    offset = 0
+    for index, (name, kept) in enumerate(zip(order, rows, strict=True)):
+        linear = linears[index if len(linears) > 1 else 0]
+        weight = linear.weight_source or Source(f"{linear.name}.weight")
+        bias = linear.bias_source or Source(f"{linear.name}.bias")
+        first, end = kept.start - offset, kept.stop - offset
+        yield replace(
+            linear,
+            name=linear.name if len(linears) > 1 else f"{linear.name}.{name}",
+            outputs=len(kept),
+            weight_source=weight.rows(first, end),
+            bias_source=bias.rows(first, end) if linear.bias else linear.bias_source,
+            num_ranks=num_ranks,
+        )
+        offset += linear.outputs if len(linears) > 1 else 0
+
+
+def _split_conv(conv: ConvSpec, order: str, rows: Sequence[range]) -> ConvSpec:
+    return replace(
+        conv,
+        weights=tuple(_split_vector(conv.weights, order, rows)),
+        bias=None,
+        biases=tuple(_split_vector(conv.all_biases, order, rows)),
+    )
+
+
+def _split_vector(tensors: tuple[TensorSpec, ...], order: str, rows: Sequence[range]) -> Iterator[TensorSpec]:
+    """One for each part of a convolution's channels, of numbers that begin with them."""
+    offset = 0
+    for index, (name, kept) in enumerate(zip(order, rows, strict=True) if tensors else ()):
+        tensor = tensors[index if len(tensors) > 1 else 0]
+        part = _entries(tensor, range(kept.start - offset, kept.stop - offset))
+        yield part if len(tensors) > 1 else replace(part, name=f"{tensor.name}.{name}")
+        offset += tensor.shape[0] if len(tensors) > 1 else 0
+
+
+_SPLITS: Mapping[type, Callable[[Any, Part], Any]] = {
+    AttentionSpec: _split_attention,
+    LatentAttentionSpec: _split_latent_attention,
+    SparseLatentAttentionSpec: _split_latent_attention,
+    LinearRecurrenceSpec: _split_recurrence,
+}
+
+
+def _norm_of(norm: NormSpec | None, heads: range, head_dim: int) -> NormSpec | None:
+    """A norm of each head is that of any; one over all heads takes what other ranks have."""
+    if norm is None or norm.size == head_dim:
+        return norm
+    return replace(norm, within=(heads.start * head_dim, heads.stop * head_dim))
+
+
+def _entries(tensor: TensorSpec, kept: range) -> TensorSpec:
+    """Those of a vector, or rows."""
+    source = tensor.source or Source(tensor.name)
+    return replace(tensor, shape=(len(kept), *tensor.shape[1:]), source=source.rows(kept.start, kept.stop))

@@ -1,0 +1,62 @@
+"""Splits of linear maps among the ranks of a tensor-parallel group, and why one cannot be had."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from tandem.architecture.tensors import LinearSpec, ShardAxis, Source
+
+
+class IndivisibleError(Exception):
+    """Why a model has no shards of a width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of rank `rank` of `num_ranks`. `coded`: names of the weights that are codes."""
+
+    rank: int
+    num_ranks: int
+    coded: Collection[str]
+
+    def share(self, number: int, name: str) -> int:
+        """A rank's part of `number`, which the message calls `name`."""
+        if number % self.num_ranks:
+            raise IndivisibleError(f"{name}={number}, which {self.num_ranks} ranks do not divide")
+        return number // self.num_ranks
+
+    def by_outputs(self, spec: LinearSpec) -> LinearSpec:
+        return by_outputs(spec, self.rank, self.num_ranks)
+
+    def by_inputs(self, spec: LinearSpec) -> LinearSpec:
+        """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks.
+
+        Of codes some outputs, for which the inputs of all ranks are gathered.
+        """
+        if f"{spec.name}.weight" in self.coded:
+            return replace(self.by_outputs(spec), axis=ShardAxis.COLUMN, is_gathered=True)
+        if spec.sum_blocks % self.num_ranks:
+            raise IndivisibleError(
+                f"{spec.inputs} inputs of {spec.name}, which {self.num_ranks} ranks do not divide into parts of an "
+                "even size"
+            )
+        size = spec.inputs // self.num_ranks
+        weight = spec.weight_source or Source(f"{spec.name}.weight")
+        columns = weight.columns(self.rank * size, (self.rank + 1) * size)
+        return replace(spec, inputs=size, weight_source=columns, num_ranks=self.num_ranks)
+
+
+def by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
+    """Part `part` of the outputs, with their biases."""
+    if spec.outputs % num_parts:
+        raise IndivisibleError(f"{spec.outputs} outputs of {spec.name}, which {num_parts} ranks do not divide")
+    size = spec.outputs // num_parts
+    rows = part * size, (part + 1) * size
+    weight = spec.weight_source or Source(f"{spec.name}.weight")
+    bias = spec.bias_source or Source(f"{spec.name}.bias")
+    return replace(
+        spec,
+        outputs=size,
+        weight_source=weight.rows(*rows),
+        bias_source=bias.rows(*rows) if spec.bias else spec.bias_source,
+        num_ranks=num_parts,
+    )
