@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
+from tandem.compute.collectives import Collectives
 from tandem.compute.recurrent import settle
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
@@ -34,6 +36,7 @@ class ForwardPass:
         backends: one for each kind of state in the arena.
         max_num_requests: requests that have block tables at once.
         max_model_len: longest request in tokens.
+        collectives: with the other ranks that compute parts of the model; None = there are none.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class ForwardPass:
         *,
         max_num_requests: int,
         max_model_len: int,
+        collectives: Collectives | None = None,
     ) -> None:
         self._decoder = decoder
+        self._collectives = collectives
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
@@ -123,20 +128,33 @@ class ForwardPass:
         by_state = [batches[group] for group in groups]
         return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states)
 
-    def settle(self, inputs: ModelInputs, num_right: Sequence[int]) -> None:
+    def settle(self, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
         """Carry the states that cannot be rewound on, behind the drafts that were right. Until then they are those
         before the drafts. Call it before the next step, and before others read the step's blocks.
 
         Args:
-            num_right: of each scheduled request, how many of its drafts were.
+            num_right: of each scheduled request, how many of its drafts were; None = at a rank that does not lead.
         """
-        if not any(num_right):
+        if all(batch.drafted is None for batch in inputs.batches):
             return
-        in_batch = np.asarray(num_right)[np.argsort(inputs.first_tokens)].tolist()
+        counts = self._as_led(num_right, len(inputs.first_tokens))
+        if not counts.any():
+            return
+        in_batch = counts[np.argsort(inputs.first_tokens)].tolist()
         for group, batch in zip(self.layout.groups, inputs.batches, strict=True):
             if batch.drafted is not None:
                 settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
                 self.await_kernels()
+        if self._collectives is not None:  # NOTE: others may read the states of all ranks then
+            self._collectives.add(torch.zeros(1, 1), None, torch.float32)
+
+    def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:
+        """The leader's `counts`, which all ranks call for together."""
+        own = np.zeros(num_requests, dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
+        if self._collectives is None:
+            return own
+        told = torch.from_numpy(own.astype(np.float32)[:, None])
+        return self._collectives.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

@@ -125,6 +125,7 @@ class ShardRunner:
                 length = self._prompt_lengths[item.request_id]
                 for _ in self._forward.scored_logits(inputs, hidden, index, item, length):
                     pass
+        self._forward.settle(inputs, None)
         await_kv(step, self._collectives)
 
 
@@ -172,12 +173,14 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
         parts = num_parts(layout, collectives.num_ranks)
         pages = map_pages(memory, parts, sizes.num_blocks, layout.page_bytes)
         arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts])
-        return ShardRunner(_forward(model, arena, backends, sizes), collectives)
+        return ShardRunner(_forward(model, arena, backends, sizes, collectives), collectives)
 
     return LoadedShard(model.spec.fingerprint, runner)
 
 
-def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes) -> ForwardPass:
+def _forward(
+    model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes, collectives: Collectives
+) -> ForwardPass:
     return ForwardPass(
         model.decoder,
         model.spec,
@@ -185,4 +188,5 @@ def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardS
         backends,
         max_num_requests=sizes.max_num_requests,
         max_model_len=sizes.max_model_len,
+        collectives=collectives,
     )

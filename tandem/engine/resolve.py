@@ -172,6 +172,7 @@ def assemble(
         backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
+        collectives=None if ranks is None else ranks.collectives,
     )
     draws = load_draws() if isinstance(kernels, NativeKernels) else None
     if speculation is None and drafter is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import assemble
 from tandem.ranks.group import RankGroup, share_of
@@ -30,12 +31,14 @@ def ranked_config(path: Path, **overrides: Any) -> EngineConfig:
 
 
 @contextmanager
-def led_engine(config: EngineConfig, num_ranks: int, *, deadline_s: float = 60.0) -> Iterator[tuple[Engine, RankGroup]]:
+def led_engine(
+    config: EngineConfig, num_ranks: int, *, deadline_s: float = 60.0, speculation: Speculation | None = None
+) -> Iterator[tuple[Engine, RankGroup]]:
     """An engine that leads so many ranks, and their group."""
     config = share_of(config, num_ranks)
     group = RankGroup(config, num_ranks, deadline_s=deadline_s)
     try:
-        engine = assemble(config, ranks=group).engine
+        engine = assemble(config, ranks=group, speculation=speculation).engine
         yield engine, group
         engine.close()
     finally:

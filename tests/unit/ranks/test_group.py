@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tandem.core.errors import ConfigurationError, EngineStoppedError
+from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import assemble, build_engine
@@ -86,6 +87,32 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
         assert group.collectives.num_exchanges > 0
         processes = list(group.process_ids.values())
     assert all(ends(process) for process in processes)
+
+
+@pytest.mark.parametrize(
+    "family", ["granite_hybrid", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3_next", "falcon_h1"))]
+)
+def test_each_rank_carries_its_states_on_behind_right_drafts(family: str, tmp_path: Path) -> None:
+    """The leader alone knew which drafts were right, and the states of the others stayed those before them."""
+    path = write_byte_tokenizer(RECURRENT_BUILDERS[family](tmp_path, dtype="bfloat16"))
+    config = ranked_config(path)
+    expected = answers(build_engine(config))
+    known = {tuple(PROMPTS[name]): _tokens(expected[name, 0]) for name in ("greedy", "sampled", "drafted")}
+    half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
+    with led_engine(config, 2, speculation=half_right) as (engine, _):
+        found = answers(engine)
+        assert {key: _tokens(each) for key, each in found.items()} == {k: _tokens(v) for k, v in expected.items()}
+        assert {key: _logprobs(each) for key, each in found.items()} == {k: _logprobs(v) for k, v in expected.items()}
+        assert 10 < engine.counters.num_accepted < engine.counters.num_drafted
+
+
+def _tokens(outputs: list[tuple[Any, ...]]) -> list[int]:
+    return [token for token_ids, *_ in outputs for token in token_ids]
+
+
+def _logprobs(outputs: list[tuple[Any, ...]]) -> list[object]:
+    """NOTE: a step with drafts tells several tokens at once."""
+    return [entry for _, logprobs, *_ in outputs for entry in logprobs or ()]
 
 
 @pytest.mark.usefixtures("_all_guesses_are_checked")
