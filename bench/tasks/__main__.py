@@ -2,8 +2,8 @@
 
 The task is 100 sentences about common knowledge, each with four ways to end it (`facts.jsonl`, written for this
 bench). `lm-eval` runs in an environment of its own: with `transformers` in its process, and over `/v1/completions` of a
-gateway before one prefill and one decode worker. Weights are those of one GGUF file: as codes,
-decoded to floats, or rounded anew by `tandem quantize`. Nothing is timed, so other load does not matter.
+gateway before one prefill and one decode worker. Weights are those of one GGUF file: as codes, decoded to floats, or
+rounded anew by `tandem quantize`. Nothing is timed, so other load does not matter.
 
 Beside the share of right answers stand the share of sentences that are ended as by `transformers` in float32, and the
 mean difference of the loglikelihoods of all 400 ends. Expected before the first run: in float32 the same choices and
@@ -114,7 +114,7 @@ def rows_of(system: str, found: Sequence[Ending], reference: Sequence[Ending]) -
 
 
 def _quantised(checkpoint: Path, target: Path) -> Path:
-    """The checkpoint in int4, groups of 64, by GPTQ after rotation, as `tandem quantize` makes it; kept for another run."""
+    """The checkpoint in int4, groups of 64, by GPTQ after rotation, by `tandem quantize`; kept for another run."""
     if target.exists():
         return target
     command = [sys.executable, "-m", "tandem.cli.main", "quantize", "--model", str(checkpoint), "--format", "int4"]
