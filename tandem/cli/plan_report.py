@@ -101,7 +101,7 @@ def _headline(study: Study) -> str:
     if model.num_expert_parameters:
         parameters += f" ({_parameters(active)} for a token, {_gb(model.expert_bytes)} of experts)"
     constant = model.kv_bytes_per_request
-    state = f" and {constant / 1e6:.0f} MB of state per request" if constant else ""
+    state = f" and {constant / 1e6:.3g} MB of state per request" if constant else ""
     return (
         f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits:.3g} bits, "
         f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token{state}\n"

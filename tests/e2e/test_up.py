@@ -18,6 +18,7 @@ from typing import IO
 import httpx
 import psutil
 import pytest
+import torch
 
 from tandem.core.memory import total_bytes
 from tests.helpers import checkpoints, stub_service
@@ -245,6 +246,12 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=.*aqlm.* is not served"),
         ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: DeepseekV2ForCausalLM"),
         pytest.param({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic", marks=pytest.mark.slow),
+        pytest.param({"layer_types": ["sideways"] * 3}, "layer_types=.*sideways", marks=pytest.mark.slow),
+        pytest.param(
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 9},
+            r"num_experts_per_tok must be an integer in \[1, 8\], found 9",
+            marks=pytest.mark.slow,
+        ),
         ({}, "has no tokenizer.json"),
     ],
 )
@@ -267,6 +274,17 @@ def _without_a_matrix_of_an_expert(path: Path) -> None:
     checkpoints.write_tensors(path, tensors)
 
 
+def _with_a_tensor(name: str, *shape: int) -> Callable[[Path], None]:
+    """Adds one to the second layer's experts, or replaces it."""
+
+    def change(path: Path) -> None:
+        tensors = checkpoints.read_tensors(path)
+        tensors[f"model.layers.1.block_sparse_moe.{name}.weight"] = torch.zeros(shape)
+        checkpoints.write_tensors(path, tensors)
+
+    return change
+
+
 def _with_experts_beyond_memory(path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 1 << 20, "num_hidden_layers": 1}
     num_experts = max(2, 1 + total_bytes() // (3 * 2 * sizes["hidden_size"] * sizes["intermediate_size"]))
@@ -277,6 +295,19 @@ def _with_experts_beyond_memory(path: Path) -> None:
     ("change", "message"),
     [
         (_without_a_matrix_of_an_expert, r"lacks model\.layers\.1\.block_sparse_moe\.experts\.5\.w2\.weight.*download"),
+        pytest.param(
+            _with_a_tensor("experts.8.w1", 64, 64), r"experts\.8\.w1.*no place.*download", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            _with_a_tensor("experts.3.w1", 48, 64),
+            r"experts\.3\.w1\.weight has shape \[48, 64\].*\[64, 64\].*download",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            _with_a_tensor("gate", 9, 64),
+            r"gate\.weight has shape \[9, 64\].*\[8, 64\].*download",
+            marks=pytest.mark.slow,
+        ),
         (
             _with_experts_beyond_memory,
             r"take .* GB in float32, .* of them experts, and cpu has .*; serve it on a machine",

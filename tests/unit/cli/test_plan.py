@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from tandem.architecture.cost import ModelCost
+from tandem.architecture.fields import Fields
+from tandem.architecture.registry import find_family
 from tandem.cli.main import main
 from tandem.cli.model_cost import named_model
 from tests.helpers.hub import Hub
 from tests.helpers.published_formats import compressed, floats, integers
+from tests.unit.architecture.published import CHECKPOINTS
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 QWEN = ["plan", "--model", "qwen3-8b"]
+ONE_OF_EACH = {one.config["architectures"][0]: one.config for one in CHECKPOINTS if one.refused is None}
+VECTORS = 0.002  # share of parameters that are of no matrix: a plan does not count them
+QUICKLY_PLANNED = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "GraniteMoeHybridForCausalLM", "DeepseekV32ForCausalLM")
 
 
 def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -117,6 +124,37 @@ def test_more_than_any_number_of_workers_can_do_is_said(
     together = json.loads(capsys.readouterr().out)["rates"][0]["aggregated"]
     assert together["prefill"]["num_workers"] == 16_384
     assert "prompt and token work: 16,384 workers do not suffice" in together["problems"]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name in QUICKLY_PLANNED else pytest.mark.slow) for name in sorted(ONE_OF_EACH)],
+)
+def test_every_architecture_is_planned_from_the_specs_that_the_loader_reads(
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parameters, those of a token, bytes of experts and of a token's state, of a published configuration."""
+    config = ONE_OF_EACH[architecture]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hardware = ("--hardware", "h200,gb=1000", "--accelerators", "4")
+    assert main(["plan", "--json", "--weight-bits", "16", "--model", str(tmp_path), *hardware]) == 0
+    told = json.loads(capsys.readouterr().out)["model"]
+    fields = Fields(config, "config.json")
+    spec = find_family(fields).read_model(fields)
+    cost = ModelCost("", spec)
+    assert told["num_parameters"] == pytest.approx(sum(tensor.size for tensor in spec.tensors()), rel=VECTORS)
+    assert told["num_active_parameters"] == cost.num_active_parameters
+    assert told["kv_bytes_per_token"] == cost.kv_bytes_per_token
+    experts = [routed for layer in spec.layers if (routed := layer.routed) is not None]
+    assert told["expert_bytes"] == 2 * sum(routed.num_experts * routed.expert_size for routed in experts)
+    assert told["num_active_parameters"] <= told["num_parameters"]
+
+
+def test_a_small_state_of_a_request_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: the state of LFM2's convolutions was 0 MB."""
+    (tmp_path / "config.json").write_text(json.dumps(ONE_OF_EACH["Lfm2ForCausalLM"]))
+    assert main(["plan", "--model", str(tmp_path)]) == 0
+    assert "of KV per token and 0.0819 MB of state per request" in capsys.readouterr().out
 
 
 def test_a_model_directory_and_a_hardware_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
