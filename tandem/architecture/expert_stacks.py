@@ -49,11 +49,12 @@ def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedS
 
 def with_stored_stacks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
     """The model with its experts made of stacks where a checkpoint with the tensors `stored` has them so."""
-    layers = tuple(_with_stored_stacks(layer, stored) for layer in model.layers)
+    layers = tuple(layer_with_stored_stacks(layer, stored) for layer in model.layers)
     return replace(model, layers=layers)
 
 
-def _with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
+def layer_with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
+    """As `with_stored_stacks`, of one layer."""
     block = layer.feed_forward
     if not isinstance(block, MixtureOfExpertsSpec):
         return layer

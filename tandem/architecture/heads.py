@@ -5,7 +5,7 @@ guesses the token behind that. The next guess takes the head's own output in pla
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.architecture.feed_forward import GatedSpec
 from tandem.architecture.mixers import AttentionSpec
@@ -37,16 +37,16 @@ class MtpSpec:
 
 
 def mtp_of(model: ModelSpec) -> MtpSpec | None:
-    """The module of a model's first layer behind the last, with the tensor names of DeepSeek; None = it has none."""
-    if not model.next_layers:
+    """The module of a model's first layer behind the last; None = it has none that is served."""
+    names = model.next_names
+    if not model.next_layers or names is None:
         return None
-    prefix, hidden, eps = f"model.layers.{model.num_layers}", model.hidden_size, model.final_norm.eps
     return MtpSpec(
-        embedding_norm=NormSpec(f"{prefix}.enorm", hidden, eps),
-        hidden_norm=NormSpec(f"{prefix}.hnorm", hidden, eps),
-        projection=LinearSpec(f"{prefix}.eh_proj", hidden, 2 * hidden),
+        embedding_norm=replace(model.final_norm, name=names.embedding_norm),
+        hidden_norm=replace(model.final_norm, name=names.hidden_norm),
+        projection=LinearSpec(names.projection, model.hidden_size, 2 * model.hidden_size),
         layer=model.next_layers[0],
-        final_norm=NormSpec(f"{prefix}.shared_head.norm", hidden, eps),
+        final_norm=replace(model.final_norm, name=names.final_norm),
     )
 
 

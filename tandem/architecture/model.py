@@ -71,6 +71,16 @@ class LayerSpec:
         return None if self.feed_forward is None else self.feed_forward.routed
 
 
+@dataclass(frozen=True, slots=True)
+class NextNames:
+    """Names, beside those of the layer, of a module that predicts further tokens, see `heads.MtpSpec`."""
+
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
@@ -82,7 +92,9 @@ class ModelSpec:
         logit_scale: multiplies the logits.
         unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
-        next_layers: those among `unserved` that predict further tokens, see `heads.MtpSpec`.
+        next_layers: those among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
+            is served.
+        next_names: what else their module has.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
     """
 
@@ -102,6 +114,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
     next_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
+    next_names: NextNames | None = field(default=None, repr=False)
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
 

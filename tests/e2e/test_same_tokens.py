@@ -39,7 +39,7 @@ from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
 _GROUPS = {"gemma3": 2, "gemma4": 3, "gpt_oss": 2, "falcon_h1": 2} | dict.fromkeys(
-    ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next", "kimi_linear"), 3
+    ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next_mtp", "kimi_linear"), 3
 )
 _MIX_SEEDS = {"gemma4_moe": 4}  # NOTE: in mix 3 two tokens tie to 1e-6, which PyTorch and compiled kernels round apart
 NUM_AT_ONCE = 8
@@ -108,7 +108,7 @@ SETUPS = {
     "2p2d-tcp-8-recurrent-speculating": Setup(
         "lfm2_moe", 2, 2, "tcp", 8, False, (*NO_LOCAL_PREFILL, "--policy", "random"), SPECULATE
     ),
-    "1p1d-nixl-16-delta": Setup("qwen3_next", 1, 1),
+    "1p1d-nixl-16-delta-mtp": Setup("qwen3_next_mtp", 1, 1, worker_flags=MTP),
     "2p2d-tcp-8-delta": Setup("kimi_linear", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-squared": Setup("nemotron_h", 1, 1),
     "1p1d-tcp-16-recurrences": Setup("mamba2", 1, 1, "tcp"),
@@ -130,7 +130,7 @@ DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and set
 QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
 SLOW = (
-    *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta", "2p2d-tcp-8-delta"),
+    *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta-mtp", "2p2d-tcp-8-delta"),
     "1p1d-tcp-16-recurrences",
     *OTHER_SETUPS,
     *("1p1d-nixl-16-sinks", "2p1d-tcp-8-two-experts", "1p1d-nixl-8-shared-expert", "2p1d-nixl-16-corrected-router"),

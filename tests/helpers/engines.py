@@ -69,10 +69,12 @@ def serve_alone(
     return tokens
 
 
-def least_kv_cache_bytes(path: Path, max_model_len: int, max_num_batched_tokens: int, dtype: str) -> int:
+def least_kv_cache_bytes(
+    path: Path, max_model_len: int, max_num_batched_tokens: int, dtype: str, block_size: int = TINY.block_size
+) -> int:
     """The smallest cache that holds one request of `max_model_len` tokens."""
     model = load_model(
         str(path), dtype=dtype, device=torch.device("cpu"), kernels=TorchKernels(), max_model_len=max_model_len
     )
-    layout = build_layout(model.spec.kv_specs, TINY.block_size)
+    layout = build_layout(model.spec.kv_specs, block_size)
     return layout.blocks_for(max_model_len, max_num_batched_tokens) * layout.page_bytes

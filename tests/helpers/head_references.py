@@ -1,6 +1,7 @@
 """Heads computed naively: every guess from the whole text, without caches, by plain PyTorch and by transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -29,6 +30,57 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
             hidden = torch.cat((hidden, rows[:, -1:]), dim=1)
             behind = [*behind, guesses[-1]]
     return guesses
+
+
+def delta_mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
+    """Guesses of the module under `mtp.` behind `token_ids`, by the layer of transformers, which knows no such module
+    of these families.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    stored = load_file(path / "model.safetensors")
+    w = {name.removeprefix("mtp."): tensor.float() for name, tensor in stored.items() if name.startswith("mtp.")}
+    like = model.model.layers[1]  # with attention
+    layer = type(like)(model.config, 1)
+    own = {name.removeprefix("layers.0."): tensor for name, tensor in w.items() if name.startswith("layers.0.")}
+    if not isinstance(layer.mlp, type(model.model.layers[0].mlp)):
+        layer.mlp = type(model.model.layers[0].mlp)(model.config)  # NOTE: that layer may have no experts; modules have
+    layer.load_state_dict(_with_stacks(own, layer.state_dict()))
+    layer.eval()
+    eps = model.config.rms_norm_eps
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (1 + w[f"{name}.weight"])
+
+    with torch.no_grad():
+        hidden = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states[-1]
+        behind, guesses = token_ids[1:], []
+        for _ in range(num_guesses):
+            embedded = norm(model.get_input_embeddings()(torch.tensor([behind])), "pre_fc_norm_embedding")
+            x = torch.cat((embedded, norm(hidden, "pre_fc_norm_hidden")), dim=-1) @ w["fc.weight"].T
+            positions, size = torch.arange(len(behind))[None], len(behind)
+            mask = torch.full((size, size), float("-inf")).triu(1)[None, None]
+            rotary = model.model.rotary_emb(x, positions)
+            out = layer(x, position_embeddings=rotary, attention_mask=mask, position_ids=positions)
+            rows = norm(out[0] if isinstance(out, tuple) else out, "norm")
+            guesses.append(int(model.lm_head(rows[0, -1]).argmax()))
+            hidden = torch.cat((hidden, rows[:, -1:]), dim=1)
+            behind = [*behind, guesses[-1]]
+    return guesses
+
+
+def _with_stacks(own: dict[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same, with the tensors of single experts made into stacks where `wanted` has them so."""
+    found = {name: tensor for name, tensor in own.items() if name in wanted}
+    if set(found) == set(wanted):
+        return found
+    count = 1 + max(int(name.split(".")[2]) for name in own if name.startswith("mlp.experts."))
+    parts = {
+        part: [own[f"mlp.experts.{i}.{part}_proj.weight"] for i in range(count)] for part in ("gate", "up", "down")
+    }
+    pairs = zip(parts["gate"], parts["up"], strict=True)
+    found["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+    found["mlp.experts.down_proj"] = torch.stack(parts["down"])
+    return found
 
 
 def eagle3_guess(path: Path, head: Path, token_ids: list[int], num_guesses: int) -> list[int]:

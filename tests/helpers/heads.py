@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.checkpoints import Builder, save_tiny_deepseek_v3, save_tiny_llama
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 
 WIDTH = 0.3  # of random weights
 
@@ -33,6 +34,41 @@ def save_with_mtp(build: Builder, path: Path, *, num_layers: int = 2, seed: int 
     tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     dtype = tensors["model.embed_tokens.weight"].dtype
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
+    return path
+
+
+def save_delta_with_mtp(build: Builder, path: Path, *, seed: int = 0, **options: Any) -> Path:
+    """A checkpoint of a family with the gated delta rule, and a module for multi-token prediction under `mtp.`: a
+    further layer with attention, saved as one more and then declared to be none.
+    """
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    layers = {"layer_types": [*kinds, "full_attention"], "num_hidden_layers": len(kinds) + 1}
+    build(path, seed=seed, **layers | options)
+    change_config(path, lambda config: config.update(layer_types=kinds, num_hidden_layers=len(kinds)))
+    tensors, prefix = load_file(path / "model.safetensors"), f"model.layers.{len(kinds)}."
+    further = {name: tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}
+    tensors |= {f"mtp.layers.0.{name.removeprefix(prefix)}": tensor for name, tensor in further.items()}
+    generator = torch.Generator().manual_seed(seed)
+    dtype, hidden = tensors["model.embed_tokens.weight"].dtype, tensors["model.embed_tokens.weight"].shape[1]
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = _norm(hidden, generator).sub(1).to(dtype)  # NOTE: 1 is added to these
+    tensors["mtp.fc.weight"] = _matrix(hidden, 2 * hidden, generator).to(dtype)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def with_stacked_experts(path: Path) -> Path:
+    """Makes stacks of the experts of the module under `mtp.` in the checkpoint at `path`."""
+    tensors, prefix = load_file(path / "model.safetensors"), "mtp.layers.0.mlp.experts"
+    count = sum(name.startswith(prefix) and name.endswith("gate_proj.weight") for name in tensors)
+    gate, up, down = (
+        [tensors.pop(f"{prefix}.{index}.{part}_proj.weight") for index in range(count)]
+        for part in ("gate", "up", "down")
+    )
+    pairs = zip(gate, up, strict=True)
+    tensors[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+    tensors[f"{prefix}.down_proj"] = torch.stack(down)
+    save_file(tensors, path / "model.safetensors")
     return path
 
 
@@ -75,9 +111,15 @@ def save_deepseek_v3_with_mtp(path: Path, **options: Any) -> Path:
     return save_with_mtp(save_tiny_deepseek_v3, path, **options)
 
 
+def save_qwen3_next_with_mtp(path: Path, **options: Any) -> Path:
+    """A Qwen3NextForCausalLM that carries a module for multi-token prediction."""
+    return save_delta_with_mtp(save_tiny_qwen3_next, path, **options)
+
+
 HEAD_BUILDERS: dict[str, Builder] = {
     "llama_eagle": save_llama_with_eagle3,
     "deepseek_v3_mtp": save_deepseek_v3_with_mtp,
+    "qwen3_next_mtp": save_qwen3_next_with_mtp,
 }
 
 

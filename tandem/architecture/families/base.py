@@ -12,7 +12,7 @@ from typing import Final
 from tandem.architecture.feed_forward import Activation, FeedForwardSpec, GatedSpec
 from tandem.architecture.fields import REQUIRED, Fields, shown_items
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
-from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.model import LayerSpec, ModelSpec, NextNames
 from tandem.architecture.rope import DEFAULT_THETA, RopeSpec, flat_rope
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis
 
@@ -292,6 +292,7 @@ def build_model(
     logit_scale: float = 1.0,
     unserved: tuple[str, ...] = (),
     next_layers: tuple[LayerSpec, ...] = (),
+    next_names: NextNames | None = None,
 ) -> ModelSpec:
     """The model of these layers, with the tokens and the tie of embedding and head that `fields` have."""
     defaults = sizes.defaults
@@ -311,6 +312,7 @@ def build_model(
         logit_scale=logit_scale,
         unserved=unserved,
         next_layers=next_layers,
+        next_names=next_names,
     )
 
 

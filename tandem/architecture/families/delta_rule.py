@@ -1,17 +1,22 @@
 """Hybrids of gated DeltaNet layers and gated attention (Qwen3-Next, Qwen3.5), most often three to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tandem.architecture.families import base
 from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes, read_delta_net
+from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
+from tandem.architecture.model import LayerSpec, ModelSpec, NextNames
+from tandem.architecture.renaming import renamed
 from tandem.architecture.rope import RopeSpec
 
 LINEAR: Final = "linear_attention"
-MTP: Final = ("mtp.",)  # prefix of the tensors of layers that predict further tokens
+_FURTHER = "mtp"  # prefix of the tensors of layers that predict further tokens
+_FURTHER_NAMES = NextNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+_NUM_FURTHER_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def read_mixers(
@@ -32,6 +37,36 @@ def read_mixers(
         return delta.mixer(prefix, maps_of(delta, prefix))
 
     return [mixer(index, kind) for index, kind in enumerate(_read_kinds(fields, sizes.num_layers))]
+
+
+def build_model_with_further(family: str, fields: Fields, sizes: base.Sizes, layers: Sequence[LayerSpec]) -> ModelSpec:
+    """The model of these layers, with those that predict further tokens."""
+    further = _read_further(fields, layers)
+    names = _FURTHER_NAMES if further else None
+    unserved = (f"{_FURTHER}.",)
+    return base.build_model(family, fields, sizes, layers, unserved=unserved, next_layers=further, next_names=names)
+
+
+def _read_further(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Layers like the model's with attention, and with experts where the model has some; none where they would have
+    an embedding of their own, or where no layer is like them.
+    """
+    num_further = max(fields.count(name, 1, low=0) for name in _NUM_FURTHER_KEYS)
+    own_embedding = fields.flag("mtp_use_dedicated_embeddings", False)
+    with_attention = [index for index, layer in enumerate(layers) if isinstance(layer.mixer, AttentionSpec)]
+    with_experts = [i for i, layer in enumerate(layers) if isinstance(layer.feed_forward, MixtureOfExpertsSpec)]
+    if own_embedding or not with_attention:
+        return ()
+    attention = with_attention[0]
+    block = with_experts[0] if with_experts else attention
+
+    def further(index: int) -> LayerSpec:
+        own = f"{_FURTHER}.layers.{index}."
+        feed_forward = renamed(layers[block].feed_forward, f"{base.layer_prefix(block)}.", own)
+        like = replace(layers[attention], feed_forward=None)
+        return replace(renamed(like, f"{base.layer_prefix(attention)}.", own), feed_forward=feed_forward)
+
+    return tuple(map(further, range(num_further)))
 
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:

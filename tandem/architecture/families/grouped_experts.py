@@ -14,7 +14,7 @@ from tandem.architecture.families.experts import (
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.mixers import MixerSpec
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import ModelSpec, NextNames
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
@@ -135,8 +135,9 @@ def build_model_with_further(
     """The model of the first `num_layers` of `blocks`; the others belong to layers that predict further tokens."""
     layers = tuple(base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks))
     served, further = layers[: sizes.num_layers], layers[sizes.num_layers :]
-    unserved = further_layers(fields, sizes)
-    return base.build_model(family, fields, sizes, served, unserved=unserved, next_layers=further)
+    unserved, prefix = further_layers(fields, sizes), base.layer_prefix(sizes.num_layers)
+    names = NextNames(f"{prefix}.enorm", f"{prefix}.hnorm", f"{prefix}.eh_proj", f"{prefix}.shared_head.norm")
+    return base.build_model(family, fields, sizes, served, unserved=unserved, next_layers=further, next_names=names)
 
 
 def _block(

@@ -2,18 +2,15 @@
 DeltaNet layer's maps stored apart.
 """
 
-from typing import Final
-
 from tandem.architecture.families import base
 from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes
-from tandem.architecture.families.delta_rule import MTP, read_mixers
+from tandem.architecture.families.delta_rule import build_model_with_further, read_mixers
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec
 
-UNUSED_KEYS: Final = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _DEFAULTS = base.Defaults(
     max_positions=32768,
     kv_heads=4,
@@ -43,7 +40,7 @@ def build_text_model(
 ) -> ModelSpec:
     """The model of these layers; None = the usual gated block."""
     layers = base.pre_norm_layers(sizes, mixers, blocks)
-    return base.build_model(family, fields, sizes, layers, unserved=MTP)
+    return build_model_with_further(family, fields, sizes, layers)
 
 
 def parameter_name(name: str) -> str | None:
@@ -67,7 +64,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     mixers = read_text_mixers(fields, sizes)
     model = build_text_model("qwen3_5", fields, sizes, mixers, [None] * sizes.num_layers)
     fields.only("mlp_only_layers", ([],), "[]")
-    base.check_unread(fields, UNUSED_KEYS)
+    base.check_unread(fields)
     return model
 
 

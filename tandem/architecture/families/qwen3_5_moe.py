@@ -3,7 +3,7 @@
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.qwen2_moe import with_shared
-from tandem.architecture.families.qwen3_5 import UNUSED_KEYS, build_text_model, parameter_name, read_text_mixers
+from tandem.architecture.families.qwen3_5 import build_text_model, parameter_name, read_text_mixers
 from tandem.architecture.families.qwen3_moe import read_blocks
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
@@ -29,7 +29,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     blocks = read_blocks(fields, sizes, num_experts=256, top_k=8, width=512, renormalise=True)
     shared = [with_shared(sizes, index, block, width) for index, block in enumerate(blocks)]
     model = build_text_model("qwen3_5_moe", fields, sizes, read_text_mixers(fields, sizes), shared)
-    base.check_unread(fields, (*UNUSED_KEYS, *TRAINING_KEYS))
+    base.check_unread(fields, TRAINING_KEYS)
     return model
 
 

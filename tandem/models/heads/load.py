@@ -1,9 +1,11 @@
 """Loads a head beside a model, or refuses it by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tandem.architecture.expert_stacks import layer_with_stored_stacks
 from tandem.architecture.families import eagle3
 from tandem.architecture.heads import mtp_of
 from tandem.architecture.quantisation import read_config
@@ -23,7 +25,7 @@ _SHARED = (".shared_head.head.weight", ".embed_tokens.weight")  # copies of the 
 
 
 def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> bool:
-    """Whether the checkpoint of a model has a module for multi-token prediction; it has none with several."""
+    """Whether the checkpoint of a model has a module for multi-token prediction that is served, and no others."""
     spec = mtp_of(model.spec)
     if spec is None or len(model.spec.next_layers) > 1:
         return False
@@ -50,13 +52,15 @@ def load_mtp(
     spec = mtp_of(model.spec)
     if spec is None or not carries_mtp(path, model, allow_pickle=allow_pickle):
         num_layers = len(model.spec.next_layers)
-        found = f"{num_layers} modules, and one is served" if num_layers > 1 else "no module for multi-token prediction"
+        none = "no module for multi-token prediction that is served"
+        found = f"{num_layers} modules, and one is served" if num_layers > 1 else none
         raise ConfigurationError(f"the checkpoint has {found}; use another drafter, or off")
     fields = read_config(path)
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     names = stored_names(checkpoint, find_family(fields).parameter_name)
-    prefix = f"model.layers.{model.spec.num_layers}."
-    own = {name: source for name, source in names.items() if name.startswith(prefix) and not name.endswith(_SHARED)}
+    further = model.spec.unserved
+    own = {name: source for name, source in names.items() if name.startswith(further) and not name.endswith(_SHARED)}
+    spec = replace(spec, layer=layer_with_stored_stacks(spec.layer, own))
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     plan = LoadingPlan.of_tensors(spec.tensors(), formats)
     sources = match_plan(checkpoint, plan, formats, own)

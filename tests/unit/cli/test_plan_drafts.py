@@ -24,7 +24,7 @@ from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.engines import TINY
-from tests.helpers.heads import save_deepseek_v3_with_mtp, save_eagle3
+from tests.helpers.heads import save_deepseek_v3_with_mtp, save_eagle3, save_qwen3_next_with_mtp
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 BITS = 32  # of the tiny checkpoints' numbers
@@ -41,6 +41,10 @@ def mtp_case(directory: Path) -> tuple[Path, str]:
     return write_byte_tokenizer(save_deepseek_v3_with_mtp(directory / "model")), "mtp"
 
 
+def hybrid_case(directory: Path) -> tuple[Path, str]:
+    return write_byte_tokenizer(save_qwen3_next_with_mtp(directory / "model")), "mtp"
+
+
 def eagle_case(directory: Path, **options: int) -> tuple[Path, str]:
     model = write_byte_tokenizer(save_tiny_llama(directory / "model", num_hidden_layers=3))
     return model, f"eagle={save_eagle3(directory / 'eagle', model, **options)}"
@@ -49,6 +53,7 @@ def eagle_case(directory: Path, **options: int) -> tuple[Path, str]:
 CASES: dict[str, Callable[[Path], tuple[Path, str]]] = {
     "draft": draft_case,
     "mtp": mtp_case,
+    "mtp of a hybrid": hybrid_case,
     "eagle": eagle_case,
     "eagle of its own width": partial(eagle_case, hidden_size=48, target_hidden_size=64),
 }

@@ -17,12 +17,13 @@ from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.scheduler.output import NewRequest, SchedulerOutput
 from tandem.text.grammar import regex_grammar
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, save_tiny_llama
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, read_tensors, save_tiny_llama, write_tensors
+from tests.helpers.delta_checkpoints import DELTA_BUILDERS, save_tiny_qwen3_5_conditional
 from tests.helpers.engines import drafting_engine, drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.head_drafters import head_drafter
-from tests.helpers.head_references import eagle3_guess, mtp_guess
-from tests.helpers.heads import change_config, save_eagle3, save_with_mtp
+from tests.helpers.head_references import delta_mtp_guess, eagle3_guess, mtp_guess
+from tests.helpers.heads import change_config, save_delta_with_mtp, save_eagle3, save_with_mtp, with_stacked_experts
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -58,6 +59,11 @@ def mtp_case(directory: Path, family: str) -> Case:
     return Case(model, "mtp", lambda tokens, number: mtp_guess(model, tokens, number))
 
 
+def delta_case(directory: Path, family: str) -> Case:
+    model = write_byte_tokenizer(save_delta_with_mtp(DELTA_BUILDERS[family], directory / family))
+    return Case(model, "mtp", lambda tokens, number: delta_mtp_guess(model, tokens, number))
+
+
 def eagle_case(directory: Path, *, num_layers: int = 3, **options: Any) -> Case:
     model = write_byte_tokenizer(save_tiny_llama(directory / "llama", num_hidden_layers=num_layers))
     head = save_eagle3(directory / "eagle", model, **options)
@@ -68,6 +74,9 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "deepseek_v3": lambda directory: mtp_case(directory, "deepseek_v3"),
     "glm4_moe": lambda directory: mtp_case(directory, "glm4_moe"),
     "glm4_moe_lite": lambda directory: mtp_case(directory, "glm4_moe_lite"),
+    "qwen3_next": lambda directory: delta_case(directory, "qwen3_next"),
+    "qwen3_5": lambda directory: delta_case(directory, "qwen3_5"),
+    "qwen3_5_moe": lambda directory: delta_case(directory, "qwen3_5_moe"),
     "eagle": eagle_case,
     "eagle, normed": lambda directory: eagle_case(
         directory,
@@ -81,11 +90,11 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = ("glm4_moe", "glm4_moe_lite", "eagle, normed")
+QUICK = ("deepseek_v3", "qwen3_next", "eagle")
 
 
 @pytest.fixture(
-    scope="module", params=["deepseek_v3", "eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return CASES[request.param](tmp_path_factory.mktemp("heads"))
@@ -168,17 +177,17 @@ def test_guesses_are_those_of_a_naive_reference(case: Case) -> None:
     recorded.drafter.check()
 
 
-@pytest.mark.parametrize(("num_blocks", "num_kv_blocks"), [(64, 14), (7, 64)], ids=["preempted", "little room"])
-def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_blocks: int, num_kv_blocks: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "num_longest"), [(64, 1.2), (7, 5.3)], ids=["preempted", "little room"])
+def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_blocks: int, num_longest: float) -> None:
     """With chunks and prefix hits, in a pool of the model, or of the head, that is too small for all requests."""
-    block_bytes = least_kv_cache_bytes(case.model, 16, 16, "float32") // 2
+    longest_bytes = least_kv_cache_bytes(case.model, 96, 32, "float32", block_size=8)
     drafter = head_drafter(case.model, case.setting, num_blocks=num_blocks)
     engine = drafting_engine(
         case.model,
         checking_all(drafter),
         max_num_batched_tokens=32,
         max_model_len=96,
-        kv_cache_bytes=num_kv_blocks * block_bytes,
+        kv_cache_bytes=int(num_longest * longest_bytes),
         block_size=8,
     )
     for _ in range(2):
@@ -186,7 +195,7 @@ def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_bloc
         drafter.check()
     assert engine.counters.num_drafted > 0
     is_preempted, has_hits = engine.counters.num_preemptions > 0, engine.counters.num_cached_prompt_tokens > 0
-    assert is_preempted if num_kv_blocks == 14 else has_hits
+    assert is_preempted if num_longest < 2 else has_hits
 
 
 def test_logits_are_those_without_drafts_bit_for_bit(case: Case) -> None:
@@ -216,9 +225,56 @@ def test_what_another_worker_began_starts_cold(eagle: Case, name: str) -> None:
 
 
 def test_auto_takes_the_module_of_the_checkpoint(tmp_path: Path, eagle: Case) -> None:
-    carrying = mtp_case(tmp_path, "deepseek_v3").model
-    assert tiny_engine(carrying, speculate="auto").model.drafter == "mtp"
+    for carrying in (mtp_case(tmp_path, "deepseek_v3"), delta_case(tmp_path, "qwen3_next")):
+        assert tiny_engine(carrying.model, speculate="auto").model.drafter == "mtp"
     assert tiny_engine(eagle.model, speculate="auto").model.drafter == "suffix"
+
+
+def test_experts_of_a_module_may_be_stacks(tmp_path: Path) -> None:
+    """As published ones are. The guesses are the same."""
+    seen = []
+    for change in (lambda path: path, with_stacked_experts):
+        model = change(delta_case(tmp_path, "qwen3_next").model)
+        recorded = Recorded(head_drafter(model, "mtp"))
+        engine = drafting_engine(model, checking_all(recorded))
+        engine.add_request(PROMPTS["penalised"], GREEDY, request_id="r")
+        drain(engine)
+        seen.append(recorded.seen)
+    assert seen[0] == seen[1]
+
+
+def test_the_module_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    text = save_delta_with_mtp(DELTA_BUILDERS["qwen3_5"], tmp_path / "text")
+    whole = write_byte_tokenizer(save_tiny_qwen3_5_conditional(tmp_path / "whole"))
+    module = {name: tensor for name, tensor in read_tensors(text).items() if name.startswith("mtp.")}
+    write_tensors(whole, read_tensors(whole) | module)
+    assert tiny_engine(whole, speculate="auto").model.drafter == "mtp"
+
+
+DAMAGED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], dict[str, Any], str]] = {
+    "none": (lambda w: w.pop("mtp.fc.weight"), {}, "no module"),
+    "declared away": (lambda w: None, {"mtp_num_hidden_layers": 0, "num_nextn_predict_layers": 0}, "no module"),
+    "several": (lambda w: None, {"mtp_num_hidden_layers": 2}, "2 modules, and one is served"),
+    "own embedding": (lambda w: None, {"mtp_use_dedicated_embeddings": True}, "no module .* that is served"),
+    "a norm": (lambda w: w.pop("mtp.norm.weight"), {}, r"lacks mtp\.norm\.weight"),
+    "another": (
+        lambda w: w.update({"mtp.fc.weight": torch.zeros(64, 64)}),
+        {},
+        r"mtp\.fc\.weight has shape \[64, 64\]",
+    ),
+    "more": (lambda w: w.update({"mtp.more.weight": torch.zeros(4)}), {}, r"mtp\.more\.weight"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_modules_of_hybrids_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    damage, options, message = DAMAGED[name]
+    path = change_config(delta_case(tmp_path, "qwen3_5").model, lambda config: config.update(options))
+    tensors = read_tensors(path)
+    damage(tensors)
+    write_tensors(path, tensors)
+    with pytest.raises(ConfigurationError, match=rf"speculate='mtp': the head cannot be used: .*{message}"):
+        tiny_engine(path, speculate="mtp")
 
 
 def test_a_model_without_a_module_is_refused(eagle: Case, tmp_path: Path) -> None:

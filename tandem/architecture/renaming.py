@@ -1,0 +1,25 @@
+"""Specs under other tensor names: a layer that is built like another, from tensors stored elsewhere."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def renamed(spec: T, old: str, new: str) -> T:
+    """The same spec; names in it that begin with `old` begin with `new` instead."""
+    found: Any = _renamed(spec, old, new)
+    return found  # type: ignore[no-any-return]
+
+
+def _renamed(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return new + value.removeprefix(old) if value.startswith(old) else value
+    if isinstance(value, tuple):
+        return tuple(_renamed(part, old, new) for part in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    before = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    after = {name: _renamed(part, old, new) for name, part in before.items()}
+    changed = {name: part for name, part in after.items() if part is not before[name]}
+    return replace(value, **changed) if changed else value
