@@ -1,7 +1,8 @@
 """Experts stored as two stacks a layer: `gate_up_proj` [experts, 2 * inner, hidden], gate first, and `down_proj`
 [experts, hidden, inner].
 
-Of some families there are checkpoints with stacks and others with a tensor for each expert.
+Of some families there are checkpoints with stacks and others with a tensor for each expert, whatever the family's own
+have: `with_stored_experts` goes by what is stored.
 """
 
 from collections.abc import Collection
@@ -47,14 +48,16 @@ def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedS
     return replace(expert, gate=half(expert.gate, 0), up=half(expert.up, 1), down=down)
 
 
-def with_stored_stacks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
-    """The model with its experts made of stacks where a checkpoint with the tensors `stored` has them so."""
-    layers = tuple(layer_with_stored_stacks(layer, stored) for layer in model.layers)
+def with_stored_experts(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
+    """The model with its experts made of stacks or of tensors of their own, as a checkpoint with the tensors `stored`
+    has them.
+    """
+    layers = tuple(layer_with_stored_experts(layer, stored) for layer in model.layers)
     return replace(model, layers=layers)
 
 
-def layer_with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
-    """As `with_stored_stacks`, of one layer."""
+def layer_with_stored_experts(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
+    """As `with_stored_experts`, of one layer."""
     block = layer.feed_forward
     if not isinstance(block, MixtureOfExpertsSpec):
         return layer
@@ -62,8 +65,21 @@ def layer_with_stored_stacks(layer: LayerSpec, stored: Collection[str]) -> Layer
     if len(gated) < len(block.experts):
         return layer
     first = gated[0].gate
-    prefix = first.name.removesuffix(_FIRST)
-    if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in stored:
+    prefix, has_stacks = first.name.removesuffix(_FIRST), first.weight_source is not None
+    if prefix == first.name:
         return layer
-    experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated))
+    if has_stacks and f"{first.name}.weight" in stored:
+        experts = tuple(_by_itself(expert) for expert in gated)
+    elif not has_stacks and f"{prefix}.{_GATE_UP}" in stored:
+        experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated))
+    else:
+        return layer
     return replace(layer, feed_forward=replace(block, experts=experts))
+
+
+def _by_itself(expert: GatedSpec) -> GatedSpec:
+    """The same, made of tensors of its own."""
+    gate, up, down = (
+        replace(linear, weight_source=None, bias_source=None) for linear in (expert.gate, expert.up, expert.down)
+    )
+    return replace(expert, gate=gate, up=up, down=down)

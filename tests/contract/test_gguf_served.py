@@ -1,6 +1,8 @@
 """GGUF files served as codes: the tokens of the numbers that they stand for, embedding and head among them."""
 
+import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,15 @@ from tandem.models import packed
 from tandem.models.gguf.convert import converted
 from tandem.models.gguf.file import GgufFile
 from tandem.models.loader import LoadedModel, load_model
-from tests.helpers.checkpoints import edit_config, save_tiny_llama, save_tiny_qwen3
+from tests.helpers.checkpoints import (
+    edit_config,
+    save_tiny_gpt_oss,
+    save_tiny_llama,
+    save_tiny_mixtral,
+    save_tiny_qwen2_moe,
+    save_tiny_qwen3,
+    save_tiny_qwen3_moe,
+)
 from tests.helpers.engines import TINY, drain, token_ids
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.native_kernels import load_or_skip
@@ -28,7 +38,13 @@ SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidd
 PROMPTS = ([5, 9, 13, 2], list(range(40, 75)), [7])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CASES = [(save_tiny_llama, "Q4_1", True), (save_tiny_llama, "Q4_K", True), (save_tiny_llama, "Q6_K", False)]
+EXPERTS = [
+    (save_tiny_gpt_oss, "MXFP4", False),
+    (partial(save_tiny_qwen3_moe, mlp_only_layers=[], moe_intermediate_size=256, head_dim=64), "Q4_K", False),
+]
 OTHERS = [
+    (partial(save_tiny_qwen2_moe, moe_intermediate_size=64, shared_expert_intermediate_size=32), "Q4_0", False),
+    (save_tiny_mixtral, "Q8_0", True),
     *((save_tiny_qwen3, name, True) for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
     *((save_tiny_llama, name, True) for name in ("Q2_K", "Q3_K", "Q5_K")),
 ]
@@ -49,7 +65,7 @@ def loaded(path: Path, kernels: Kernels, **options: Any) -> LoadedModel:
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
 @pytest.mark.parametrize(
-    ("save", "type_name", "tied"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+    ("save", "type_name", "tied"), [*CASES, *EXPERTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_answers_are_those_of_the_decoded_file(
     tmp_path: Path, save: Any, type_name: str, tied: bool, is_native: bool
@@ -63,6 +79,26 @@ def test_answers_are_those_of_the_decoded_file(
     assert served(coded, "float32", is_native=is_native) == expected
     assert len({tuple(answer) for answer in expected}) > 1
     assert all(len(answer) == GREEDY.max_tokens for answer in served(coded, "bfloat16", is_native=is_native))
+
+
+def test_experts_that_the_checkpoint_stacks_are_those_of_the_file(tmp_path: Path) -> None:
+    """gpt-oss' gate and up are stacks of their own in the file, and its YaRN is not cut to whole dimensions."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    }
+    plain = save_tiny_gpt_oss(tmp_path / "plain", swiglu_limit=7.0, rope_parameters=rope)
+    made = converted(write_gguf(plain, tmp_path / "a.gguf"), tmp_path / "cache")
+    shutil.copy(made / "tokenizer.json", plain)
+    assert loaded(made, TorchKernels()).spec.layers[0].mixer == loaded(plain, TorchKernels()).spec.layers[0].mixer
+    expected = served(plain, "float32", is_native=False)
+    assert served(made, "float32", is_native=False) == expected
+    assert len({tuple(answer) for answer in expected}) > 1
 
 
 @pytest.fixture

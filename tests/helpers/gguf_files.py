@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
+from tests.helpers.gguf_rules import RULES, Rules
+
 # Where each block has its scales in float16, as bytes from its beginning.
 SCALES = {
     "Q4_1": (0, 2),
@@ -21,6 +23,7 @@ SCALES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
+_NEVER_CODED = ("ffn_gate_inp", "conv")
 _QUANTISED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")  # by the package `gguf`
 
 Value = bool | int | float | str | list[Any]
@@ -50,7 +53,7 @@ def write_gguf(
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     **values: Value | None,
 ) -> Path:
-    """The model of `checkpoint`, with a byte-level tokenizer.
+    """The model of `checkpoint`, as llama.cpp's converter writes it, with a byte-level tokenizer.
 
     Args:
         type_name: of the matrices; vectors are float32. Of types that nothing here rounds to, blocks are random.
@@ -58,19 +61,20 @@ def write_gguf(
         values: metadata that replaces what would be written, with __ for dots; None = left out.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    tensors = load_file(checkpoint / "model.safetensors")
-    architecture: str = config["model_type"]
+    rules = RULES[config["model_type"]]
+    tensors = rules.change(load_file(checkpoint / "model.safetensors"), config)
     replaced = {name.replace("__", "."): value for name, value in values.items()}
-    writer = gguf.GGUFWriter(target, str(replaced.pop("general.architecture", architecture)))
-    for name, value in (_metadata(config) | replaced).items():
+    writer = gguf.GGUFWriter(target, str(replaced.pop("general.architecture", rules.name)))
+    for name, value in (_metadata(rules, config) | replaced).items():
         _add(writer, name, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.name)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in tensors.items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
-        kind = gguf.GGMLQuantizationType[type_name if tensor.ndim > 1 else "F32"]
-        stored = _stored(_in_pairs(tensor, theirs, config), kind)
-        writer.add_tensor(theirs, stored, raw_dtype=kind)
+        is_float = tensor.ndim == 1 or any(part in theirs for part in _NEVER_CODED)
+        kind = gguf.GGMLQuantizationType["F32" if is_float or theirs.endswith(".bias") else type_name]
+        writer.add_tensor(theirs, _stored(tensor, kind), raw_dtype=kind)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -85,21 +89,13 @@ def _stored(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDA
         found: NDArray[np.generic] = gguf.quants.quantize(tensor, kind)
         return found
     size, _ = gguf.GGML_QUANT_SIZES[kind]
-    return random_rows(kind.name, len(tensor), tensor.shape[1] // size, scale=1e-4, seed=int(1e6 * abs(tensor[0, 0])))
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    random = random_rows(kind.name, len(rows), rows.shape[1] // size, scale=1e-4, seed=int(1e6 * abs(rows[0, 0])))
+    return random.reshape(*tensor.shape[:-1], -1)
 
 
-def _in_pairs(tensor: NDArray[np.float32], name: str, config: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Llama's q and k with the rows that turn together beside each other, as its original checkpoints had them."""
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    part = name.split(".")[-2]
-    if config["model_type"] != "llama" or part not in heads:
-        return tensor
-    halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
-
-
-def _metadata(config: Mapping[str, Any]) -> dict[str, Value | None]:
-    name = config["model_type"]
+def _metadata(rules: Rules, config: Mapping[str, Any]) -> dict[str, Value | None]:
+    name, rope = rules.name, config["rope_parameters"]
     size = config["vocab_size"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
     tokens = [*alphabet, "ab"]
@@ -113,7 +109,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Value | None]:
         f"{name}.attention.key_length": config.get("head_dim")
         or config["hidden_size"] // config["num_attention_heads"],
         f"{name}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        f"{name}.rope.freq_base": config["rope_parameters"]["rope_theta"],
+        f"{name}.rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -121,6 +117,21 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Value | None]:
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        **{f"{name}.{key}": value for key, value in (_scaling(rope) | rules.keys(config)).items()},
+    }
+
+
+def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """That of rope types which the converter writes for every architecture."""
+    parameters = rope.get("full_attention", rope)
+    if parameters["rope_type"] not in ("linear", "yarn"):
+        return {}
+    return {
+        "rope.scaling.type": parameters["rope_type"],
+        "rope.scaling.factor": parameters["factor"],
+        "rope.scaling.original_context_length": parameters.get("original_max_position_embeddings"),
+        "rope.scaling.yarn_beta_fast": parameters.get("beta_fast"),
+        "rope.scaling.yarn_beta_slow": parameters.get("beta_slow"),
     }
 
 

@@ -20,10 +20,15 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
-from tandem.models.gguf.architectures import checkpoint_name, find_architecture, in_halves, read_config
-from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, decoded
+from tandem.models.gguf.architectures import find_architecture, find_place
+from tandem.models.gguf.configuration import read_config
+from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
+from tandem.models.gguf.families.base import Place
 from tandem.models.gguf.file import GgufFile, TensorEntry
 from tandem.models.gguf.tokenizer import read_id, read_tokens, tokenizer_config, tokenizer_json
 from tandem.models.safetensors_header import safetensors_header
@@ -49,21 +54,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """`name`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks."""
+    """`name`, `shape`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks."""
 
     name: str
+    shape: tuple[int, ...]
     entry: TensorEntry
+    place: Place
     dtype: str | None
 
     @property
     def num_bytes(self) -> int:
-        return self.entry.num_bytes if self.dtype is None else prod(self.entry.shape) * ITEM_BYTES[self.dtype]
+        return self.entry.num_bytes if self.dtype is None else prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
     def header(self) -> tuple[str, tuple[int, ...], str, int]:
         """For safetensors."""
         if self.dtype is not None:
-            return self.name, self.entry.shape, NAMES[self.dtype], self.num_bytes
+            return self.name, self.shape, NAMES[self.dtype], self.num_bytes
         shape = (self.entry.shape[0], self.entry.num_bytes // self.entry.shape[0])
         return self.name, shape, _BYTES, self.num_bytes
 
@@ -161,18 +168,26 @@ def _check_free(directory: Path, num_bytes: int) -> None:
 
 
 def _tensors(file: GgufFile, dtype: str | None) -> list[_Tensor]:
-    """The tensors to write, in order."""
+    """The tensors to write, in order: of a stack, each entry by itself."""
     _, architecture = find_architecture(file)
     found = []
     for name, entry in file.tensors.items():
-        theirs = checkpoint_name(file, architecture, name)
-        if theirs is not None:
-            found.append(_Tensor(theirs, entry, _written_as(entry) if dtype is None else dtype))
+        place = find_place(file, architecture, name)
+        if place is None:
+            continue
+        for index, part in enumerate(file.entries_of(entry) if place.is_stack else (entry,)):
+            shape = part.shape if place.change is None else place.change(-np.ones(part.shape, np.float32)).shape
+            written_as = _written_as(part, place) if dtype is None else dtype
+            found.append(_Tensor(place.name.replace("{}", str(index)), shape, part, place, written_as))
     return found
 
 
-def _written_as(entry: TensorEntry) -> str | None:
-    """The dtype of floats, which stay what they are; None: a matrix of codes. Vectors are never codes."""
+def _written_as(entry: TensorEntry, place: Place) -> str | None:
+    """The dtype of floats, which stay what they are unless they change; None: a matrix of codes. Vectors are never
+    codes.
+    """
+    if place.change is not None:
+        return "float32"
     if entry.type_name in FLOATS:
         return FLOATS[entry.type_name]
     return None if len(entry.shape) > 1 else "float32"
@@ -191,18 +206,29 @@ def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
 
 
 def _write_weights(file: GgufFile, config: dict[str, object], tensors: Sequence[_Tensor], weights: BinaryIO) -> None:
-    _, architecture = find_architecture(file)
     weights.write(safetensors_header([tensor.header for tensor in tensors], {"format": "pt"}))
     for tensor in tensors:
-        entry = tensor.entry
-        rows = in_halves(file.rows(entry), entry.name, architecture, config)
+        entry, place, where = tensor.entry, tensor.place, f"{file.path}: tensor {tensor.entry.name!r}"
+        rows = _in_order(file.rows(entry), place, config, where)
         if tensor.dtype is None:
             weights.write(rows.data)
-        else:
-            for piece in decoded(rows, entry.type_name, tensor.dtype, f"{file.path}: tensor {entry.name!r}"):
-                weights.write(piece)
+            continue
+        type_name = entry.type_name
+        if place.change is not None:
+            rows, type_name = changed(rows, entry, place.change), "F32"
+        for piece in decoded(rows, type_name, tensor.dtype, where):
+            weights.write(piece)
     weights.flush()
     os.fsync(weights.fileno())
+
+
+def _in_order(rows: NDArray[np.uint8], place: Place, config: dict[str, object], where: str) -> NDArray[np.uint8]:
+    if place.order is None:
+        return rows
+    try:
+        return rows[place.order(len(rows), config)]
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{where}: {error}") from error
 
 
 def _delete_old(cache_dir: Path) -> None:

@@ -3,7 +3,7 @@
 What is not finite, before or after rounding, is refused, never stored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -11,6 +11,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from tandem.core.errors import CorruptCheckpointError
+from tandem.models.gguf.file import TensorEntry
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # safetensors' names by ours
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # types that are no codes
@@ -42,6 +43,16 @@ def decoded(rows: NDArray[np.uint8], type_name: str, dtype: str, where: str) -> 
                 f"its {type_name} blocks is damaged; download the file again"
             )
         yield stored.tobytes()
+
+
+def changed(
+    rows: NDArray[np.uint8], entry: TensorEntry, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> NDArray[np.uint8]:
+    """The rows of float32 of what `change` makes of a tensor's numbers, which it is given in the tensor's shape."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        values = dequantize(rows, GGMLQuantizationType[entry.type_name]).reshape(entry.shape)
+        found = np.ascontiguousarray(change(values), np.float32)
+    return found.view(np.uint8).reshape(len(found), -1)
 
 
 def _rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

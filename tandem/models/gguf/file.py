@@ -8,7 +8,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -74,6 +74,21 @@ class GgufFile:
         """A copy of the tensor's bytes, as they are stored. # [first dimension, bytes of each]"""
         stored = self._map[entry.offset : entry.offset + entry.num_bytes]
         return np.frombuffer(stored, np.uint8).reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
+
+    def entries_of(self, stack: TensorEntry) -> list[TensorEntry]:
+        """The tensors of a stack, which has its first dimension more than they have.
+
+        Raises:
+            CorruptCheckpointError: it is no stack.
+        """
+        count, shape = stack.shape[0], stack.shape[1:]
+        if not shape:
+            raise CorruptCheckpointError(f"{self.path}: tensor {stack.name!r} is a vector and no stack of tensors")
+        num_bytes = stack.num_bytes // count
+        return [
+            replace(stack, shape=shape, offset=stack.offset + index * num_bytes, num_bytes=num_bytes)
+            for index in range(count)
+        ]
 
     def _read_header(self) -> tuple[Mapping[str, Value], Mapping[str, TensorEntry]]:
         reader = _Reader(self._map, self.path)

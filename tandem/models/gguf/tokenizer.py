@@ -21,6 +21,13 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORD = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+END"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*END"
+)
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT_4O = _WORD.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}|" + _REST
+_TEKKEN = _WORD.replace("END", "") + r"|\p{N}|" + _REST
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -69,6 +76,8 @@ SPLITS = {
     "llama-v3": _OF_LLAMA3,
     "qwen2": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
+    "gpt-4o": Split(_by_pattern(_GPT_4O)),
+    "tekken": Split(_by_pattern(_TEKKEN), ignore_merges=True, adds_bos=True),
 }
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.gguf.convert import converted
 from tandem.models.gguf.file import GgufFile
-from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.checkpoints import save_tiny_llama, save_tiny_qwen3_moe
 from tests.helpers.gguf_files import write_gguf
 
 
@@ -136,13 +136,15 @@ def test_missing_metadata_is_named(tmp_path: Path, checkpoint: Path, name: str) 
     [
         ({"general__architecture": "mamba"}, "general.architecture='mamba' is not served from GGUF; supported: llama"),
         ({"split__count": 3}, "split.count=3: it is one of several files"),
-        ({"llama__expert_count": 8}, "expert_count=8"),
+        ({"llama__expert_count": 8}, "expert_used_count must be an integer"),
+        ({"llama__expert_used_count": 2}, "expert_used_count=2 is not served"),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 2}, "'blk.0.ffn_down.weight' is none of Mixtral"),
         ({"llama__attention__value_length": 8}, "attention.value_length=8 is not served"),
         ({"llama__rope__dimension_count": 4}, "rope.dimension_count=4 is not served"),
         ({"llama__vocab_size": 5}, "vocab_size=5 is not served"),
         ({"llama__rope__scaling__type": "longrope"}, 'rope.scaling.type="longrope" is not served'),
         ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model='llama' is not served"),
-        ({"tokenizer__ggml__pre": "tekken"}, "tokenizer.ggml.pre='tekken': how this tokenizer splits"),
+        ({"tokenizer__ggml__pre": "pixtral"}, "tokenizer.ggml.pre='pixtral': how this tokenizer splits"),
         ({"tokenizer__ggml__add_eos_token": True}, "add_eos_token=true is not served"),
         ({"tokenizer__ggml__eos_token_id": 4096}, "eos_token_id=4096 is no token"),
         ({"tokenizer__ggml__merges": ["a bc"]}, "merges has 'a bc'"),
@@ -157,6 +159,14 @@ def test_what_is_not_served_is_refused_by_name(
     with pytest.raises(CheckpointError) as caught:
         converted(file, tmp_path / "cache")
     assert message in str(caught.value)
+
+
+def test_a_vector_is_no_stack_of_experts(tmp_path: Path) -> None:
+    plain = save_tiny_qwen3_moe(tmp_path / "plain", num_hidden_layers=1, mlp_only_layers=[])
+    vector = {"blk.1.ffn_up_exps.weight": np.zeros(32, np.float32)}
+    file = write_gguf(plain, tmp_path / "a.gguf", extra=vector)
+    with pytest.raises(CorruptCheckpointError, match=r"'blk\.1\.ffn_up_exps\.weight' is a vector and no stack"):
+        converted(file, tmp_path / "cache")
 
 
 def test_weights_that_are_no_numbers(tmp_path: Path, checkpoint: Path, content: bytes) -> None:

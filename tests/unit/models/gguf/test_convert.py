@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,31 @@ from tandem.models.hub import resolve_model_path, served_name
 from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
-from tests.helpers.checkpoints import save_tiny_llama, save_tiny_qwen2, save_tiny_qwen3
+from tests.helpers.checkpoints import (
+    save_tiny_llama,
+    save_tiny_mixtral,
+    save_tiny_qwen2,
+    save_tiny_qwen2_moe,
+    save_tiny_qwen3,
+    save_tiny_qwen3_moe,
+)
 from tests.helpers.gguf_files import write_gguf
 
-SAVERS: list[Callable[..., Path]] = [save_tiny_llama, save_tiny_qwen2, save_tiny_qwen3]
+SAVERS: dict[str, list[Callable[..., Path]]] = {
+    "llama": [save_tiny_llama, save_tiny_mixtral],
+    "qwen2": [save_tiny_qwen2],
+    "qwen3": [save_tiny_qwen3],
+    "qwen2moe": [save_tiny_qwen2_moe],
+    "qwen3moe": [partial(save_tiny_qwen3_moe, mlp_only_layers=[])],
+}
+"""Checkpoints of each architecture of GGUF; that of gpt-oss has other tensors, see `test_gpt_oss`."""
 
 
 def spec_of(path: Path) -> ModelSpec:
     return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels()).spec
 
 
-@pytest.mark.parametrize("save", SAVERS)
+@pytest.mark.parametrize("save", [save for savers in SAVERS.values() for save in savers])
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_family_comes_back_with_the_same_fingerprint(
     tmp_path: Path, save: Callable[..., Path], tied: bool

@@ -1,0 +1,138 @@
+"""GGUF's metadata as a Hugging Face configuration.
+
+A key of the architecture that is not read here might change the results, so it is refused.
+"""
+
+import numpy as np
+
+from tandem.architecture.fields import Fields
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.gguf.architectures import ROPE_FACTORS, find_architecture
+from tandem.models.gguf.families.base import EMBEDDING, Architecture, as_written, required
+from tandem.models.gguf.file import GgufFile
+
+_DEFAULT_THETA = 10_000.0
+_HARMLESS = ("rope.scaling.finetuned",)
+_YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+# Llama 3.1 and later: what `rope_freqs` is computed from, the same in every published checkpoint but for the factor.
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
+
+
+def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
+    """`config.json` of the model.
+
+    Raises:
+        CorruptCheckpointError: a value is missing, absurd or contradicts the tensors.
+        UnsupportedCheckpointError: a value that is not served.
+    """
+    name, architecture = find_architecture(file)
+    fields = Fields(_of(file, name), f"{file.path}: {name}")
+    heads = fields.count("attention.head_count", high=1 << 12)
+    hidden = fields.count("embedding_length", high=1 << 17)
+    head_dim = fields.count("attention.key_length", hidden // heads, low=2, high=1 << 12)
+    fields.only("attention.value_length", (head_dim,), f"as attention.key_length, {head_dim}")
+    num_tokens = _num_rows(file, EMBEDDING)
+    fields.only("vocab_size", (num_tokens,), f"the rows of {EMBEDDING}, {num_tokens}")
+    if architecture.with_experts is not None:
+        for key in ("expert_count", "expert_used_count"):
+            fields.only(key, (0,), "0")
+    config: dict[str, object] = {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+        "dtype": dtype,
+        "hidden_size": hidden,
+        "intermediate_size": fields.count("feed_forward_length", high=1 << 20),
+        "num_hidden_layers": fields.count("block_count", high=1 << 10),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.count("attention.head_count_kv", heads, high=1 << 12),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": required(fields, "attention.layer_norm_rms_epsilon"),
+        "rope_theta": as_written(fields.number("rope.freq_base", _DEFAULT_THETA)),
+        "max_position_embeddings": fields.count("context_length"),
+        "vocab_size": num_tokens,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+    }
+    if architecture.has_bias_option and "blk.0.attn_q.bias" in file.tensors:
+        config["attention_bias"] = True
+    config |= _read_rope_share(fields, architecture, head_dim)
+    scaling = _read_scaling(file, fields, head_dim)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    config |= architecture.read(file, fields, config)
+    fields.refuse_unread(_HARMLESS)
+    return config
+
+
+def _read_rope_share(fields: Fields, architecture: Architecture, head_dim: int) -> dict[str, object]:
+    if not architecture.has_partial_rope:
+        fields.only("rope.dimension_count", (head_dim,), f"all {head_dim} elements of a head")
+        return {}
+    size = fields.count("rope.dimension_count", head_dim, low=2, high=head_dim)
+    return {} if size == head_dim else {"partial_rotary_factor": size / head_dim}
+
+
+def _read_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, object] | None:
+    """`rope_scaling`; None = there is none."""
+    kind = fields.text("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        fields.only("rope.scaling.type", ("none",), f"none beside {ROPE_FACTORS}")
+        return _llama3_scaling(file, fields, head_dim)
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise fields.unsupported("rope.scaling.type", "none, linear, yarn")
+    scaling: dict[str, object] = {"rope_type": kind, "factor": required(fields, "rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = fields.count("rope.scaling.original_context_length")
+        fields.only("rope.scaling.yarn_ext_factor", (1.0,), "1")
+        for theirs, ours in _YARN.items():
+            value = fields.optional_number(theirs)
+            if value is not None:
+                scaling[ours] = as_written(value)
+    else:
+        fields.get("rope.scaling.original_context_length")
+    return scaling
+
+
+def _llama3_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, object]:
+    """The settings from which `rope_freqs`, divisors of the frequencies, were computed.
+
+    Raises:
+        UnsupportedCheckpointError: it was computed in another way than Llama 3.1's.
+    """
+    entry = file.tensors[ROPE_FACTORS]
+    if entry.shape != (head_dim // 2,) or entry.type_name != "F32":
+        raise CorruptCheckpointError(f"{file.path}: {ROPE_FACTORS} must be {head_dim // 2} numbers of float32")
+    divisors = file.rows(entry).reshape(-1).view(np.float32).astype(np.float64)
+    factor = float(divisors.max())
+    theta = fields.number("rope.freq_base", _DEFAULT_THETA)
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = (_LLAMA3_LENGTH / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    expected = 1 / (np.clip(smooth, 0, 1) * (1 - 1 / factor) + 1 / factor) if factor > 0 else np.zeros_like(divisors)
+    if not np.allclose(divisors, expected, rtol=1e-4, atol=0):
+        raise UnsupportedCheckpointError(
+            f"{file.path}: {ROPE_FACTORS} is not Llama 3.1's scaling by {factor:g} of {_LLAMA3_LENGTH} positions; "
+            "other scalings are not read from GGUF"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_LENGTH,
+    }
+
+
+def _of(file: GgufFile, name: str) -> dict[str, object]:
+    """The values under an architecture's name."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+
+
+def _num_rows(file: GgufFile, name: str) -> int:
+    if name not in file.tensors:
+        raise CorruptCheckpointError(f"{file.path} has no tensor {name!r}; download or convert it again")
+    return file.tensors[name].shape[0]

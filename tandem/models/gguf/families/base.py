@@ -1,0 +1,146 @@
+"""What describes an architecture of GGUF's: places of its tensors in a Hugging Face checkpoint, readers of its keys."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.architecture.fields import Fields
+from tandem.core.errors import CorruptCheckpointError
+from tandem.models.gguf.file import GgufFile
+
+Config = Mapping[str, object]
+"""A `config.json`, as far as it was read."""
+
+EMBEDDING: Final = "token_embd.weight"
+OUTER: Final = {
+    EMBEDDING: "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+Floats = NDArray[np.float32]
+RowOrder = Callable[[int, Config], NDArray[np.intp]]
+Reader = Callable[[GgufFile, Fields, Config], dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor goes in a checkpoint, and what has to be undone that a converter did to it.
+
+    Args:
+        name: below its layer's; with `{}`, it is a stack whose entry i goes to the name that has i there.
+        order: from the number of rows, those of the file in the checkpoint's order.
+        change: the checkpoint's numbers, from the file's. Only for tensors that are never codes.
+    """
+
+    name: str
+    order: RowOrder | None = None
+    change: Callable[[Floats], Floats] | None = None
+
+    @property
+    def is_stack(self) -> bool:
+        return "{}" in self.name
+
+
+Places = dict[str, Place]
+"""By GGUF's name below its layer's: in full, as `ssm_a`, or without the `.weight` or `.bias` that both names have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePiece:
+    """What a SentencePiece vocabulary's metadata leaves out.
+
+    Args:
+        by_position: pieces are merged in the order of their ids, and not of their scores; runs of spaces are pieces
+            like others.
+        strips_after: control tokens take the spaces behind them, but for those of `strips_not_after`.
+    """
+
+    by_position: bool = False
+    strips_after: bool = False
+    strips_not_after: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A row of the table.
+
+    Args:
+        model_type, class_name: what transformers calls it.
+        inner: places of a layer's tensors.
+        read: its own keys of the configuration.
+        outer: names of the tensors outside of layers, by GGUF's.
+        with_experts: the row where the file has experts.
+        norm_offset: what norms have more in the file than in a checkpoint.
+        has_partial_rope: `rope.dimension_count` may be a part of a head.
+        has_bias_option: `attention_bias` says whether projections have biases; otherwise the family always knows.
+    """
+
+    model_type: str
+    class_name: str
+    inner: Places
+    read: Reader = lambda file, fields, config: {}
+    outer: Mapping[str, str] = field(default_factory=OUTER.copy)
+    with_experts: "Architecture | None" = None
+    norm_offset: float = 0.0
+    has_partial_rope: bool = False
+    has_bias_option: bool = False
+    sentencepiece: SentencePiece = SentencePiece()
+
+
+def in_halves(heads: str) -> RowOrder:
+    """The rows of each head's halves after each other, where the file has pairs that turn together in turn.
+
+    Args:
+        heads: the key of the configuration that has their number.
+    """
+
+    def order(num_rows: int, config: Config) -> NDArray[np.intp]:
+        num_heads = config[heads]
+        assert isinstance(num_heads, int)
+        if num_rows % (2 * num_heads):
+            raise CorruptCheckpointError(f"there are {num_rows} rows, which {num_heads} heads do not divide")
+        return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    return order
+
+
+def as_written(value: float) -> float:
+    """The shortest decimal that float32 stores as it stores `value`: what the configuration had, as 1e-05."""
+    return float(str(np.float32(value)))
+
+
+def required(fields: Fields, name: str) -> float:
+    """A number that must be there, as it was written."""
+    value = fields.optional_number(name)
+    if value is None:
+        raise fields.wrong(name, "a number")
+    return as_written(value)
+
+
+PRE_NORMS: Final[Places] = {"attn_norm": Place("input_layernorm"), "ffn_norm": Place("post_attention_layernorm")}
+ATTENTION: Final[Places] = {
+    "attn_q": Place("self_attn.q_proj"),
+    "attn_k": Place("self_attn.k_proj"),
+    "attn_v": Place("self_attn.v_proj"),
+    "attn_output": Place("self_attn.o_proj"),
+}
+IN_TURN: Final[Places] = ATTENTION | {
+    "attn_q": Place("self_attn.q_proj", in_halves("num_attention_heads")),
+    "attn_k": Place("self_attn.k_proj", in_halves("num_key_value_heads")),
+}
+HEAD_NORMS: Final[Places] = {"attn_q_norm": Place("self_attn.q_norm"), "attn_k_norm": Place("self_attn.k_norm")}
+GATED: Final[Places] = {
+    "ffn_gate": Place("mlp.gate_proj"),
+    "ffn_up": Place("mlp.up_proj"),
+    "ffn_down": Place("mlp.down_proj"),
+}
+EXPERTS: Final[Places] = {
+    "ffn_gate_inp": Place("mlp.gate"),
+    "ffn_gate_exps": Place("mlp.experts.{}.gate_proj"),
+    "ffn_up_exps": Place("mlp.experts.{}.up_proj"),
+    "ffn_down_exps": Place("mlp.experts.{}.down_proj"),
+}

@@ -1,0 +1,28 @@
+"""Llama, Mistral without a window and Mixtral: the rows of q and k lie in pairs that turn together."""
+
+from tandem.architecture.fields import Fields
+from tandem.models.gguf.families.base import GATED, IN_TURN, PRE_NORMS, Architecture, Config, Place
+from tandem.models.gguf.file import GgufFile
+
+_EXPERTS = {
+    "ffn_gate_inp": Place("block_sparse_moe.gate"),
+    "ffn_gate_exps": Place("block_sparse_moe.experts.{}.w1"),
+    "ffn_up_exps": Place("block_sparse_moe.experts.{}.w3"),
+    "ffn_down_exps": Place("block_sparse_moe.experts.{}.w2"),
+}
+
+
+def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    width = config["intermediate_size"]
+    fields.only("expert_feed_forward_length", (width,), f"as feed_forward_length, {width}")
+    return {
+        "num_local_experts": fields.count("expert_count", high=1 << 12),
+        "num_experts_per_tok": fields.count("expert_used_count", high=1 << 12),
+        "sliding_window": None,
+    }
+
+
+MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", PRE_NORMS | IN_TURN | _EXPERTS, _read_experts)
+LLAMA = Architecture(
+    "llama", "LlamaForCausalLM", PRE_NORMS | IN_TURN | GATED, with_experts=MIXTRAL, has_bias_option=True
+)

@@ -1,0 +1,104 @@
+"""What llama.cpp's converter does to each architecture: keys that it writes beside the usual ones, and tensors that it
+renames, reorders or changes.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Tensors = dict[str, Array]
+Config = Mapping[str, Any]
+
+_EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Args:
+    name: of the architecture in GGUF.
+    change: of the checkpoint's tensors, under names that the package `gguf` knows.
+    keys: below the architecture's name; values of None are left out.
+    """
+
+    name: str
+    change: Callable[[Tensors, Config], Tensors] = lambda tensors, config: tensors
+    keys: Callable[[Config], dict[str, Any]] = lambda config: {}
+
+
+def in_pairs(tensors: Tensors, config: Config) -> Tensors:
+    """q and k with the rows that turn together beside each other, as Llama's original checkpoints had them."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+
+    def changed(name: str, tensor: Array) -> Array:
+        part = name.split(".")[-2]
+        if part not in heads:
+            return tensor
+        halves = tensor.reshape(heads[part], 2, -1, *tensor.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+
+    return {name: changed(name, tensor) for name, tensor in tensors.items()}
+
+
+def stacked(tensors: Tensors, config: Config) -> Tensors:
+    """The experts of a layer as one tensor for each of their maps."""
+    stacks: dict[str, dict[int, Array]] = defaultdict(dict)
+    others = {}
+    for name, tensor in tensors.items():
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            others[name] = tensor.reshape(-1) if name.endswith("shared_expert_gate.weight") else tensor
+            continue
+        layer = found[1].removeprefix("model.").removesuffix(".block_sparse_moe")
+        prefix = found[1] if layer.endswith(".mlp") else f"{layer}.feed_forward"
+        stacks[f"{prefix}.experts.{found[3]}.weight"][int(found[2])] = tensor
+    return others | {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in stacks.items()}
+
+
+def _taken_apart(tensors: Tensors, config: Config) -> Tensors:
+    """gpt-oss' gate and up, which take turns in the columns of stacks that are transposed."""
+    return dict(_gpt_oss_tensors(tensors))
+
+
+def _gpt_oss_tensors(tensors: Tensors) -> Iterator[tuple[str, Array]]:
+    for name, tensor in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        suffix = "bias" if last.endswith("_bias") else "weight"
+        values = tensor.swapaxes(1, 2) if last in ("gate_up_proj", "down_proj") else tensor
+        if last.startswith("gate_up_proj"):
+            yield f"{prefix}.gate_proj.{suffix}", np.ascontiguousarray(values[:, 0::2])
+            yield f"{prefix}.up_proj.{suffix}", np.ascontiguousarray(values[:, 1::2])
+        elif last.startswith("down_proj"):
+            yield f"{prefix}.down_proj.{suffix}", np.ascontiguousarray(values)
+        else:
+            yield f"{name}.weight" if last == "sinks" else name, tensor
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    return {
+        "expert_count": config.get("num_experts") or config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+def _gpt_oss(config: Config) -> dict[str, Any]:
+    width, window = config["intermediate_size"], config["sliding_window"]
+    return _experts(config) | {"expert_feed_forward_length": width, "attention.sliding_window": window}
+
+
+RULES = {
+    "llama": Rules("llama", in_pairs),
+    "qwen2": Rules("qwen2"),
+    "qwen3": Rules("qwen3"),
+    "mixtral": Rules("llama", lambda tensors, config: stacked(in_pairs(tensors, config), config), _experts),
+    "qwen2_moe": Rules("qwen2moe", stacked, _experts),
+    "qwen3_moe": Rules("qwen3moe", stacked, _experts),
+    "gpt_oss": Rules("gpt-oss", _taken_apart, _gpt_oss),
+}
