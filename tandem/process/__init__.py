@@ -1,1 +1,1 @@
-"""What all processes share: settings, lifecycle, discovery and the view of the workers. It answers no call itself."""
+"""Parts of every process: settings, lifecycle, discovery and the view of the workers. It answers no call itself."""

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to each architecture: keys that it writes beside the usual ones, and tensors that it
+"""Rules of llama.cpp's converter for each architecture: keys that it writes beside the usual ones, and tensors that it
 renames, reorders or changes.
 """
 

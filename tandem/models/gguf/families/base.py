@@ -1,4 +1,4 @@
-"""What describes an architecture of GGUF's: places of its tensors in a Hugging Face checkpoint, readers of its keys."""
+"""Descriptions of GGUF's architectures: places of its tensors in a Hugging Face checkpoint, readers of its keys."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
