@@ -153,8 +153,8 @@ class ModelCost:
                 names[state],
                 count,
                 0.0 if state is None else count * self._kept_bytes(state, num_tokens),
-                count * (mixer.num_read(num_tokens) * bits + mixer.token_bytes),
-                count * mixer.scanned_size * mixer.num_scanned(num_tokens) * bits,
+                count * sum(each.num_read(num_tokens) * bits + each.token_bytes for each in mixer.passes),
+                count * sum(each.scanned_size * each.num_scanned(num_tokens) * bits for each in mixer.passes),
             )
             for (state, mixer), count in kinds.items()
         )
@@ -234,13 +234,13 @@ class ModelCost:
 
     @cached_property
     def _mixers(self) -> Mapping[MixerCost, int]:
-        """Each different kind of mixer, and how many layers have it."""
-        return Counter(mixer.cost for mixer in self.model.mixers)
+        """Each different pass over a state, and how many layers have it."""
+        return Counter(each for mixer in self.model.mixers for each in mixer.cost.passes)
 
     @cached_property
     def _prompt_mixers(self) -> Mapping[MixerCost, int]:
-        """Each different kind of mixer, and its number among the layers that compute all tokens of a prompt."""
-        return Counter(mixer.cost for layer in self._prompt_layers for mixer in layer.mixers)
+        """Each different pass over a state, and its number among the layers that compute all tokens of a prompt."""
+        return Counter(each for layer in self._prompt_layers for mixer in layer.mixers for each in mixer.cost.passes)
 
     @property
     def _prompt_layers(self) -> tuple[LayerSpec, ...]:

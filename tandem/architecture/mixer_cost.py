@@ -10,19 +10,30 @@ class MixerCost:
 
     `token_bytes`, `token_flops`: what each token reads and computes whatever the context: a recurrent state.
     `scanned_size`, `scan_flops`: elements read of every token of the context and operations on them, to choose by.
+    `granule`: tokens are chosen in blocks of so many, of which the last is the query's own, up to itself.
+    `further`: of other passes over the same state; this is the first one's.
     """
 
-    read_size: int
-    pair_flops: int
+    read_size: float
+    pair_flops: float
     window: int | None
     token_bytes: int = 0
     token_flops: int = 0
-    scanned_size: int = 0
-    scan_flops: int = 0
+    scanned_size: float = 0
+    scan_flops: float = 0
+    granule: int = 1
+    further: tuple["MixerCost", ...] = ()
+
+    @property
+    def passes(self) -> tuple["MixerCost", ...]:
+        """All of them; the methods are about one."""
+        return (self, *self.further)
 
     def num_visible(self, num_tokens: float) -> float:
         """Tokens of a context of `num_tokens` that its next query attends to."""
-        return num_tokens if self.window is None else min(self.window, num_tokens)
+        if self.window is None or num_tokens <= self.window:
+            return num_tokens
+        return self.window - self.granule + (num_tokens - 1) % self.granule + 1
 
     def num_scanned(self, num_tokens: float) -> float:
         """Tokens of a context of `num_tokens` that its next query scores: none where it attends to all."""
@@ -45,7 +56,8 @@ class MixerCost:
     def _triangle(self, num_tokens: float) -> float:
         if self.window is None or num_tokens <= self.window:
             return num_tokens * num_tokens / 2
-        return self.window * self.window / 2 + (num_tokens - self.window) * self.window
+        mean = self.window - (self.granule - 1) / 2
+        return self.window * self.window / 2 + (num_tokens - self.window) * mean
 
     def _scanned_triangle(self, num_tokens: float) -> float:
         if self.window is None or num_tokens <= self.window:

@@ -4,13 +4,15 @@ A mixer spec answers for its tensors, its state and its cost; nobody else asks f
 those with a recurrent state in `recurrent_mixers`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.architecture.state import KVSpec, LatentSpec
+from tandem.architecture.state import ChosenKVSpec, KVSpec, LatentSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 
@@ -72,6 +74,10 @@ class AttentionSpec:
             return None
         return KVSpec(self.num_kv_heads, self.head_dim, dtype, window=self.window)
 
+    def with_rope(self, rope: RopeSpec) -> "AttentionSpec":
+        """The same with another rotary embedding."""
+        return replace(self, rope=rope)
+
     def limited(self, length: int) -> "AttentionSpec":
         """The same for sequences of at most `length` tokens: a window that reaches everything is no window."""
         return replace(self, window=None) if self.window is not None and self.window >= length else self
@@ -130,6 +136,10 @@ class LatentAttentionSpec:
         """State kept per token when stored as `dtype`."""
         return LatentSpec(self.rank, self.rotary_dim, dtype)
 
+    def with_rope(self, rope: RopeSpec) -> Self:
+        """The same with another rotary embedding."""
+        return replace(self, rope=rope)
+
     def limited(self, length: int) -> "LatentAttentionSpec":
         """The same for sequences of at most `length` tokens: itself, every query sees all."""
         return self
@@ -158,4 +168,52 @@ class LatentAttentionSpec:
         return MixerCost(size, 2 * self.num_heads * (size + self.rank), None)
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | LinearRecurrenceSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMixer(ABC):
+    """Causal self-attention to blocks of tokens that each query chooses, of the K and V of `attention`, which has no
+    window, gates, sinks or bound; see `block_mixers`.
+    """
+
+    attention: AttentionSpec
+
+    @abstractmethod
+    def tensors(self) -> Iterator[TensorSpec]: ...
+
+    @abstractmethod
+    def state(self, dtype: str) -> ChosenKVSpec:
+        """State kept per token when stored as `dtype`."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> MixerCost: ...
+
+    def limited(self, length: int) -> Self:
+        """The same for sequences of at most `length` tokens: itself."""
+        return self
+
+    def with_rope(self, rope: RopeSpec) -> Self:
+        """The same with another rotary embedding."""
+        return replace(self, attention=self.attention.with_rope(rope))
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """Of queries and keys; None = positions are not encoded."""
+        return self.attention.rope
+
+    @property
+    def reads_state_of(self) -> None:
+        """It reads its own."""
+        return None
+
+    @property
+    def softcap(self) -> float:
+        """Its scores have no bound."""
+        return 0.0
+
+    @property
+    def sinks(self) -> None:
+        """It has none."""
+        return None
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | BlockMixer | ShortConvSpec | LinearRecurrenceSpec

@@ -225,8 +225,7 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
 
     def chosen(layer: LayerSpec) -> LayerSpec:
         mixer, *beside = (
-            mixer if mixer.rope is None else replace(mixer, rope=mixer.rope.for_length(length))
-            for mixer in layer.mixers
+            mixer if mixer.rope is None else mixer.with_rope(mixer.rope.for_length(length)) for mixer in layer.mixers
         )
         return replace(layer, mixer=mixer, beside=tuple(beside))
 

@@ -242,6 +242,50 @@ class IndexedLatentSpec(LatentSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenKVSpec(StateSpec):
+    """K and V of which a query reads those of the blocks that it chooses, and beside them what it chooses by: an index
+    key of `index_dim` numbers for each token, or a row of `head_dim` numbers for each KV head and `span` tokens in each
+    plane of `summaries`. 0 and () = there are none.
+
+    A row of a summary is made when the last of its `span` tokens is computed, and lies in that token's block. So a
+    token adds `head_dim / span` numbers to it, and a block needs whole spans.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    index_dim: int = 0
+    summaries: tuple[str, ...] = ()
+    span: int = 1
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        heads, width = self.num_kv_heads, self.head_dim
+        kv = tuple(Plane(name, (heads, width), self.dtype, token_axis=1, by_head=True) for name in ("k", "v"))
+        index = (Plane("index", (self.index_dim,), self.dtype, token_axis=0),) if self.index_dim else ()
+        rows = (heads, width // self.span)
+        summaries = (Plane(name, rows, self.dtype, token_axis=1, by_head=True) for name in self.summaries)
+        return (*kv, *index, *summaries)
+
+    @property
+    def is_bounded(self) -> bool:
+        return False
+
+    def needed(self, position: int) -> int:
+        """Every query may choose any block."""
+        return 0
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        """Every block: what it has is the same whatever follows."""
+        return range(first, end)
+
+    def __str__(self) -> str:
+        index = f", index key {self.index_dim}" if self.index_dim else ""
+        summaries = "".join(f", {name} of each {self.span} tokens" for name in self.summaries)
+        return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}, of chosen blocks{index}{summaries}"
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentSpec(StateSpec):
     """A state that every token changes and that does not grow: float32 numbers of shape `heads`, and the inputs of a
     convolution at the last `columns` tokens, oldest first. A later request can go on from it only where it was kept.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
@@ -23,6 +23,26 @@ class LayerKV:
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChosenKV(LayerKV):
+    """One layer's view of the arena where it keeps K and V, and what blocks of them are chosen by."""
+
+    index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = there are none
+    summaries: Mapping[str, torch.Tensor]  # by plane, [num_blocks, num_kv_heads, block_size, head_dim / span]
+    span: int
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim], as `LayerLatents.write` does rows."""
+        assert self.index_keys is not None
+        _write_rows(self.index_keys, keys, slot_mapping)
+
+    def summary(self, name: str) -> torch.Tensor:
+        """[num_blocks, num_kv_heads, block_size / span, head_dim], of a block size that `span` divides."""
+        numbers = self.summaries[name]
+        num_blocks, num_heads, block_size, part = numbers.shape
+        return numbers.view(num_blocks, num_heads, block_size // self.span, part * self.span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,9 @@ def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Te
 LayerState = LayerKV | LayerLatents | LayerRecurrent
 _VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
     KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
+    ChosenKVSpec: lambda spec, planes, block_size: LayerChosenKV(
+        planes["k"], planes["v"], planes.get("index"), {name: planes[name] for name in spec.summaries}, spec.span
+    ),
     LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
     IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
         planes["latent"], spec.rank, planes.get("index")

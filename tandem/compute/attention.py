@@ -84,7 +84,7 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 
 Backends = Mapping[type[StateSpec], Any]
 """Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, an
-`IndexedLatentBackend` for `IndexedLatentSpec`, a `RecurrentBackend` for
+`IndexedLatentBackend` for `IndexedLatentSpec`, a `ChosenKVBackend` for `ChosenKVSpec`, a `RecurrentBackend` for
 `RecurrentSpec`.
 """
 

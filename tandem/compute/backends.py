@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
@@ -37,6 +37,7 @@ _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "Refere
 _RECURRENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.recurrent", "ReferenceRecurrentBackend")
 _LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
 _INDEXED_REFERENCE = BackendEntry("reference", "tandem.compute.torch.sparse", "ReferenceIndexedBackend")
+_BLOCK_REFERENCE = BackendEntry("reference", "tandem.compute.torch.block_sparse", "ReferenceBlockBackend")
 
 BACKENDS: BackendTable = {
     KVSpec: {
@@ -55,6 +56,13 @@ BACKENDS: BackendTable = {
     IndexedLatentSpec: {
         "cpu": (BackendEntry("native", "tandem.compute.native.sparse", "NativeIndexedBackend"), _INDEXED_REFERENCE),
         "cuda": (_INDEXED_REFERENCE,),
+    },
+    ChosenKVSpec: {
+        "cpu": (
+            BackendEntry("native", "tandem.compute.native.block_sparse", "NativeBlockBackend"),
+            _BLOCK_REFERENCE,
+        ),
+        "cuda": (_BLOCK_REFERENCE,),
     },
     RecurrentSpec: {
         "cpu": (

@@ -28,6 +28,35 @@ class QueryBatch(AttentionBatch):
     requests: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
 
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> "QueryBatch":
+        """`batch` with them."""
+        lengths = batch.query_start.diff().long()
+        requests = torch.repeat_interleave(lengths)
+        from_end = batch.query_start.long()[requests + 1] - torch.arange(len(requests), device=requests.device)
+        return cls(
+            batch.query_start,
+            batch.seq_lens,
+            batch.block_tables,
+            batch.slot_mapping,
+            batch.max_query_len,
+            batch.max_seq_len,
+            requests=requests,
+            positions=batch.seq_lens.long()[requests] - from_end,
+        )
+
+    @staticmethod
+    def of_single_queries(seq_lens: torch.Tensor, block_tables: torch.Tensor, max_seq_len: int) -> AttentionBatch:
+        """Requests of one query each that see `seq_lens` tokens in the blocks of `block_tables`, a row each; int32."""
+        return AttentionBatch(
+            query_start=torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device),
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slot_mapping=torch.empty(0, dtype=torch.int64, device=seq_lens.device),
+            max_query_len=1,
+            max_seq_len=max_seq_len,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
@@ -114,19 +143,7 @@ class ChosenRowsAsKV:
         self, batch: AttentionBatch, kv: LayerIndexedLatents, layers: Collection[AttentionParams]
     ) -> QueryBatch:
         """Which request and position each query is of."""
-        lengths = batch.query_start.diff().long()
-        requests = torch.repeat_interleave(lengths)
-        from_end = batch.query_start.long()[requests + 1] - torch.arange(len(requests), device=requests.device)
-        return QueryBatch(
-            batch.query_start,
-            batch.seq_lens,
-            batch.block_tables,
-            batch.slot_mapping,
-            batch.max_query_len,
-            batch.max_seq_len,
-            requests=requests,
-            positions=batch.seq_lens.long()[requests] - from_end,
-        )
+        return QueryBatch.of(batch)
 
     def attend(
         self,
@@ -142,13 +159,7 @@ class ChosenRowsAsKV:
         cache, block_size = RowCache.of(latents.rows), latents.rows.shape[1]
         positions = chosen.clamp_min(0).long()
         pages = batch.block_tables[batch.requests[:, None], positions // block_size]
-        alone = AttentionBatch(
-            query_start=torch.arange(num_queries + 1, dtype=torch.int32, device=chosen.device),
-            seq_lens=(batch.positions + 1).clamp_max(most).to(torch.int32),
-            block_tables=cache.numbers(pages, positions % block_size),
-            slot_mapping=torch.empty(0, dtype=torch.int64, device=chosen.device),
-            max_query_len=1,
-            max_seq_len=most,
-        )
+        seq_lens = (batch.positions + 1).clamp_max(most).to(torch.int32)
+        alone = batch.of_single_queries(seq_lens, cache.numbers(pages, positions % block_size), most)
         prepared = self._inner.prepare(alone, cache.kv, {params})
         return self._inner.attend(queries, cache.kv, prepared, params)[..., : latents.rank]

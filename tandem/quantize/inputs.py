@@ -13,7 +13,7 @@ from tandem.architecture.feed_forward import (
     ParallelSpec,
     SquaredReluSpec,
 )
-from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from tandem.architecture.mixers import AttentionSpec, BlockMixer, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.recurrent_mixers import RecurrentMixer
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
@@ -64,6 +64,11 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
             if mixer.q_a is not None:
                 yield SharedInput((mixer.q,), mixer.q_norm)
             yield SharedInput((mixer.q_a or mixer.q, mixer.kv_a), norm)
+        case BlockMixer():
+            raise ConfigurationError(
+                f"{next(mixer.tensors()).name} is of a layer whose queries choose blocks of tokens, whose weights are "
+                "not quantised; serve the checkpoint as it is"
+            )
         case RecurrentMixer():
             raise ConfigurationError(
                 f"{next(mixer.tensors()).name} is of a layer with a recurrent state, whose weights are not quantised; "

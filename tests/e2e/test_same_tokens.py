@@ -35,11 +35,12 @@ from tests.helpers.serving_clients import (
     pair,
     timeline,
 )
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
 _GROUPS = {"gemma3": 2, "gemma4": 3, "gpt_oss": 2, "falcon_h1": 2} | dict.fromkeys(
-    ("glm_moe_dsa", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next_mtp", "kimi_linear"), 3
+    ("glm_moe_dsa", "minimax_m3", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next_mtp", "kimi_linear"), 3
 )
 _MIX_SEEDS = {"gemma4_moe": 4}  # NOTE: in mix 3 two tokens tie to 1e-6, which PyTorch and compiled kernels round apart
 NUM_AT_ONCE = 8
@@ -104,6 +105,9 @@ SETUPS = {
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
     "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-16-blocks": Setup("minimax_m3", 1, 1),
+    "1p1d-tcp-16-means": Setup("moba", 1, 1, "tcp"),
+    "2p2d-tcp-8-compressed": Setup("nsa", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-recurrent": Setup("granite_hybrid", 1, 1),
     "2p2d-tcp-8-recurrent-speculating": Setup(
         "lfm2_moe", 2, 2, "tcp", 8, False, (*NO_LOCAL_PREFILL, "--policy", "random"), SPECULATE
@@ -133,6 +137,7 @@ SLOW = (
     *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta-mtp", "2p2d-tcp-8-delta"),
     "1p1d-tcp-16-recurrences",
     *OTHER_SETUPS,
+    *("1p1d-nixl-16-blocks", "1p1d-tcp-16-means", "2p2d-tcp-8-compressed"),
     *("1p1d-nixl-16-sinks", "2p1d-tcp-8-two-experts", "1p1d-nixl-8-shared-expert", "2p1d-nixl-16-corrected-router"),
 )
 """Clusters of which `make test` tests nothing."""
@@ -171,7 +176,7 @@ class Models:
     def path(self, family: str) -> Path:
         path = self.directory / family
         if not path.exists():
-            builders = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS | HEAD_BUILDERS
+            builders = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS | HEAD_BUILDERS | BLOCK_BUILDERS
             builders[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
             write_byte_tokenizer(path)
         return path

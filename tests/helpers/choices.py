@@ -10,21 +10,27 @@ import torch
 
 from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, QueryBatch
 from tandem.compute.step import Choices
+from tandem.models.layers.block_attention import BlockAttention
+from tandem.models.layers.compressed_attention import CompressedAttention
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 
 
 @dataclass
 class Record:
-    """Positions that each query chose, by (indexer, position), of one request at a time.
+    """Positions that each query chose, by (indexer, position), of one request at a time. Of blocks: pairs of set and
+    block, by (name of the query's map, position).
 
     A query that is computed again must choose the same.
     """
 
-    by_query: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    by_query: dict[tuple[str, int], frozenset[Any]] = field(default_factory=dict)
     num_computed: int = 0
 
     def note(self, indexer: str, position: int, chosen: torch.Tensor) -> None:
-        found = frozenset(int(each) for each in chosen if each != NOT_CHOSEN)
+        """`chosen`: [most], or [num_sets, most] of blocks."""
+        rows = chosen[None] if chosen.dim() == 1 else chosen
+        pairs = {(row, int(each)) for row, chosen in enumerate(rows) for each in chosen if each != NOT_CHOSEN}
+        found = frozenset(each for _, each in pairs) if chosen.dim() == 1 else frozenset(pairs)
         assert self.by_query.setdefault((indexer, position), found) == found, (indexer, position)
         self.num_computed += 1
 
@@ -52,4 +58,32 @@ def recorded(patch: pytest.MonkeyPatch) -> Iterator[Record]:
 
     with patch.context() as patched:
         patched.setattr(SparseLatentAttention, "attend", attend)
+        yield record
+
+
+@contextmanager
+def recorded_blocks(patch: pytest.MonkeyPatch) -> Iterator[Record]:
+    """As `recorded`, of blocks."""
+    record, by_scores, by_weights = Record(), BlockAttention.choose, CompressedAttention.choose
+
+    def note(name: str, batch: QueryBatch, chosen: torch.Tensor) -> None:
+        assert batch.num_requests == 1, "one request at a time"
+        for position, row in zip(batch.positions.tolist(), chosen, strict=True):
+            record.note(name, position, row)
+
+    def choose(self: BlockAttention, queries: torch.Tensor, kv: Any, batch: QueryBatch) -> torch.Tensor:
+        chosen = by_scores(self, queries, kv, batch)
+        note(self.name, batch, chosen)
+        return chosen
+
+    def choose_and_attend(
+        self: CompressedAttention, queries: torch.Tensor, kv: Any, batch: QueryBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found, chosen = by_weights(self, queries, kv, batch)
+        note(self.name, batch, chosen)
+        return found, chosen
+
+    with patch.context() as patched:
+        patched.setattr(BlockAttention, "choose", choose)
+        patched.setattr(CompressedAttention, "choose", choose_and_attend)
         yield record

@@ -5,11 +5,12 @@ It stands in for the engine where only the model is under test.
 
 import torch
 
-from tandem.architecture.state import IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
+from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.block_sparse import ReferenceBlockBackend
 from tandem.compute.torch.latents import ReferenceLatentBackend
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.compute.torch.sparse import ReferenceIndexedBackend
@@ -20,6 +21,7 @@ REFERENCE: Backends = {
     KVSpec: ReferenceBackend(),
     LatentSpec: ReferenceLatentBackend(),
     IndexedLatentSpec: ReferenceIndexedBackend(),
+    ChosenKVSpec: ReferenceBlockBackend(),
     RecurrentSpec: ReferenceRecurrentBackend(),
 }
 

@@ -17,6 +17,7 @@ from tests.contract import test_transports
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.published_formats import FORMATS, MXFP4
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.unit.models.gguf.test_convert import SAVERS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +26,7 @@ GGUF, STACKED_IN_CHECKPOINTS = "gguf", "gpt-oss"  # see tests/contract/test_gguf
 
 def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
     texts = {entry.module for entry in ARCHITECTURES.values() if not entry.module.endswith("_conditional")}
-    known = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS
+    known = BUILDERS | EXPERT_BUILDERS | MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
     assert texts <= known.keys(), "tests/helpers/checkpoints.py"
 
 

@@ -146,8 +146,10 @@ class Sizes:
         )
 
 
-def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False) -> Sizes:
-    """Reads the sizes.
+def read_sizes(
+    fields: Fields, defaults: Defaults, *, unit_offset: bool = False, activation: Activation | None = None
+) -> Sizes:
+    """Reads the sizes. `activation`: None = the file says it.
 
     Raises:
         CorruptCheckpointError: sizes that are missing, absurd or contradict each other, or the length of a list of
@@ -172,7 +174,7 @@ def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False)
         head_dim=_read_head_dim(fields, hidden, heads, defaults.head_dim),
         vocab=fields.count("vocab_size", defaults.vocab),
         max_positions=fields.count("max_position_embeddings", defaults.max_positions),
-        activation=_read_activation(fields, defaults.activation_key, defaults.activation),
+        activation=activation or _read_activation(fields, defaults.activation_key, defaults.activation),
         eps=fields.number("rms_norm_eps", defaults.eps, high=1.0),
         unit_offset=unit_offset,
     )

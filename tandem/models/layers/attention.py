@@ -4,12 +4,13 @@ The step's K and V are in the arena before the backend reads it. Nothing is kept
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tandem.architecture.mixers import AttentionSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionParams
+from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.models.layers.norm import Norm
@@ -54,7 +55,7 @@ class Attention:
         positions: torch.Tensor,
         kv: LayerKV,
         batch: AttentionBatch,
-        backend: AttentionBackend,
+        backend: StateBackend[Any],
     ) -> torch.Tensor:
         """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden], each with its gate behind it where
         there are gates; its K and V, where the layer has its own, are in `kv` then.
@@ -100,10 +101,14 @@ class Attention:
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
         if not self._spec.is_gated:
-            return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
+            return self.output(backend.attend(queries, kv, batch, self.params))
         queries, gates = torch.split(queries, self._spec.head_dim, dim=2)
         found = backend.attend(queries.contiguous(), kv, batch, self.params)
-        return self._o((found * rowwise_sigmoid(gates)).flatten(1))
+        return self.output(found * rowwise_sigmoid(gates))
+
+    def output(self, found: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden], of what heads found [num_tokens, num_heads, head_dim]."""
+        return self._o(found.flatten(1))
 
 
 def _over_heads(norm: Norm | None, parameters: Parameters) -> _RowFunction | None:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
@@ -12,6 +13,8 @@ from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.compute.ops import Kernels
 from tandem.compute.step import Choices
 from tandem.models.layers.attention import Attention
+from tandem.models.layers.block_attention import BlockAttention
+from tandem.models.layers.compressed_attention import CompressedAttention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
@@ -59,6 +62,8 @@ _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = 
     AttentionSpec: Attention,
     LatentAttentionSpec: LatentAttention,
     SparseLatentAttentionSpec: SparseLatentAttention,
+    BlockAttentionSpec: BlockAttention,
+    CompressedAttentionSpec: CompressedAttention,
     ShortConvSpec: ShortConv,
     LinearRecurrenceSpec: LinearRecurrence,
 }

@@ -15,6 +15,7 @@ from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
 from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
+from tandem.architecture.families.minimax_m3_conditional import IMAGE_KEYS as MINIMAX_M3_IMAGE_KEYS
 from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
 from tandem.architecture.families.phi3 import DROPOUT_KEYS
 from tandem.architecture.families.qwen3_5_conditional import IMAGE_KEYS as QWEN3_5_IMAGE_KEYS
@@ -22,6 +23,7 @@ from tandem.architecture.families.state_space import CHUNK_KEYS
 from tandem.architecture.fields import Fields
 from tandem.architecture.registry import ARCHITECTURES, find_family
 from tests.helpers.random_models import oracle_class
+from tests.helpers.sparse_checkpoints import OWN_ARCHITECTURES
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -61,6 +63,17 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "mistral4": LATENT | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+        "head_dim": 16,
+        "rotary_dim": 16,
+    },
     "lfm2": {"layer_types": HYBRID},
     "lfm2_moe": EXPERTS | {"layer_types": HYBRID, "num_dense_layers": 1},
     "granitemoehybrid": {
@@ -82,6 +95,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 WRAPPERS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "ministral3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -153,7 +167,7 @@ def test_whatever_transformers_reads_is_read_or_known(model_type: str) -> None:
 
 
 def test_every_text_model_that_is_served_is_among_them() -> None:
-    texts = {entry.model_type for entry in ARCHITECTURES.values()} - set(WRAPPERS)
+    texts = {entry.model_type for entry in ARCHITECTURES.values()} - {*WRAPPERS, *OWN_ARCHITECTURES.values()}
     assert texts == set(MODEL_TYPES)
 
 
@@ -167,7 +181,13 @@ def test_whatever_transformers_reads_of_a_wrapper_is_read_or_known(model_type: s
     fields = Fields(config.to_dict(), "config.json")
     find_family(fields).read_model(fields)
     assert {"text_config", "vision_config"} <= recorder.names
-    others = (GEMMA3_IMAGE_KEYS, GEMMA4_OTHER_PARTS_KEYS, MISTRAL3_IMAGE_KEYS, QWEN3_5_IMAGE_KEYS)
+    others = (
+        GEMMA3_IMAGE_KEYS,
+        GEMMA4_OTHER_PARTS_KEYS,
+        MISTRAL3_IMAGE_KEYS,
+        QWEN3_5_IMAGE_KEYS,
+        MINIMAX_M3_IMAGE_KEYS,
+    )
     assert unknown(recorder, fields, *others) == set()
 
 

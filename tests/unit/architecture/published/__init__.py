@@ -13,7 +13,7 @@ from tests.unit.architecture.published.google import GEMMA, GEMMA_4
 from tests.unit.architecture.published.hybrids import GRANITE_4, LFM2
 from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
 from tests.unit.architecture.published.mistral import MISTRAL, MIXTRAL, WRAPPED
-from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX
+from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX, MINIMAX_M3
 from tests.unit.architecture.published.qwen import DENSE_2, DENSE_3, MIXTURES_2, MIXTURES_3
 from tests.unit.architecture.published.state_spaces import FALCON_H1, MAMBA_2, NEMOTRON_H
 
@@ -42,5 +42,6 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *LATENT,
     *GLM,
     *MINIMAX,
+    *MINIMAX_M3,
     *GPT_OSS,
 )

@@ -157,6 +157,68 @@ MINIMAX = (
     ),
 )
 
+_MINIMAX_M3_LAYERS = [0] * 3 + [1] * 57
+MINIMAX_M3 = (
+    Checkpoint(
+        name="MiniMaxAI/MiniMax-M3",
+        config={
+            "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+            "model_type": "minimax_m3_vl",
+            "image_token_index": 200025,
+            "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1280, "num_hidden_layers": 32},
+            "text_config": {
+                "architectures": ["MiniMaxM3SparseForCausalLM"],
+                "dense_intermediate_size": 12288,
+                "head_dim": 128,
+                "hidden_act": "swigluoai",
+                "hidden_size": 6144,
+                "intermediate_size": 3072,
+                "max_position_embeddings": 524288,
+                "moe_layer_freq": _MINIMAX_M3_LAYERS,
+                "n_shared_experts": 1,
+                "num_attention_heads": 64,
+                "num_experts_per_tok": 4,
+                "num_hidden_layers": 60,
+                "num_key_value_heads": 4,
+                "num_local_experts": 128,
+                "num_mtp_modules": 7,
+                "num_nextn_predict_layers": 1,
+                "partial_rotary_factor": 0.5,
+                "qk_norm_type": "per_head",
+                "rms_norm_eps": 1e-06,
+                "rope_theta": 5000000,
+                "rotary_dim": 64,
+                "routed_scaling_factor": 2.0,
+                "scoring_func": "sigmoid",
+                "shared_intermediate_size": 3072,
+                "sparse_attention_config": {
+                    "use_sparse_attention": True,
+                    "sparse_attention_freq": _MINIMAX_M3_LAYERS,
+                    "sparse_block_size": 128,
+                    "sparse_disable_index_value": _MINIMAX_M3_LAYERS,
+                    "sparse_index_dim": 128,
+                    "sparse_init_block": 0,
+                    "sparse_local_block": 1,
+                    "sparse_num_index_heads": 4,
+                    "sparse_score_type": "max",
+                    "sparse_topk_blocks": 16,
+                },
+                "swiglu_alpha": 1.702,
+                "swiglu_limit": 7.0,
+                "tie_word_embeddings": False,
+                "use_gemma_norm": True,
+                "use_qk_norm": True,
+                "use_routing_bias": True,
+                "vocab_size": 200064,
+            },
+        },
+        total=427e9,  # NOTE: 428 with the vision tower; 23 are called active, of 23.5 without tables
+        is_count=False,
+        kv_bytes=60 * 2048 + 57 * 256,
+        source="public copies in the tests of three engines, which agree",
+    ),
+)
+
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
     return {

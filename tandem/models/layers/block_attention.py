@@ -1,0 +1,98 @@
+"""Attention of one layer whose queries attend to blocks of tokens that they choose."""
+
+import torch
+
+from tandem.architecture.block_mixers import MEANS, BlockAttentionSpec, BlockIndexerSpec
+from tandem.compute.arena import LayerChosenKV
+from tandem.compute.block_scores import choose_by_index, choose_by_means, closed_spans, last_rows, write_summary
+from tandem.compute.block_sparse import ChosenKVBackend
+from tandem.compute.ops import Kernels
+from tandem.compute.sparse import QueryBatch
+from tandem.compute.step import Choices
+from tandem.models.layers.attention import Attention
+from tandem.models.layers.norm import Norm
+from tandem.models.layers.rotary import RotaryTable
+from tandem.models.parameters import Parameters
+
+
+class BlockAttention:
+    """Computes a `BlockAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+
+    def __init__(self, spec: BlockAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
+        self._attention = Attention(spec.attention, parameters, rotary, kernels)
+        self._indexer = None if spec.indexer is None else BlockIndexer(spec.indexer, parameters, rotary, kernels)
+        self._choice = spec.choice
+        self.params = self._attention.params
+        self.name = spec.attention.q.name
+
+    def write(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        kv: LayerChosenKV,
+        batch: QueryBatch,
+        backend: ChosenKVBackend,
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries as `Attention.write` gives them, then with an indexer index queries [num_tokens, num_kv_heads,
+        index_dim] of `x` [num_tokens, hidden]; its K and V, and what they are chosen by, are in `kv` then.
+        """
+        queries = self._attention.write(x, positions, kv, batch, backend)
+        if self._indexer is None:
+            requests, ends = closed_spans(batch, kv.span, kv.span)
+            means = last_rows(kv.keys, batch, requests, ends, kv.span).double().mean(dim=1)
+            write_summary(kv, MEANS, means, batch, requests, ends)
+            return (queries,)
+        kv.write_index_keys(self._indexer.keys(x, positions), batch.slot_mapping)
+        return queries, self._indexer.queries(x, positions)
+
+    def attend(
+        self,
+        queries: tuple[torch.Tensor, ...],
+        kv: LayerChosenKV,
+        batch: QueryBatch,
+        backend: ChosenKVBackend,
+        choices: Choices,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries find in the blocks that they choose."""
+        attending, *asking = queries
+        chosen = self.choose(asking[0] if asking else attending, kv, batch)
+        return self._attention.output(backend.attend_to_blocks(attending, kv, batch, self.params, chosen, self._choice))
+
+    def choose(self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch) -> torch.Tensor:
+        """The blocks of `queries`, index queries where there is an indexer, as `choose_by_index`."""
+        choose = choose_by_means if self._indexer is None else choose_by_index
+        return choose(queries, kv, batch, self._choice)
+
+
+class BlockIndexer:
+    """Computes a `BlockIndexerSpec`."""
+
+    def __init__(self, spec: BlockIndexerSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
+        self._head_dim = spec.head_dim
+        self._rotary = rotary
+        self._kernels = kernels
+        self._q = parameters.linear(spec.q)
+        self._k = parameters.linear(spec.k)
+        self._q_norm = Norm.take(spec.q_norm, parameters, kernels)
+        self._k_norm = Norm.take(spec.k_norm, parameters, kernels)
+
+    def keys(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
+        return self._rotated(self._k(x), self._k_norm, positions).squeeze(1)
+
+    def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_kv_heads, head_dim] of hidden states."""
+        return self._rotated(self._q(x), self._q_norm, positions)
+
+    def _rotated(self, x: torch.Tensor, norm: Norm, positions: torch.Tensor) -> torch.Tensor:
+        heads = x.view(len(x), -1, self._head_dim)
+        self._kernels.rotate(
+            heads,
+            self._rotary.cos,
+            self._rotary.sin,
+            positions,
+            norm=norm.weight,
+            norm_eps=norm.spec.eps,
+            unit_offset=norm.spec.unit_offset,
+        )
+        return heads
