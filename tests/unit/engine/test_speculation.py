@@ -21,7 +21,7 @@ from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
 from tandem.engine.verification import choose_tokens
 from tandem.text.grammar import regex_grammar
-from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
+from tests.helpers import checkpoints
 from tests.helpers.engines import (
     drafting_engine,
     drain,
@@ -33,10 +33,12 @@ from tests.helpers.engines import (
 )
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 VOCAB_SIZE = 199
-FAMILIES = ("llama", "gemma3", "gemma4", "deepseek_v3", "qwen3_moe")
+FAMILIES = ("llama", "gemma3", "gemma4", "deepseek_v3", "qwen3_moe", "nsa")
+BUILDERS = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | BLOCK_BUILDERS
 PARAMS = {
     "greedy": SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, logprobs=2),
     "sampled": SamplingParams(max_tokens=30, seed=3, ignore_eos=True, logprobs=1),
@@ -58,7 +60,7 @@ PROMPTS = {name: prompt_of(index, 5 + 17 * index) for index, name in enumerate(P
 
 
 def checkpoint_of(family: str, directory: Path) -> Path:
-    return write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS)[family](directory))
+    return write_byte_tokenizer(BUILDERS[family](directory))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[st
     "family",
     [
         *FAMILIES,
-        *(pytest.param(f, marks=pytest.mark.slow) for f in sorted({*BUILDERS, *EXPERT_BUILDERS} - {*FAMILIES})),
+        *(pytest.param(f, marks=pytest.mark.slow) for f in sorted({*BUILDERS} - {*FAMILIES})),
     ],
 )
 def test_every_family_is_exact(family: str, tmp_path: Path) -> None:
