@@ -273,8 +273,11 @@ def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, .
 
 def _state_pointers(states: HiddenStates, num_layers: int) -> torch.Tensor:
     """[num_layers] int64: where each layer's input goes; 0 = nowhere."""
-    columns = [states.columns(layer) for layer in range(num_layers)]
-    return torch.tensor([0 if x is None else x.data_ptr() for x in columns], dtype=torch.int64)
+    pointers, width = [0] * num_layers, states.tensor.shape[1] // len(states.layers) * states.tensor.itemsize
+    for place, layer in enumerate(states.layers):
+        if layer < num_layers:
+            pointers[layer] = states.tensor.data_ptr() + place * width
+    return torch.tensor(pointers, dtype=torch.int64)
 
 
 def _scratch_width(shape: StackShape, itemsize: int) -> int:

@@ -52,6 +52,6 @@ class StateReader(Protocol):
 
         Args:
             first_tokens: of each scheduled request, its first row in `states`.
-            states: [num_tokens, len(layers) * hidden]; valid until the next step.
+            states: [num_tokens, len(layers) * hidden]; nobody changes them later.
         """
         ...

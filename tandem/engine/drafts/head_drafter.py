@@ -24,6 +24,8 @@ from tandem.models.heads.base import Head
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.step_deltas import TableChanges
 
+_MOST_OBSERVED = 64  # rows of steps that are kept as they came
+
 
 @dataclass(slots=True)
 class _Followed:
@@ -32,7 +34,7 @@ class _Followed:
     token_ids: prompt and output.
     first: position of its first row; None = no states of it are known.
     num_computed: rows whose state is in the pool.
-    waiting: the model's states of the rows behind those, [n, width] each.
+    waiting: the model's states of the rows behind those, [n, width] each, `num_waiting` in all.
     """
 
     request_id: str
@@ -42,12 +44,9 @@ class _Followed:
     first: int | None = None
     num_computed: int = 0
     waiting: list[torch.Tensor] = field(default_factory=list)
+    num_waiting: int = 0
     table: BlockTable | None = None
     changes: TableChanges = field(default_factory=TableChanges)
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(map(len, self.waiting))
 
     @property
     def num_ready(self) -> int:
@@ -62,13 +61,27 @@ class _Followed:
 
     def split(self, num_rows: int) -> torch.Tensor:
         """Take the first `num_rows` of the waiting rows, at least one."""
-        rows = torch.cat(self.waiting)
+        rows = _joined(self.waiting)
         self.waiting = [rows[num_rows:]] if num_rows < len(rows) else []
+        self.num_waiting -= num_rows
         return rows[:num_rows]
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Let `rows` wait behind the others."""
+        self.waiting.append(rows)
+        self.num_waiting += len(rows)
+
+    def keep(self, num_rows: int) -> None:
+        """Forget all waiting rows but the first `num_rows`."""
+        while self.num_waiting > num_rows:
+            last = self.waiting.pop()
+            self.num_waiting -= len(last)
+            if self.num_waiting < num_rows:
+                self.add(last[: num_rows - self.num_waiting])
 
     def forget(self) -> None:
         """Forget all rows."""
-        self.first, self.num_computed = None, 0
+        self.first, self.num_computed, self.num_waiting = None, 0, 0
         self.waiting.clear()
 
 
@@ -114,6 +127,8 @@ class HeadDrafter:
         )
         self._followed: dict[str, _Followed] = {}
         self._released: list[str] = []
+        self._observed: list[tuple[Sequence[ScheduledRequest], Sequence[int], torch.Tensor]] = []
+        self._num_observed = 0  # rows of these
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -127,15 +142,17 @@ class HeadDrafter:
             drawing_state(request, self._vocab_size),
         )
 
-    @torch.inference_mode()
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
-        """Keep the states of a step. If more rows wait than a chunk may have, they are computed."""
-        for item, row in zip(step.scheduled, first_tokens, strict=True):
-            followed = self._followed.get(item.request_id)
-            if followed is not None:
-                self._add(followed, item.start, states[row : row + item.num_tokens].clone())
-        if sum(followed.num_waiting for followed in self._followed.values()) > self._kv.max_chunk_tokens:
-            self._catch_up(self._followed.values())
+        """Keep the states of a step. If more rows wait than a chunk may have, they are computed.
+
+        NOTE: of most steps nothing else is done, which is what an answer costs that nobody drafts for.
+        """
+        self._observed.append((step.scheduled, first_tokens, states))
+        self._num_observed += len(states)
+        if self._num_observed >= _MOST_OBSERVED:
+            self._sort_observed()
+            if sum(followed.num_waiting for followed in self._followed.values()) > self._kv.max_chunk_tokens:
+                self._catch_up(self._followed.values())
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
         self._followed[request_id].token_ids += token_ids
@@ -146,6 +163,7 @@ class HeadDrafter:
         states, or without room in the pool, is left out.
         """
         guesses: dict[str, list[int]] = {}
+        self._sort_observed()
         growing, hidden = self._catch_up(self._followed[request_id] for request_id in limits)
         depth = 0
         while growing:
@@ -159,6 +177,7 @@ class HeadDrafter:
         return guesses
 
     def end(self, request_id: str) -> None:
+        self._sort_observed()  # NOTE: a request of this name may begin again, at another position
         self._forget(self._followed.pop(request_id))
 
     def check(self) -> None:
@@ -170,14 +189,26 @@ class HeadDrafter:
         self._kv.check()
         assert self._followed or self._kv.usage.used == 0, "blocks of the head are used by nobody"
 
+    @torch.inference_mode()
+    def _sort_observed(self) -> None:
+        """Hand the states of the steps since the last call to their requests."""
+        for scheduled, first_tokens, states in self._observed:
+            for item, row in zip(scheduled, first_tokens, strict=True):
+                followed = self._followed.get(item.request_id)
+                if followed is not None:
+                    own = states[row : row + item.num_tokens]
+                    self._add(followed, item.start, own if len(own) == len(states) else own.clone())
+        self._observed.clear()
+        self._num_observed = 0
+
     def _add(self, followed: _Followed, position: int, states: torch.Tensor) -> None:
         """Add the states from `position` on. Those of wrong guesses that wait there are replaced."""
         if not followed.follows(position):
             self._forget(followed)
             followed.first = position
         assert followed.first is not None
-        num_kept = position - followed.first - followed.num_computed
-        followed.waiting = [*([followed.split(num_kept)] if num_kept else []), states]
+        followed.keep(position - followed.first - followed.num_computed)
+        followed.add(states)
 
     def _forget(self, followed: _Followed) -> None:
         """Forget the rows of a request, and release its blocks."""
@@ -249,7 +280,7 @@ class HeadDrafter:
         released, self._released = tuple(self._released), []
         inputs = self._inputs.build(SchedulerOutput((), tuple(items), released))
         in_order = sorted(range(len(items)), key=inputs.first_tokens.__getitem__)
-        rows = torch.cat([hidden[index] for index in in_order])
+        rows = _joined([hidden[index] for index in in_order])
         found = self._head.forward(
             inputs.input_ids, inputs.positions, rows, self._arena.layers, inputs.batches[0], self._backends
         )
@@ -261,3 +292,19 @@ class HeadDrafter:
             followed.state.num_output_tokens = len(followed.token_ids) - followed.num_prompt_tokens + depth
         logits = self._head.logits(hidden)[:, : self._vocab_size]
         return self._sampler.sample(logits, [followed.state for followed in requests])
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The rows of all parts, [n, width].
+
+    NOTE: copied part by part, since a concatenation of many rows wakes PyTorch's own threads. These then spin and take
+    the cores from the model's next step.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1])
+    start = 0
+    for part in parts:
+        rows[start : start + len(part)].copy_(part)
+        start += len(part)
+    return rows

@@ -15,7 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.head_drafter import HeadDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
-from tandem.scheduler.output import NewRequest, SchedulerOutput
+from tandem.scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
 from tandem.text.grammar import regex_grammar
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, read_tensors, save_tiny_llama, write_tensors
 from tests.helpers.delta_checkpoints import DELTA_BUILDERS, save_tiny_qwen3_5_conditional
@@ -210,6 +210,21 @@ def test_logits_are_those_without_drafts_bit_for_bit(case: Case) -> None:
         found.append([output.logprobs for output in drain(engine)[request_id, 0]])
     assert engine.model.drafter == case.setting.partition("=")[0]
     assert found[0] == found[1]
+
+
+def test_steps_that_nobody_drafts_for_copy_nothing(eagle: Case) -> None:
+    """Each step once copied all rows that waited, on threads of PyTorch's that then took the cores of the next step."""
+    drafter = head_drafter(eagle.model, eagle.setting, max_chunk_tokens=256)
+    drafter.begin(NewRequest("r", [7], [], GREEDY, 0, frozenset(), b""))
+    steps = [(ScheduledRequest("r", position, [7], samples=True), torch.ones(1, 192)) for position in range(100)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for item, states in steps:
+            drafter.observe(SchedulerOutput((), (item,), ()), [0], states)
+            drafter.extend("r", [7])
+    assert {event.name for event in profile.events()}.isdisjoint({"aten::cat", "aten::copy_", "aten::clone"})
+    assert len(drafter.draft({"r": 2})["r"]) == 2
+    drafter.end("r")
+    drafter.check()
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
