@@ -23,9 +23,11 @@ from tandem.models.gguf.file import GgufFile
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers.checkpoints import (
     edit_config,
+    save_tiny_gemma3,
     save_tiny_gpt_oss,
     save_tiny_llama,
     save_tiny_mixtral,
+    save_tiny_phi3,
     save_tiny_qwen2_moe,
     save_tiny_qwen3,
     save_tiny_qwen3_moe,
@@ -43,6 +45,9 @@ EXPERTS = [
     (partial(save_tiny_qwen3_moe, mlp_only_layers=[], moe_intermediate_size=256, head_dim=64), "Q4_K", False),
 ]
 OTHERS = [
+    (partial(save_tiny_gemma3, head_dim=64, query_pre_attn_scalar=64, layer_types=None), "Q4_K", True),
+    (save_tiny_phi3, "Q4_K", False),
+    (save_tiny_phi3, "Q4_0", False),
     (partial(save_tiny_qwen2_moe, moe_intermediate_size=64, shared_expert_intermediate_size=32), "Q4_0", False),
     (save_tiny_mixtral, "Q8_0", True),
     *((save_tiny_qwen3, name, True) for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),

@@ -2,6 +2,7 @@
 renames, reorders or changes.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,43 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
     return _experts(config) | {"expert_feed_forward_length": width, "attention.sliding_window": window}
 
 
+def _plus_one(tensors: Tensors, config: Config) -> Tensors:
+    return {
+        name: tensor + np.float32(1) if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()
+    }
+
+
+def _gemma3(config: Config) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+    }
+
+
+def _phi3(config: Config) -> dict[str, Any]:
+    rope, head_dim = config["rope_parameters"], config["hidden_size"] // config["num_attention_heads"]
+    keys: dict[str, Any] = {
+        "attention.key_length": None,
+        "attention.sliding_window": config["sliding_window"] or 0,
+        "rope.dimension_count": int(rope.get("partial_rotary_factor", 1.0) * head_dim),
+        "rope.scaling.original_context_length": config["original_max_position_embeddings"],
+    }
+    if rope["rope_type"] == "longrope":
+        length, original = config["max_position_embeddings"], config["original_max_position_embeddings"]
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(length / original) / math.log(original))
+    return keys
+
+
+def _granite(config: Config) -> dict[str, Any]:
+    return {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
 RULES = {
     "llama": Rules("llama", in_pairs),
     "qwen2": Rules("qwen2"),
@@ -101,4 +139,9 @@ RULES = {
     "qwen2_moe": Rules("qwen2moe", stacked, _experts),
     "qwen3_moe": Rules("qwen3moe", stacked, _experts),
     "gpt_oss": Rules("gpt-oss", _taken_apart, _gpt_oss),
+    "gemma3_text": Rules("gemma3", _plus_one, _gemma3),
+    "phi3": Rules("phi3", keys=_phi3),
+    "granite": Rules("granite", in_pairs, _granite),
+    "olmo2": Rules("olmo2"),
+    "smollm3": Rules("smollm3", in_pairs),
 }

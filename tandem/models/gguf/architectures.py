@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.gguf.families import gpt_oss, llama, qwen
+from tandem.models.gguf.families import dense, gemma, gpt_oss, granite, llama, phi, qwen
 from tandem.models.gguf.families.base import Architecture, Floats, Place
 from tandem.models.gguf.file import GgufFile
 
-ROPE_FACTORS = "rope_freqs.weight"
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _PARAMETER = re.compile(r"(.+)\.(weight|bias)")
 _NORM = re.compile(r"(blk\.\d+\.)?\w*norm\.weight")
@@ -23,6 +22,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": qwen.QWEN2_MOE,
     "qwen3moe": qwen.QWEN3_MOE,
     "gpt-oss": gpt_oss.GPT_OSS,
+    "gemma3": gemma.GEMMA3,
+    "phi3": phi.PHI3,
+    "granite": granite.GRANITE,
+    "olmo2": dense.OLMO2,
+    "smollm3": dense.SMOLLM3,
 }
 
 
@@ -57,7 +61,7 @@ def find_place(file: GgufFile, architecture: Architecture, name: str) -> Place |
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.
     """
-    if name == ROPE_FACTORS:
+    if name in architecture.factors:
         return None
     place = _find_place(architecture, name)
     if place is None:

@@ -3,12 +3,21 @@
 A key of the architecture that is not read here might change the results, so it is refused.
 """
 
+import math
+
 import numpy as np
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.gguf.architectures import ROPE_FACTORS, find_architecture
-from tandem.models.gguf.families.base import EMBEDDING, Architecture, as_written, required
+from tandem.models.gguf.architectures import find_architecture
+from tandem.models.gguf.families.base import (
+    EMBEDDING,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    Architecture,
+    as_written,
+    required,
+)
 from tandem.models.gguf.file import GgufFile
 
 _DEFAULT_THETA = 10_000.0
@@ -46,7 +55,7 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count("attention.head_count_kv", heads, high=1 << 12),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        architecture.activation[0]: architecture.activation[1],
         "rms_norm_eps": required(fields, "attention.layer_norm_rms_epsilon"),
         "rope_theta": as_written(fields.number("rope.freq_base", _DEFAULT_THETA)),
         "max_position_embeddings": fields.count("context_length"),
@@ -58,7 +67,7 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
     if architecture.has_bias_option and "blk.0.attn_q.bias" in file.tensors:
         config["attention_bias"] = True
     config |= _read_rope_share(fields, architecture, head_dim)
-    scaling = _read_scaling(file, fields, head_dim)
+    scaling = _read_scaling(file, fields, architecture, head_dim)
     if scaling is not None:
         config["rope_scaling"] = scaling
     config |= architecture.read(file, fields, config)
@@ -74,8 +83,12 @@ def _read_rope_share(fields: Fields, architecture: Architecture, head_dim: int) 
     return {} if size == head_dim else {"partial_rotary_factor": size / head_dim}
 
 
-def _read_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, object] | None:
+def _read_scaling(
+    file: GgufFile, fields: Fields, architecture: Architecture, head_dim: int
+) -> dict[str, object] | None:
     """`rope_scaling`; None = there is none."""
+    if any(name in file.tensors for name in LONG_FACTORS if name in architecture.factors):
+        return _long_scaling(file, fields, fields.count("rope.dimension_count", head_dim))
     kind = fields.text("rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:
         fields.only("rope.scaling.type", ("none",), f"none beside {ROPE_FACTORS}")
@@ -103,10 +116,7 @@ def _llama3_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, 
     Raises:
         UnsupportedCheckpointError: it was computed in another way than Llama 3.1's.
     """
-    entry = file.tensors[ROPE_FACTORS]
-    if entry.shape != (head_dim // 2,) or entry.type_name != "F32":
-        raise CorruptCheckpointError(f"{file.path}: {ROPE_FACTORS} must be {head_dim // 2} numbers of float32")
-    divisors = file.rows(entry).reshape(-1).view(np.float32).astype(np.float64)
+    divisors = np.array(_factors(file, ROPE_FACTORS, head_dim // 2))
     factor = float(divisors.max())
     theta = fields.number("rope.freq_base", _DEFAULT_THETA)
     wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -124,6 +134,24 @@ def _llama3_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, 
         "high_freq_factor": _LLAMA3_HIGH,
         "original_max_position_embeddings": _LLAMA3_LENGTH,
     }
+
+
+def _long_scaling(file: GgufFile, fields: Fields, rotary_dim: int) -> dict[str, object]:
+    """LongRoPE, whose two lists of divisors are tensors, and whose factor of q and k a configuration need not give."""
+    fields.only("rope.scaling.type", ("none", "longrope"), f"longrope beside {LONG_FACTORS[0]}")
+    length, original = fields.count("context_length"), fields.count("rope.scaling.original_context_length", low=2)
+    expected = math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
+    factor = fields.number("rope.scaling.attn_factor", expected)
+    short, long = (_factors(file, name, rotary_dim // 2) for name in LONG_FACTORS)
+    found: dict[str, object] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    return found if math.isclose(factor, expected, rel_tol=1e-5) else found | {"attention_factor": as_written(factor)}
+
+
+def _factors(file: GgufFile, name: str, count: int) -> list[float]:
+    entry = file.tensors.get(name)
+    if entry is None or entry.shape != (count,) or entry.type_name != "F32":
+        raise CorruptCheckpointError(f"{file.path}: {name} must be {count} numbers of float32")
+    return [as_written(float(value)) for value in file.rows(entry).reshape(-1).view(np.float32)]
 
 
 def _of(file: GgufFile, name: str) -> dict[str, object]:

@@ -30,7 +30,8 @@ from tandem.models.gguf.configuration import read_config
 from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
 from tandem.models.gguf.families.base import Place
 from tandem.models.gguf.file import GgufFile, TensorEntry
-from tandem.models.gguf.tokenizer import read_id, read_tokens, tokenizer_config, tokenizer_json
+from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
+from tandem.models.gguf.vocabulary import read_id, read_tokens
 from tandem.models.safetensors_header import safetensors_header
 
 _VERSION = "2"  # of what is made of a file

@@ -14,6 +14,8 @@ from tandem.models.gguf.file import GgufFile
 Config = Mapping[str, object]
 """A `config.json`, as far as it was read."""
 
+ROPE_FACTORS: Final = "rope_freqs.weight"
+LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
 EMBEDDING: Final = "token_embd.weight"
 OUTER: Final = {
     EMBEDDING: "model.embed_tokens.weight",
@@ -54,14 +56,22 @@ class SentencePiece:
     """What a SentencePiece vocabulary's metadata leaves out.
 
     Args:
-        by_position: pieces are merged in the order of their ids, and not of their scores; runs of spaces are pieces
-            like others.
-        strips_after: control tokens take the spaces behind them, but for those of `strips_not_after`.
+        by_position: pieces are merged in the order of their ids, not of their scores, and those of several spaces are
+            pieces like others.
+        strips_after_control: control tokens take the spaces behind them, but for `unstripping`.
+        stripping: other tokens that do.
     """
 
     by_position: bool = False
-    strips_after: bool = False
-    strips_not_after: frozenset[str] = frozenset()
+    strips_after_control: bool = False
+    stripping: frozenset[str] = frozenset()
+    unstripping: frozenset[str] = frozenset()
+
+    def strips_after(self, token: str, is_control: bool) -> bool:
+        """Whether a token takes the spaces behind it."""
+        if token in self.stripping:
+            return True
+        return self.strips_after_control and is_control and token not in self.unstripping
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Architecture:
         inner: places of a layer's tensors.
         read: its own keys of the configuration.
         outer: names of the tensors outside of layers, by GGUF's.
+        factors: tensors of the rotary embedding, which become part of the configuration.
+        activation: the key of the configuration, and its value.
         with_experts: the row where the file has experts.
         norm_offset: what norms have more in the file than in a checkpoint.
         has_partial_rope: `rope.dimension_count` may be a part of a head.
@@ -84,6 +96,8 @@ class Architecture:
     inner: Places
     read: Reader = lambda file, fields, config: {}
     outer: Mapping[str, str] = field(default_factory=OUTER.copy)
+    factors: tuple[str, ...] = (ROPE_FACTORS,)
+    activation: tuple[str, str] = ("hidden_act", "silu")
     with_experts: "Architecture | None" = None
     norm_offset: float = 0.0
     has_partial_rope: bool = False

@@ -24,14 +24,42 @@ from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.checkpoints import (
+    save_tiny_gemma3,
+    save_tiny_granite,
     save_tiny_llama,
     save_tiny_mixtral,
+    save_tiny_olmo2,
+    save_tiny_phi3,
     save_tiny_qwen2,
     save_tiny_qwen2_moe,
     save_tiny_qwen3,
     save_tiny_qwen3_moe,
+    save_tiny_smollm3,
 )
 from tests.helpers.gguf_files import write_gguf
+
+LONG_ROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.25, 1.5, 2.0, 3.0, 4.0],
+        "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+        "original_max_position_embeddings": 256,
+    }
+}
+
+
+def _save_gemma3(path: Path, **options: Any) -> Path:
+    """Numbers of norms to which 1 can be added and taken away again."""
+    save_tiny_gemma3(path, num_hidden_layers=7, layer_types=None, query_pre_attn_scalar=16, **options)
+    tensors = load_file(path / "model.safetensors")
+    rounded = {
+        name: (x * 1024).round() / 1024 + 0.0 if name.endswith("norm.weight") else x for name, x in tensors.items()
+    }
+    save_file(rounded, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
 
 SAVERS: dict[str, list[Callable[..., Path]]] = {
     "llama": [save_tiny_llama, save_tiny_mixtral],
@@ -39,6 +67,11 @@ SAVERS: dict[str, list[Callable[..., Path]]] = {
     "qwen3": [save_tiny_qwen3],
     "qwen2moe": [save_tiny_qwen2_moe],
     "qwen3moe": [partial(save_tiny_qwen3_moe, mlp_only_layers=[])],
+    "gemma3": [_save_gemma3],
+    "phi3": [save_tiny_phi3, partial(save_tiny_phi3, sliding_window=12, max_position_embeddings=512, **LONG_ROPE)],
+    "granite": [save_tiny_granite],
+    "olmo2": [save_tiny_olmo2],
+    "smollm3": [partial(save_tiny_smollm3, num_hidden_layers=4, no_rope_layer_interval=4)],
 }
 """Checkpoints of each architecture of GGUF; that of gpt-oss has other tensors, see `test_gpt_oss`."""
 
@@ -54,7 +87,11 @@ def test_every_family_comes_back_with_the_same_fingerprint(
 ) -> None:
     """The fingerprint covers what shapes the result: configuration and weights."""
     checkpoint = save(tmp_path / "tiny", tie_word_embeddings=tied)
-    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", decoded_to="float32")
+    rope = json.loads((checkpoint / "config.json").read_text())["rope_parameters"]
+    factors = {f"rope_factors_{name}.weight": rope.get(f"{name}_factor") for name in ("short", "long")}
+    extra = {name: np.array(values, np.float32) for name, values in factors.items() if values}
+    file = write_gguf(checkpoint, tmp_path / "a.gguf", extra=extra)
+    made = converted(file, tmp_path / "cache", decoded_to="float32")
     assert spec_of(made) == spec_of(checkpoint)
     tensors, expected = load_file(made / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert tensors.keys() == expected.keys()

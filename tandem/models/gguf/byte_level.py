@@ -1,0 +1,113 @@
+"""Byte-level BPE (`gpt2`). The files hold vocabulary and merges, but only the name of how text is split before merging
+(`tokenizer.ggml.pre`). The table has those whose published tokenizer.json is known here; another one is refused, since
+a wrong split is silent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from tandem.core.errors import UnsupportedCheckpointError
+from tandem.models.gguf.file import GgufFile
+from tandem.models.gguf.vocabulary import Kind, added, as_merge, read_kinds, read_strings, read_template, read_tokens
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORD = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+END"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*END"
+)
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT_4O = _WORD.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}|" + _REST
+_TEKKEN = _WORD.replace("END", "") + r"|\p{N}|" + _REST
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Pre-tokenisation: splits text into the pieces within which tokens are merged.
+
+    Args:
+        before: how it is cut.
+        normalizer: what happens to it first.
+        ignore_merges: a word that is a token is taken whole.
+        adds_bos: what an absent `add_bos_token` means.
+    """
+
+    before: Callable[[], PreTokenizer]
+    normalizer: Callable[[], Normalizer] | None = None
+    ignore_merges: bool = False
+    adds_bos: bool = False
+
+
+def _gpt2() -> PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _by_pattern(pattern: str) -> Callable[[], PreTokenizer]:
+    return lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_OF_LLAMA3 = Split(_by_pattern(_LLAMA3), ignore_merges=True, adds_bos=True)
+_OF_QWEN2 = Split(_by_pattern(_QWEN2), normalizers.NFC)
+SPLITS = {
+    "gpt-2": Split(_gpt2),
+    "smollm": Split(_smollm),
+    "llama-bpe": _OF_LLAMA3,
+    "llama3": _OF_LLAMA3,
+    "llama-v3": _OF_LLAMA3,
+    "qwen2": _OF_QWEN2,
+    "deepseek-r1-qwen": _OF_QWEN2,
+    "gpt-4o": Split(_by_pattern(_GPT_4O)),
+    "tekken": Split(_by_pattern(_TEKKEN), ignore_merges=True, adds_bos=True),
+}
+
+
+def byte_level(file: GgufFile) -> tokenizers.Tokenizer:
+    """The tokenizer.
+
+    Raises:
+        CorruptCheckpointError: metadata is missing, of the wrong kind, or contradicts itself.
+        UnsupportedCheckpointError: a split that is not built here.
+    """
+    tokens, split = read_tokens(file), _find_split(file)
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = [as_merge(file, text, vocabulary) for text in read_strings(file, "merges")]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, byte_fallback=False, ignore_merges=split.ignore_merges)
+    )
+    if split.normalizer is not None:
+        backend.normalizer = split.normalizer()
+    backend.pre_tokenizer = split.before()
+    backend.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, read_kinds(file, tokens), strict=True)
+    backend.add_tokens([added(token, kind) for token, kind in kinds if kind in (Kind.CONTROL, Kind.USER_DEFINED)])
+    of_bytes = processors.ByteLevel(trim_offsets=False)
+    template = read_template(file, tokens, adds_bos=split.adds_bos)
+    backend.post_processor = of_bytes if template is None else processors.Sequence([of_bytes, template])
+    return backend
+
+
+def _find_split(file: GgufFile) -> Split:
+    name = file.metadata.get("tokenizer.ggml.pre")
+    if not isinstance(name, str) or name not in SPLITS:
+        raise UnsupportedCheckpointError(
+            f"{file.path}: tokenizer.ggml.pre={name!r}: how this tokenizer splits text is not known here; supported: "
+            f"{', '.join(SPLITS)}. Take the model's Hugging Face directory instead"
+        )
+    return SPLITS[name]

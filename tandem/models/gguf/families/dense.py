@@ -1,0 +1,11 @@
+"""Dense models without keys of their own."""
+
+from tandem.models.gguf.families.base import ATTENTION, GATED, HEAD_NORMS, IN_TURN, PRE_NORMS, Architecture, Place
+
+_BEHIND = {
+    "post_attention_norm": Place("post_attention_layernorm"),
+    "post_ffw_norm": Place("post_feedforward_layernorm"),
+}
+
+OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", ATTENTION | HEAD_NORMS | GATED | _BEHIND, has_bias_option=True)
+SMOLLM3 = Architecture("smollm3", "SmolLM3ForCausalLM", PRE_NORMS | IN_TURN | GATED, has_bias_option=True)
