@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -20,6 +21,7 @@ from tandem.cli.plan_drafts import planned_drafts
 from tandem.cli.plan_figure import check_figure, save_roofline
 from tandem.cli.plan_json import study_as_json
 from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
+from tandem.cli.plan_widths import print_widths, widths_as_json
 from tandem.core.config import MAX_SPECULATIVE_TOKENS
 from tandem.core.errors import ConfigurationError
 from tandem.loadtest.text_lengths import parse_lengths
@@ -28,10 +30,12 @@ from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
+from tandem.planning.widths import WidthSearch, search_widths, width_facts
 from tandem.process.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
 
 _CANNOT_BE_MET = 1
+_AUTO = "auto"
 _DEFAULT_RATE = 1.0
 
 
@@ -48,6 +52,12 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
     )
     accelerators: int = Field(
         1, ge=1, le=64, description="accelerators of one prefill worker, over which its layers are split"
+    )
+    tp: str | None = Field(
+        None,
+        pattern="^(auto|1|2|4|8)$",
+        description="ranks of a worker, one an accelerator: 1, 2, 4 or 8; auto: searched for each pool; omitted: "
+        "--accelerators",
     )
     decode_hardware: str | None = Field(None, description="accelerator of decode workers; omitted: as prefill")
     decode_accelerators: int | None = Field(
@@ -121,12 +131,15 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             return self._print_bill(self.context)
         if self.figure:
             check_figure(self.figure)
-        found = self._study()
+        found, widths = self._study()
         if self.figure:
             save_roofline(self.figure, found.site.prefill.model.name, roofs(found), marks(found))
         if self.as_json:
-            sys.stdout.write(json.dumps(study_as_json(found), indent=2) + "\n")
+            value = {**study_as_json(found), "widths": None if widths is None else widths_as_json(widths)}
+            sys.stdout.write(json.dumps(value, indent=2) + "\n")
         else:
+            if widths is not None:
+                print_widths(_console(), widths)
             print_study(_console(), found)
         return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
 
@@ -138,11 +151,23 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             print_bill(_console(), model, num_tokens)
         return 0
 
-    def _study(self) -> Study:
+    def _study(self) -> tuple[Study, WidthSearch | None]:
         model = named_model(self.model, self.weight_bits, self.kv_bits)
         recorded = list(read_trace(self.trace)) if self.trace else []
-        prefill = self._roofline(model, self.hardware, self.accelerators)
-        num_decode = self.decode_accelerators or self.accelerators
+        rates = self.rate or [_mean_rate(recorded)]
+        site_of = partial(self._site, model, self._profile(recorded))
+        if self.tp is None:
+            return study(site_of(self.accelerators, self.decode_accelerators or self.accelerators), rates), None
+        if self.accelerators != 1 or self.decode_accelerators is not None:
+            raise ConfigurationError(f"--tp={self.tp} with --accelerators or --decode-accelerators; give one of them")
+        if self.tp != _AUTO:
+            width = width_facts(model, int(self.tp)).width
+            return study(site_of(width, width), rates), None
+        found = search_widths(site_of, max(rates))
+        return study(site_of(found.prefill, found.decode), rates), found
+
+    def _site(self, model: ModelCost, profile: Profile, num_prefill: int, num_decode: int) -> DeploymentSite:
+        """With workers of so many accelerators."""
         decode = replace(
             self._roofline(model, self.decode_hardware or self.hardware, num_decode),
             drafts=planned_drafts(
@@ -154,14 +179,13 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
                 num_accelerators=num_decode,
             ),
         )
-        site = DeploymentSite(
-            prefill=prefill,
+        return DeploymentSite(
+            prefill=self._roofline(model, self.hardware, num_prefill),
             decode=decode,
             link=find_link(self.link),
-            profile=self._profile(recorded),
+            profile=profile,
             goals=self._goals(),
         )
-        return study(site, self.rate or [_mean_rate(recorded)])
 
     def _roofline(self, model: ModelCost, hardware: str, num_accelerators: int) -> Roofline:
         assumptions = Assumptions(

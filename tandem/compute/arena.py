@@ -117,10 +117,17 @@ class Arena:
         num_blocks: pages to allocate, including block 0.
         device: where they live.
         pages: [num_blocks, page_bytes] uint8 there, to use that memory; None = memory of its own.
+        keeps_pages: what is in `pages` stays.
     """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, device: torch.device, pages: torch.Tensor | None = None
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device,
+        pages: torch.Tensor | None = None,
+        *,
+        keeps_pages: bool = False,
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
@@ -129,7 +136,8 @@ class Arena:
         assert pages.shape == (num_blocks, layout.page_bytes)
         self.pages = pages
         advise_huge_pages(self.pages)
-        self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
+        if not keeps_pages:
+            self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
         self.layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
     def _layer_view(self, layer: int) -> LayerState:

@@ -11,6 +11,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     ├── CapacityError               a bounded queue or pool is full; retrying later can help
     │   └── NoRoomError                 every worker's KV cache is promised away; room comes as requests end
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+    │   └── RanksLostError              a rank is lost; the engine goes on once its group is formed anew
     ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
     │   ├── WorkerLostError             the process at the other end died, went silent or answered nonsense
     │   │   ├── AnotherIncarnationError     it was started again since the caller was told of it
@@ -66,6 +67,10 @@ class NoRoomError(CapacityError):
 
 class EngineStoppedError(TandemError):
     """The engine has stopped or failed; the message carries the cause."""
+
+
+class RanksLostError(EngineStoppedError):
+    """A rank of the engine's group is lost, and with it the step; the message names rank and step."""
 
 
 class UnavailableError(TandemError):

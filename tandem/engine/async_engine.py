@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
+from tandem.core.errors import (
+    EngineStoppedError,
+    InvalidRequestError,
+    RanksLostError,
+    TandemError,
+    WorkerLostError,
+    shown,
+)
 from tandem.core.machine import monotonic_s
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
@@ -47,7 +54,8 @@ class AsyncEngine:
     """Runs an `Engine` on a thread of its own.
 
     Use as `async with AsyncEngine(engine) as serving: async for output in serving.generate(...)`. Its thread tells
-    `on_busy` when it begins to wait for work and when there is some again.
+    `on_busy` when it begins to wait for work and when there is some again, and `on_recovering` when ranks were lost and
+    when it has ranks again; all streams end with `WorkerLostError` between.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,6 +67,7 @@ class AsyncEngine:
         self._was_started = False
         self._busy_since_s: float | None = None
         self.on_busy: Callable[[bool], None] | None = None
+        self.on_recovering: Callable[[bool], None] | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="tandem-grammars")
 
@@ -262,15 +271,41 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while self._serve_inbox():
-                self._busy_since_s = monotonic_s()
-                self._dispatch(self._engine.step())
+            while self._take_turn():
+                pass
             for request_id in self._streams:
                 self._engine.abort(request_id)
             self._fail("the engine was stopped")
         except BaseException as error:  # the edge of the engine's thread: whatever it is, every caller must hear of it
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
             raise
+
+    def _take_turn(self) -> bool:
+        """What callers ask for, then a step. False = stop."""
+        try:
+            if not self._serve_inbox():
+                return False
+            self._busy_since_s = monotonic_s()
+            self._dispatch(self._engine.step())
+        except RanksLostError as error:
+            self._recover(error)
+        return True
+
+    def _recover(self, lost: RanksLostError) -> None:
+        """Ends all requests, which others can go on with, then has the ranks replaced; what comes meanwhile waits.
+
+        NOTE: it is told first, so that nobody who hears of a lost stream comes back at once.
+        """
+        self._busy_since_s = None
+        if self.on_recovering is not None:
+            self.on_recovering(True)
+        for request_id, stream in self._streams.items():
+            self._tell(stream, [WorkerLostError(f"the ranks of this worker are formed anew: {lost}")])
+            self._engine.abort(request_id)
+        self._streams.clear()
+        self._engine.recover(lost)
+        if self.on_recovering is not None:
+            self.on_recovering(False)
 
     def _serve_inbox(self) -> bool:
         """Do what callers have asked for by now; waits for them when there is nothing to compute. False = stop.

@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import SchedulerConfig
-from tandem.core.errors import InvalidRequestError, TandemError
+from tandem.core.errors import InvalidRequestError, RanksLostError, TandemError
 from tandem.core.hashing import root_hash
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
@@ -58,6 +58,7 @@ class Engine:
         clock: for metrics, and for how long pins last; nothing else is decided by it.
 
     `on_close` ends what the executor runs beside this thread.
+    `on_ranks_lost` gives the executor ranks again after a step that ended with `RanksLostError`; None = it has none.
     `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
     `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
@@ -74,6 +75,7 @@ class Engine:
         seed: int = 0,
         clock: Clock | None = None,
         on_close: Callable[[], None] | None = None,
+        on_ranks_lost: Callable[[], None] | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -86,6 +88,7 @@ class Engine:
         self._num_numbered = 0
         self._step_stats: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
         self._on_close = on_close
+        self._on_ranks_lost = on_ranks_lost
         self.tokenizer = tokenizer
         self.grammars = grammars
         self.borrowed_s: Callable[[], float] = lambda: 0.0
@@ -185,6 +188,17 @@ class Engine:
             self._on_close()
         if self.grammars is not None:
             self.grammars.close()
+
+    def recover(self, lost: RanksLostError) -> None:
+        """Goes on after `lost`, which a step has raised; its requests were aborted. What is cached stays.
+
+        Raises:
+            TandemError: it cannot; `lost` itself where there is nothing to have ranks from.
+        """
+        if self._on_ranks_lost is None:
+            raise lost
+        assert not self._choices, "nobody knows how far the lost step came"
+        self._on_ranks_lost()
 
     def knows(self, request_id: str) -> bool:
         """Whether any choice of this request is still under way."""

@@ -61,6 +61,16 @@ class Ranks(Protocol):
         """
         ...
 
+    def renew(self) -> None:
+        """Forms the group anew once one of its ranks is lost, with other processes and the KV that there is. The step
+        that was lost has to be computed again, or its requests to end.
+
+        Raises:
+            ConfigurationError: it cannot be formed.
+            RanksLostError: groups end before they have computed a step.
+        """
+        ...
+
     def lead(self, own: Executor) -> Executor:
         """The executor of all ranks, of which `own` is this one's."""
         ...
@@ -134,11 +144,11 @@ class LoadedShard:
     """A rank's part of a model.
 
     fingerprint: of the whole.
-    runner: of these sizes, given the descriptor of the memory for the KV of all ranks.
+    runner: of these sizes, given the descriptor of the memory for the KV of all ranks, and whether there is KV in it.
     """
 
     fingerprint: str
-    runner: Callable[[ShardSizes, int], ShardRunner]
+    runner: Callable[[ShardSizes, int, bool], ShardRunner]
 
 
 def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
@@ -169,10 +179,10 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
     )
     check_backends(collectives.num_ranks, backends)
 
-    def runner(sizes: ShardSizes, memory: int) -> ShardRunner:
+    def runner(sizes: ShardSizes, memory: int, keeps_pages: bool) -> ShardRunner:
         parts = num_parts(layout, collectives.num_ranks)
         pages = map_pages(memory, parts, sizes.num_blocks, layout.page_bytes)
-        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts])
+        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts], keeps_pages=keeps_pages)
         return ShardRunner(_forward(model, arena, backends, sizes, collectives), collectives)
 
     return LoadedShard(model.spec.fingerprint, runner)

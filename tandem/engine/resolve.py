@@ -188,6 +188,7 @@ def assemble(
         seed=config.seed,
         clock=clock,
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
+        on_ranks_lost=None if ranks is None else ranks.renew,
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, parts), memory)
     return Assembly(engine, arena, model.spec, masks, pages)

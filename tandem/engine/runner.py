@@ -10,6 +10,7 @@ import torch
 
 from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.step import HiddenStates
+from tandem.core.errors import RanksLostError
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
@@ -52,7 +53,12 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> FinishedStep:
         with current_device(self._forward.device):
-            return FinishedStep(self._execute(step))
+            try:
+                return FinishedStep(self._execute(step))
+            except RanksLostError:
+                if self._masks is not None:
+                    self._masks.finish()  # NOTE: those of this step, which nobody will ask for
+                raise
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:

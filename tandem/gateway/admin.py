@@ -121,5 +121,6 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "links": [asdict(link) for link in status.links],
         "unreachable": list(status.unreachable),
         "drafts": None if status.drafts is None else asdict(status.drafts),
+        "ranks": None if status.ranks is None else asdict(status.ranks),
         **_usage(status.usage),
     }

@@ -1,4 +1,4 @@
-"""Tells when the process at the other end of a socket has ended, without reading from it."""
+"""Tells when the process at the other end of a socket has ended, without reading from it; and when it is time."""
 
 import select
 import socket
@@ -8,8 +8,15 @@ from collections.abc import Callable, Sequence
 _HANGUP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def watch_for_hangup(descriptors: Sequence[int], on_hangup: Callable[[int], None]) -> Callable[[], None]:
-    """Calls `on_hangup` once for each of `descriptors` whose other end is closed, on a thread of its own.
+def watch_for_hangup(
+    descriptors: Sequence[int],
+    on_hangup: Callable[[int], None],
+    *,
+    on_time: Callable[[], None] | None = None,
+    every_s: float | None = None,
+) -> Callable[[], None]:
+    """Calls `on_hangup` once for each of `descriptors` whose other end is closed, and `on_time` about every `every_s`
+    seconds, on a thread of its own.
 
     The caller keeps them open until it has called what this returns, which ends the thread.
     """
@@ -22,7 +29,9 @@ def watch_for_hangup(descriptors: Sequence[int], on_hangup: Callable[[int], None
     def watch() -> None:
         with ours, theirs:  # NOTE: so that both live as long as the thread, whether or not the caller can stop it
             while True:
-                for descriptor, _ in poll.poll():
+                if on_time is not None:
+                    on_time()
+                for descriptor, _ in poll.poll(None if every_s is None else every_s * 1000):
                     if descriptor == theirs.fileno():
                         return
                     poll.unregister(descriptor)

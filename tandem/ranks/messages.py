@@ -40,9 +40,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Leader: take the memory."""
+    """Leader: take the memory. `keeps_pages`: there is KV in it, of an earlier epoch."""
 
     sizes: ShardSizes
+    keeps_pages: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,15 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 
 from tandem.compute.native.exchange import SharedExchange
 from tandem.core.errors import TandemError
 from tandem.engine.ranks import load_shard
 from tandem.ranks.hangup import watch_for_hangup
+from tandem.ranks.heartbeat import BEAT_S
 from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step
 
 EXIT_REFUSED, EXIT_LOST = 1, 70  # EX_SOFTWARE of sysexits.h
@@ -38,10 +41,11 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
     leader.send(Loaded(begin.epoch, shard.fingerprint))
     prepare = leader.recv()
     assert isinstance(prepare, Prepare)
-    runner = shard.runner(prepare.sizes, kv_memory)
+    runner = shard.runner(prepare.sizes, kv_memory, prepare.keeps_pages)
     os.close(kv_memory)
     gc.collect()
     gc.freeze()
+    threading.Thread(target=_beat, args=(exchange,), name="tandem-beat", daemon=True).start()
     leader.send(Prepared(begin.epoch))
     while True:
         step = leader.recv()
@@ -52,6 +56,13 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
         except TandemError as error:
             _log.critical("ends: %s", error)
             return EXIT_LOST
+
+
+def _beat(exchange: SharedExchange) -> None:
+    """Shows the leader that this process runs, for as long as it does."""
+    while True:
+        exchange.beat()
+        time.sleep(BEAT_S)
 
 
 def main() -> int:

@@ -87,6 +87,7 @@ _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_p
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)
 _forms.add(messages.StepSample, common_pb2.StepSample, duration_s=_AMOUNT)
 _forms.add(DraftCounts, common_pb2.DraftCounts)
+_forms.add(messages.RankReport, common_pb2.RankReport)
 _forms.add(ProcessUsage, common_pb2.ProcessUsage, cpu_cores=_AMOUNT)
 _forms.add(
     messages.WorkerStatus,

@@ -209,13 +209,25 @@ class StepSample:
     duration_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """Processes among which a worker's model is divided.
+
+    pids: by rank; the first is the worker's own.
+    num_epochs: how often the group was formed.
+    """
+
+    pids: tuple[int, ...]
+    num_epochs: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """A worker's status.
 
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
-        lifecycle: starting, ready, draining or stopped.
+        lifecycle: starting, ready, recovering, draining or stopped.
         epoch: grows with every incarnation.
         blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
         model: what it serves.
@@ -223,6 +235,7 @@ class WorkerStatus:
         unreachable: ids of workers that this one cannot read from now.
         usage: of its process; None = it does not measure it.
         drafts: None = it does not count them.
+        ranks: None = one process has the whole model.
     """
 
     worker: WorkerAddress
@@ -239,6 +252,7 @@ class WorkerStatus:
     unreachable: tuple[str, ...] = ()
     usage: ProcessUsage | None = None
     drafts: DraftCounts | None = None
+    ranks: RankReport | None = None
 
 
 # --- gateway → decode -------------------------------------------------------------------------------------------------

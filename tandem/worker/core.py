@@ -1,13 +1,13 @@
 """Objects shared by the parts of one worker. Holds no state of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.messages import Greeting, WorkerAddress
+from tandem.rpc.messages import Greeting, RankReport, WorkerAddress
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
 from tandem.transport.choose import Site
@@ -27,6 +27,7 @@ class WorkerCore:
     ranked: where this worker's ranks keep their parts of a block.
     block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
         includes the null block.
+    num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single one.
     host: copies kept blocks to and from the host tier; None = there is none.
     credentials: of this incarnation, for calls to peers.
     """
@@ -48,6 +49,8 @@ class WorkerCore:
     num_blocks: int
     clock: Clock
     credentials: Credentials
+    num_ranks: int = 1
+    ranks: Callable[[], RankReport | None] = lambda: None
     host: HostCopier | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:

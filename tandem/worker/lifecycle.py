@@ -1,4 +1,7 @@
-"""Lifecycle of a process: starting → ready → draining → stopped. Counts running work, so that draining waits for it."""
+"""Lifecycle of a process: starting → ready → draining → stopped. Counts running work, so that draining waits for it.
+
+A ready one may be recovering for a while.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ class LifecycleState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     STOPPED = "stopped"
 
@@ -34,9 +38,16 @@ class Lifecycle:
         if self.state is LifecycleState.STARTING:
             self._become(LifecycleState.READY)
 
+    def recovering(self, is_recovering: bool) -> None:
+        """Accepts no work until it is told that this is over. Without effect on one that is not ready."""
+        if is_recovering and self.state is LifecycleState.READY:
+            self._become(LifecycleState.RECOVERING)
+        elif not is_recovering and self.state is LifecycleState.RECOVERING:
+            self._become(LifecycleState.READY)
+
     def drain(self) -> None:
         """Accepts no more work. No effect if repeated."""
-        if self.state in (LifecycleState.STARTING, LifecycleState.READY):
+        if self.state in (LifecycleState.STARTING, LifecycleState.READY, LifecycleState.RECOVERING):
             self._become(LifecycleState.DRAINING)
         self._drained.set()
 

@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -50,7 +51,7 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
-from tandem.worker.ranks import end_with, open_ranks
+from tandem.worker.ranks import open_ranks, recover_from, report_of
 from tandem.worker.reports import Reports
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import WorkerSettings
@@ -151,7 +152,7 @@ async def serving_worker(
         assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
         engine = AsyncEngine(assembly.engine)
         if ranks is not None:
-            end_with(ranks, engine)
+            recover_from(ranks, engine)
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
@@ -189,6 +190,8 @@ async def serving_worker(
             block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
+            num_ranks=settings.tp,
+            ranks=partial(report_of, ranks),
             host=host,
             credentials=credentials,
         )
@@ -213,6 +216,7 @@ async def serving_core(
     """
     async with contextlib.AsyncExitStack() as opened:
         lifecycle = Lifecycle(core.me.worker_id)
+        core.engine.on_recovering = partial(_tell_recovering, asyncio.get_running_loop(), lifecycle)
         sources = Sources(core)
         opened.push_async_callback(sources.close)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)
@@ -235,6 +239,11 @@ async def serving_core(
         lifecycle.ready()
         opened.push_async_callback(_withdraw, discovery, record)
         yield WorkerProcess(core, lifecycle, reports, metrics_port)
+
+
+def _tell_recovering(loop: asyncio.AbstractEventLoop, lifecycle: Lifecycle, is_recovering: bool) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has closed, as where the worker ends meanwhile
+        loop.call_soon_threadsafe(lifecycle.recovering, is_recovering)
 
 
 def _with_port(settings: WorkerSettings) -> str:

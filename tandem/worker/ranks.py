@@ -1,9 +1,12 @@
-"""The ranks of a worker: started before its engine, which ends when one of them does."""
+"""The ranks of a worker: started before its engine, which has them formed anew when one of them ends."""
+
+import os
 
 from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.ranks.group import RankGroup, share_of
+from tandem.rpc.messages import RankReport
 from tandem.worker.moves import refuse_moves_of_ranks
 from tandem.worker.settings import WorkerSettings
 
@@ -22,8 +25,13 @@ def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None
     return config, RankGroup(config, settings.tp)
 
 
-def end_with(group: RankGroup, engine: AsyncEngine) -> None:
-    """The engine fails as soon as the group has ended, also while it has no work: a worker without an engine ends."""
+def report_of(group: RankGroup | None) -> RankReport | None:
+    """Its processes now; None = there is no group."""
+    return None if group is None else RankReport((os.getpid(), *group.process_ids.values()), group.num_epochs)
+
+
+def recover_from(group: RankGroup, engine: AsyncEngine) -> None:
+    """The engine recovers as soon as a rank is lost, also while it has no work."""
 
     def check(_: Engine) -> None:
         group.check()

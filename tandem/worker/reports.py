@@ -100,6 +100,7 @@ class Reports:
             links=self._links(),
             unreachable=self._unreachable(),
             usage=self._meter.read(),
+            ranks=self._core.ranks(),
         )
         if load is None:
             return status

@@ -96,7 +96,7 @@ class WorkerService:
 
     async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
-        watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill", self._core.clock)
+        watch = self._stopwatch("wait for kv" if is_remote else "prefill")
         engine_id = self._engine_id(call.request_id)
         tokens = joined(call.prompt_token_ids, call.output_token_ids)
         num_expected = len(tokens) if is_remote else await self._num_restorable(call, tokens)
@@ -163,7 +163,7 @@ class WorkerService:
                     self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
     async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillUpdate, None]:
-        watch = Stopwatch(self._core.me.worker_id, "prefill", self._core.clock)
+        watch = self._stopwatch("prefill")
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
         tokens = joined(call.prompt_token_ids, call.output_token_ids)
@@ -281,6 +281,9 @@ class WorkerService:
     async def release(self, lease_ids: Sequence[str]) -> None:
         for lease_id in lease_ids:
             self._core.leases.end(lease_id)
+
+    def _stopwatch(self, before_first_token: str) -> Stopwatch:
+        return Stopwatch(self._core.me.worker_id, before_first_token, self._core.clock, self._core.num_ranks)
 
     def _admit(self, meant: WorkerAddress | None) -> None:
         """Refuses calls for another incarnation, and calls after draining began.

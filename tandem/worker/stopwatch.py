@@ -11,8 +11,11 @@ class Stopwatch:
     arrival and advance by `clock`, so that durations stay positive when the wall clock is set back.
     """
 
-    def __init__(self, process: str, before_first_token: str, clock: Clock) -> None:
-        """`before_first_token`: name of the stage from leaving the queue to the first token."""
+    def __init__(self, process: str, before_first_token: str, clock: Clock, num_ranks: int = 1) -> None:
+        """`before_first_token`: name of the stage from leaving the queue to the first token. `num_ranks`: of the
+        worker, told where there are several.
+        """
+        self._width: dict[str, str | int | float] = {} if num_ranks == 1 else {"num_ranks": num_ranks}
         self._clock = clock
         self.stages: list[Stage] = []
         self._before_first_token = before_first_token
@@ -61,6 +64,7 @@ class Stopwatch:
         attributes: dict[str, str | int | float] = {
             "num_prompt_tokens": metrics.num_prompt_tokens,
             "num_cached_tokens": metrics.num_cached_tokens,
+            **self._width,
         }
         if metrics.first_scheduled_s is not None:
             queued_s = metrics.first_scheduled_s - metrics.arrival_s
@@ -73,6 +77,7 @@ class Stopwatch:
                 "num_tokens": metrics.num_output_tokens,
                 "num_preemptions": metrics.num_preemptions,
                 **self._drafted(metrics),
+                **self._width,
             }
             self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
         return tuple(sorted(self.stages, key=lambda stage: stage.start_s))

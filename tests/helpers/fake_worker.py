@@ -31,6 +31,7 @@ from tandem.rpc.messages import (
     ModelInfo,
     PrefillCall,
     PrefillUpdate,
+    RankReport,
     WorkerAddress,
     WorkerStatus,
 )
@@ -68,6 +69,7 @@ class FakeWorker:
     num_cached_tokens, grants_pins: what it says of its cache.
     usage: what it says of its process.
     drafts: what it says of its drafts.
+    ranks: what it says of its ranks.
     is_slow_to_leave: keeps the stream open after its last message until `go` is set.
     """
 
@@ -86,6 +88,7 @@ class FakeWorker:
     grants_pins: bool = True
     usage: ProcessUsage | None = None
     drafts: DraftCounts | None = None
+    ranks: RankReport | None = None
     last_reason: FinishReason | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
@@ -275,4 +278,5 @@ def status_of(worker: FakeWorker) -> WorkerStatus:
         num_waiting=1,
         usage=worker.usage,
         drafts=worker.drafts,
+        ranks=worker.ranks,
     )

@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ import torch
 from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind
 from tandem.compute.native.codes import DTYPE_CODES
-from tandem.core.errors import EngineStoppedError
+from tandem.core.errors import RanksLostError
 
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
@@ -27,12 +28,17 @@ BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several excha
 _HEADER_BYTES = 4096
 _COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
 _LATE = 1  # RankFailure
+_BEAT, _BEATS_OFFSET, _LINE_BYTES = struct.Struct("@Q"), 2048, 64  # in the page of counters, behind those
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
     """Of the memory: a page of counters, then two buffers of each rank."""
     return _HEADER_BYTES + 2 * num_ranks * buffer_bytes
+
+
+def _beat_offset(rank: int) -> int:
+    return _BEATS_OFFSET + rank * _LINE_BYTES
 
 
 def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
@@ -62,14 +68,19 @@ class SharedExchange:
         library = load_library() if library is None else library
         self._rank, self._num_ranks, self._buffer_bytes = rank, num_ranks, buffer_bytes
         self._deadline_s = deadline_s
-        self._map = mmap.mmap(descriptor, num_bytes(num_ranks, buffer_bytes))
-        memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        numbers = (memory, rank, num_ranks, buffer_bytes, int(deadline_s * 1e9), 0, 0, 0)
-        self._group = (ctypes.c_int64 * len(GROUP_FIELDS))(*numbers)
+        self._group = (ctypes.c_int64 * len(GROUP_FIELDS))()
+        self.open(descriptor)
         self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
         self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
         self._gather = bind(library, "tandem_gather_over_ranks", GATHER_FIELDS)
         self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
+
+    def open(self, descriptor: int) -> None:
+        """Takes part in a new group, of as many ranks, by its memory; nothing is left of the former one."""
+        self._map = mmap.mmap(descriptor, num_bytes(self._num_ranks, self._buffer_bytes))
+        memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        deadline_ns = int(self._deadline_s * 1e9)
+        self._group[:] = [memory, self._rank, self._num_ranks, self._buffer_bytes, deadline_ns, 0, 0, 0]
         self._step, self._count_before = 0, 0
 
     @property
@@ -97,12 +108,22 @@ class SharedExchange:
         """Ends the group: every rank that waits, or will, gives up within 50 ms."""
         self._map[0:4] = b"\1\0\0\0"
 
+    def beat(self) -> None:
+        """Shows that this process lives; by one thread of it."""
+        (count,) = _BEAT.unpack_from(self._map, _beat_offset(self._rank))
+        _BEAT.pack_into(self._map, _beat_offset(self._rank), count + 1)
+
+    @property
+    def beats(self) -> tuple[int, ...]:
+        """How often each rank has shown it."""
+        return tuple(_BEAT.unpack_from(self._map, _beat_offset(rank))[0] for rank in range(self._num_ranks))
+
     def check(self) -> None:
-        """Raises `EngineStoppedError` if an exchange has failed; it names the step, the exchange and the rank."""
+        """Raises `RanksLostError` if an exchange has failed; it names the step, the exchange and the rank."""
         failure = self._group[_FAILURE]
         if failure:
             late = f"did not take part within {self._deadline_s:g} s" if failure == _LATE else "is lost"
-            raise EngineStoppedError(
+            raise RanksLostError(
                 f"rank {self._group[_PEER]} of {self._num_ranks} {late}: step {self._step}, exchange "
                 f"{self.num_exchanges - self._count_before} of the step, as rank {self._rank} saw it"
             )

@@ -91,6 +91,16 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert value["fits"] is True
 
 
+def test_widths_are_searched_and_the_plan_is_of_those_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    value = plan_json(capsys, "--tp", "auto")
+    assert (value["widths"]["prefill"], value["widths"]["decode"]) == (1, 1)
+    assert [each["width"] for each in value["widths"]["divide"]] == [1, 2, 4, 8]
+    assert main([*QWEN, "--tp", "auto"]) == 0
+    lines = rows(capsys.readouterr().out)
+    assert lines["1"][-2:] == ["chosen", "chosen"]
+    assert plan_json(capsys, "--tp", "2")["workers"]["decode"]["num_accelerators"] == 2
+
+
 def test_what_cannot_be_met_ends_with_one_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QWEN, "--input-tokens", "40000", "--ttft-ms", "500"]) == 1
     out = capsys.readouterr().out
@@ -206,6 +216,8 @@ def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.Captur
         (["--rate", "0"], "each above zero requests a second"),
         (["--ttft-ms", "-1"], "--ttft-ms="),
         (["--context", "0"], "--context="),
+        (["--tp", "3"], "--tp='3'"),
+        (["--tp", "2", "--accelerators", "2"], "--tp=2 with --accelerators or --decode-accelerators; give one of them"),
         (["--prefix-hit", "1"], "--prefix-hit="),
         (["--mfu", "2"], "--mfu="),
         (["--trace", "no.csv"], "'no.csv' cannot be read"),

@@ -11,7 +11,7 @@ from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import UnavailableError
 from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.operations import MAX_LINKS, Overview
-from tandem.rpc.messages import Decision
+from tandem.rpc.messages import Decision, RankReport
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
 from tests.helpers.page_backend import listing, page_cluster
 
@@ -83,6 +83,16 @@ def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
         *_, drafting, silent = (await client.get("/admin/workers")).json()["workers"]
         assert drafting["drafts"] == {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1]}
         assert silent["drafts"] is None
+
+    tell(tmp_path, story)
+
+
+def test_workers_tell_their_ranks_or_that_there_is_one(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].ranks = RankReport((7, 12), 2)
+        *_, ranked, single = (await client.get("/admin/workers")).json()["workers"]
+        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2}
+        assert single["ranks"] is None
 
     tell(tmp_path, story)
 

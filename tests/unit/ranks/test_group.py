@@ -1,10 +1,13 @@
 """A group of ranks as real processes: the bits of one rank, and an end of the group with each of its processes."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +16,21 @@ import psutil
 import pytest
 import torch
 
-from tandem.core.errors import ConfigurationError, EngineStoppedError
+from tandem.core.errors import ConfigurationError, EngineStoppedError, RanksLostError, WorkerLostError
+from tandem.core.output import RequestOutput
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
+from tandem.engine.engine import Engine
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import assemble, build_engine
 from tandem.models.gguf.convert import converted
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.heartbeat import SILENCE_S
 from tandem.ranks.messages import Step
 from tandem.scheduler.output import SchedulerOutput
+from tandem.worker.ranks import recover_from
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
 from tests.helpers.gguf_files import write_gguf
@@ -129,6 +138,15 @@ def test_heads_are_refused_by_name(checkpoint: Path) -> None:
     config = ranked_config(checkpoint, speculate="mtp")
     with pytest.raises(ConfigurationError, match=r"speculate='mtp' is not served with tp=2 yet"), led_engine(config, 2):
         pass
+
+
+def drained(engine: Engine, prompt: list[int], params: SamplingParams) -> RequestOutput:
+    """The last output of a request, with all tokens and logprobs."""
+    request_id = engine.add_request(prompt, params)
+    outputs = drain(engine)[request_id, 0]
+    tokens = tuple(token for each in outputs for token in each.token_ids)
+    logprobs = tuple(entry for each in outputs for entry in each.logprobs or ())
+    return replace(outputs[-1], token_ids=tokens, logprobs=logprobs)
 
 
 def coded(path: Path, name: str, save: checkpoints.Builder, **sizes: Any) -> Path:
@@ -283,9 +301,92 @@ def test_a_rank_that_hangs_ends_the_step_by_its_deadline(checkpoint: Path) -> No
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(EngineStoppedError, match=r"rank 1 of 2 did not .* within 1 s: step \d+, exchange 1 of the"):
             drain(engine)
-        with pytest.raises(EngineStoppedError, match="rank 1 of 2 takes no messages"):
+        with pytest.raises(RanksLostError, match=r"rank 1 of 2 (takes no messages|has stood still)"):
             group.begin_step(Step(9, SchedulerOutput((), (), ("longer than a socket holds" * 100_000,))))
     assert ends(stopped), "it is killed where it does not end"
+
+
+def test_a_rank_that_stands_still_is_found_within_two_seconds_and_killed(checkpoint: Path) -> None:
+    """While nothing is computed. One that computes nothing for long is no such rank."""
+    with led_engine(ranked_config(checkpoint), 2) as (_, group):
+        lost = threading.Event()
+        group.on_lost = lost.set
+        assert not lost.wait(2 * SILENCE_S)
+        (stopped,) = group.process_ids.values()
+        began_s = time.monotonic()
+        os.kill(stopped, signal.SIGSTOP)
+        assert lost.wait(10)
+        assert time.monotonic() - began_s < 2.5, "two seconds, and what a busy machine takes"
+        with pytest.raises(RanksLostError, match=r"rank 1 of 2 has stood still for 1\.5 s"):
+            group.check()
+        assert ends(stopped)
+
+
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("granite_hybrid", marks=pytest.mark.slow)])
+def test_a_group_that_is_formed_anew_has_the_kv_of_the_one_before(tmp_path: Path, family: str) -> None:
+    """A rank is killed within a step: what was cached is found again, with the bits of one rank."""
+    path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
+    config, prompt, params = ranked_config(path), PROMPTS["choices"], PARAMS["greedy"]
+    with led_engine(config, 2) as (engine, group):
+        expected = drained(engine, prompt, params)
+        engine.add_request(PROMPTS["sampled"], PARAMS["sampled"], request_id="lost")
+        for _ in range(4):
+            engine.step()
+        (first,) = group.process_ids.values()
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(RanksLostError, match="rank 1 of 2") as lost:
+            drain(engine)
+        engine.abort("lost")
+        engine.recover(lost.value)
+        assert [*group.process_ids.values()] != [first]
+        again = drained(engine, prompt, params)
+        assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+        assert again.metrics is not None
+        assert again.metrics.num_cached_tokens >= 64
+        assert answers(engine) == answers(build_engine(config))
+        engine.check()
+
+
+@pytest.mark.slow
+def test_groups_that_end_before_their_first_step_are_given_up(checkpoint: Path) -> None:
+    with led_engine(ranked_config(checkpoint), 2) as (_, group):
+        group.renew()
+        group.renew()
+        with pytest.raises(RanksLostError, match="3 groups of ranks in a row have ended before their first step"):
+            group.renew()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_lost_rank_ends_streams_and_the_engine_serves_on(checkpoint: Path, number: signal.Signals) -> None:
+    """Nobody is told of a lost stream before the worker says that it recovers."""
+    config = ranked_config(checkpoint)
+    expected = drained(build_engine(config), PROMPTS["greedy"], PARAMS["greedy"])
+    told: list[object] = []
+
+    async def run(engine: Engine, group: RankGroup) -> list[int]:
+        serving = AsyncEngine(engine)
+        serving.on_recovering = told.append
+        recover_from(group, serving)
+        async with asyncio.timeout(60), serving:
+            stream = serving.generate(PROMPTS["sampled"], PARAMS["sampled"])
+            try:
+                async for output in stream:
+                    if output.token_ids and not told:
+                        told.append("token")
+                        os.kill(next(iter(group.process_ids.values())), number)
+            except WorkerLostError as error:
+                told.append(str(error))
+            return [t async for o in serving.generate(PROMPTS["greedy"], PARAMS["greedy"]) for t in o.token_ids]
+
+    group = RankGroup(share_of(config, 2), 2)
+    try:
+        engine = assemble(share_of(config, 2), ranks=group).engine
+        assert asyncio.run(run(engine, group)) == [*expected.token_ids]
+    finally:
+        group.close()
+    assert told[:2] == ["token", True]
+    assert sorted(map(str, told[2:]))[0] == "False"
+    assert any("the ranks of this worker are formed anew: rank 1 of 2" in str(each) for each in told[2:])
 
 
 def test_a_step_without_logits_ends_when_every_rank_has_written_its_kv(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from tandem.rpc.messages import (
     PrefillSample,
     PrefillUpdate,
     ProcessInfo,
+    RankReport,
     Registration,
     StepSample,
     WorkerAddress,
@@ -182,7 +183,7 @@ STATUS = st.builds(
     worker=ADDRESS,
     pid=COUNT,
     epoch=COUNT,
-    lifecycle=st.sampled_from(["starting", "ready", "draining", "stopped"]),
+    lifecycle=st.sampled_from(["starting", "ready", "recovering", "draining", "stopped"]),
     state=STATE,
     model=MODEL,
     blocks=table(COUNT),
@@ -193,6 +194,7 @@ STATUS = st.builds(
     unreachable=tuples(NAME),
     usage=maybe(USAGE),
     drafts=maybe(st.builds(DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT))),
+    ranks=maybe(st.builds(RankReport, pids=tuples(COUNT), num_epochs=COUNT)),
 )
 SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(

@@ -52,3 +52,19 @@ def test_a_change_wakes_those_who_wait_for_one() -> None:
         assert not await lifecycle.changed_within(0)
 
     asyncio.run(main())
+
+
+def test_a_recovering_worker_takes_no_work_until_it_is_ready_again_or_drains() -> None:
+    lifecycle = Lifecycle("w")
+    lifecycle.recovering(True)
+    assert lifecycle.state is LifecycleState.STARTING, "it has taken no work yet"
+    lifecycle.ready()
+    lifecycle.recovering(True)
+    with pytest.raises(UnavailableError, match="worker w is recovering and takes no new work"):
+        lifecycle.require_ready()
+    lifecycle.recovering(False)
+    lifecycle.require_ready()
+    lifecycle.recovering(True)
+    lifecycle.drain()
+    lifecycle.recovering(False)
+    assert lifecycle.state is LifecycleState.DRAINING

@@ -31,8 +31,10 @@ def test_a_wall_clock_set_back_spoils_no_duration(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def decode_attributes(num_drafted: int, num_accepted: int, num_tokens: int) -> dict[str, str | int | float]:
-    watch = Stopwatch("d0", "prefill", ManualClock())
+def decode_attributes(
+    num_drafted: int, num_accepted: int, num_tokens: int, num_ranks: int = 1
+) -> dict[str, str | int | float]:
+    watch = Stopwatch("d0", "prefill", ManualClock(), num_ranks)
     for token_id in range(num_tokens):
         watch.token(RequestOutput("r", 0, (token_id,), ""))
     metrics = RequestMetrics(
@@ -61,3 +63,8 @@ def test_a_decode_with_drafts_has_its_tokens_per_step() -> None:
 
 def test_a_decode_without_drafts_does_not_name_them() -> None:
     assert decode_attributes(0, 0, 13) == {"num_tokens": 13, "num_preemptions": 0}
+
+
+def test_stages_of_several_ranks_say_how_many() -> None:
+    assert decode_attributes(0, 0, 3, num_ranks=4)["num_ranks"] == 4
+    assert "num_ranks" not in decode_attributes(0, 0, 3)

@@ -36,10 +36,18 @@ const PROCESSES = [
   { title: "State", cell: (p) => stateOf(p.is_alive ? p.state : "away") },
   { title: "Address", cell: (p) => mono(p.address) },
   { title: "Pid", isNumber: true, cell: (p) => p.pid ?? NONE },
+  { title: "Ranks", isNumber: true, cell: (p) => ranksOf(p) },
   { title: "CPU", isNumber: true, cell: (p) => cores(p.cpu_cores) },
   { title: "Memory", isNumber: true, cell: (p) => memory(p.memory_bytes) },
   { title: "Doing", cell: (p) => doing(p) },
 ];
+
+/** How many processes share the model; their ids, and how often they were started together, when pointed at. */
+function ranksOf(process) {
+  if (!process.ranks) return NONE;
+  const { pids, num_epochs } = process.ranks;
+  return el("span", { title: `pids ${pids.join(", ")}; group ${num_epochs}` }, String(pids.length));
+}
 
 class Operations {
   constructor() {

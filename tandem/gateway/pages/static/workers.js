@@ -73,7 +73,7 @@ const COLUMNS = [
 
 /** A process's state with the colour of its meaning. @param {string} state */
 export function stateOf(state) {
-  const tones = { ready: "good", starting: "warn", draining: "warn", gone: "bad", away: "bad", stopped: "bad" };
+  const tones = { ready: "good", starting: "warn", draining: "warn", recovering: "warn", gone: "bad", away: "bad", stopped: "bad" };
   return el("span", { class: `state ${tones[state] ?? ""}` }, state);
 }
 

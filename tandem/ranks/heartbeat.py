@@ -1,0 +1,33 @@
+"""Heartbeats: which rank has not shown for too long that it runs. Pure; the time is an argument."""
+
+from collections.abc import Sequence
+
+BEAT_S = 0.25
+SILENCE_S = 1.5  # after which a rank counts as lost: it is found within two seconds
+
+
+class Heartbeats:
+    """Of all ranks but the leader, which asks regularly.
+
+    Args:
+        beats: counts so far, by rank.
+    """
+
+    def __init__(self, beats: Sequence[int], now_s: float) -> None:
+        self._beats = list(beats)
+        self._heard_s = [now_s] * len(beats)
+        self._asked_s = now_s
+
+    def silent_rank(self, beats: Sequence[int], now_s: float) -> int | None:
+        """The first rank that has been silent for `SILENCE_S`; None = all run.
+
+        NOTE: where the leader itself has stood still meanwhile, so may all others have: they get the time anew.
+        """
+        stood_still = now_s - self._asked_s > SILENCE_S / 2
+        self._asked_s = now_s
+        for rank in range(1, len(beats)):
+            if stood_still or beats[rank] != self._beats[rank]:
+                self._beats[rank], self._heard_s[rank] = beats[rank], now_s
+            elif now_s - self._heard_s[rank] >= SILENCE_S:
+                return rank
+        return None
