@@ -57,7 +57,8 @@ def test_a_change_wakes_those_who_wait_for_one() -> None:
 def test_a_recovering_worker_takes_no_work_until_it_is_ready_again_or_drains() -> None:
     lifecycle = Lifecycle("w")
     lifecycle.recovering(True)
-    assert lifecycle.state is LifecycleState.STARTING, "it has taken no work yet"
+    at_first = lifecycle.state
+    assert at_first is LifecycleState.STARTING, "it has taken no work yet"
     lifecycle.ready()
     lifecycle.recovering(True)
     with pytest.raises(UnavailableError, match="worker w is recovering and takes no new work"):
