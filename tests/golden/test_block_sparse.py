@@ -27,7 +27,7 @@ from tests.helpers.choices import recorded_blocks
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
-from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS, NaiveModel, save_tiny_minimax_m3
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS, NaiveModel, save_published_minimax_m3, save_tiny_minimax_m3
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -72,6 +72,13 @@ def test_a_prompt_cut_at_every_position(family: str, kernels: dict[str, Any], tm
         cutting = begin()
         logits = torch.cat((cutting.step(prompt[:cut]), cutting.step(prompt[cut:])))
         assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+
+
+def test_the_published_form_of_minimax_m3_is_the_same_model(tmp_path: Path) -> None:
+    prompt = random_prompt(43)
+    paths = save_tiny_minimax_m3(tmp_path / "text"), save_published_minimax_m3(tmp_path / "published")
+    text, published = (steppers(path, KERNELS["torch"], 43)().step(prompt) for path in paths)
+    assert torch.equal(text, published)
 
 
 def test_the_blocks_chosen_are_those_of_the_definition(
