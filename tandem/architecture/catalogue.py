@@ -52,6 +52,7 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "gpt-oss-20b": ("gpt_oss", 2880, 2880, 24, 64, 8, 64, 201_088, 131_072, False),
         "gpt-oss-120b": ("gpt_oss", 2880, 2880, 36, 64, 8, 64, 201_088, 131_072, False),
         "minimax-m2": ("minimax_m2", 3072, 1536, 62, 48, 8, 128, 200_064, 196_608, False),
+        "minimax-m3": ("minimax_m3_vl_text", 6144, 3072, 60, 64, 4, 128, 200_064, 524_288, False),
         "olmo-3-7b": ("olmo3", 4096, 11_008, 32, 32, 32, 128, 100_278, 65_536, False),
         "phi-4": ("phi3", 5120, 17_920, 40, 40, 10, 128, 100_352, 16_384, False),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
@@ -86,6 +87,11 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
         "gpt-oss-120b": {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
         "minimax-m2": {"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64},
+        "minimax-m3": {
+            "partial_rotary_factor": 0.5,
+            "layer_types": [*["full_attention"] * 3, *["minimax_m3_sparse"] * 57],
+            "mlp_layer_types": [*["dense"] * 3, *["sparse"] * 57],
+        },
         "olmo-3-7b": {"sliding_window": 4096},
         "phi-4": _NO_WINDOW,
         "deepseek-v2-lite": {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.usage import KVCacheUsage
+from tandem.kvcache.usage import HeldState, KVCacheUsage
 from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
 
@@ -27,6 +27,7 @@ class EngineLoad:
     num_prompt_pairs: float
     num_unpromised_blocks: int
     usage: KVCacheUsage
+    held: HeldState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,9 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
     """The sum over `requests`."""
     num_requests = num_waiting = num_awaiting_kv = num_context = num_prompts = num_tokens = 0
     num_pairs = 0.0
+    positions = {}
     for request in requests:
+        positions[request.request_id] = request.num_computed_tokens
         num_requests += 1
         num_waiting += request.state is RequestState.WAITING
         num_awaiting_kv += request.num_expected_tokens > 0 and request.state is not RequestState.RUNNING
@@ -80,6 +83,7 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
         num_prompt_pairs=num_pairs,
         num_unpromised_blocks=kv.num_unpromised,
         usage=kv.usage,
+        held=kv.held_state(positions),
     )
 
 

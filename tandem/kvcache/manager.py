@@ -9,7 +9,7 @@ owner's block table or to a hold.
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import ge
@@ -22,7 +22,7 @@ from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.kept_prefixes import KeptPrefixes
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
-from tandem.kvcache.usage import KVCacheUsage
+from tandem.kvcache.usage import HeldState, KVCacheUsage
 
 _STATE_SHARE = 0.5  # of the blocks, the most that hold states which no request uses
 _GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take kept ones
@@ -97,6 +97,10 @@ class KVCacheManager:
         return KVCacheUsage(
             pool.num_blocks, pool.num_free, pool.num_cached, used, len(leased), len(pinned), pool.num_kept
         )
+
+    def held_state(self, positions: Mapping[str, int]) -> HeldState:
+        """By the positions of their next queries, what owners hold."""
+        return HeldState.of(self.layout, ((table, positions.get(owner, 0)) for owner, table in self._tables.items()))
 
     @property
     def num_unpromised(self) -> int:

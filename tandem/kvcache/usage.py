@@ -1,6 +1,11 @@
-"""Number of blocks of a pool in each state."""
+"""Use of a pool: blocks in each state, and the state that requests hold."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.prefix import NULL_BLOCK
+from tandem.kvcache.spec import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +23,33 @@ class KVCacheUsage:
     leased: int = 0
     pinned: int = 0
     kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """State that requests hold now, in bytes; a block that several share counts for each of them, one that is begun as
+    a whole.
+
+    num_bytes: of the layers' state, as far as the next query sees it. page_bytes: of all pages that they hold, with
+    what these leave empty and with states that later requests may go on from.
+    """
+
+    num_bytes: int = 0
+    page_bytes: int = 0
+
+    @classmethod
+    def of(cls, layout: KVLayout, tables: Iterable[tuple[BlockTable, int]]) -> "HeldState":
+        """Of the requests with these block tables, each with the position of its next query."""
+        sizes = [len(group.layers) * group.spec.block_bytes(layout.block_size) for group in layout.groups]
+        num_bytes = num_blocks = 0
+        for table, position in tables:
+            num_blocks += sum(table.num_held)
+            for group, size in enumerate(sizes):
+                num_bytes += size * _num_seen(table, group, layout.first_needed(group, position))
+        return cls(num_bytes, num_blocks * layout.page_bytes)
+
+
+def _num_seen(table: BlockTable, group: int, first: int) -> int:
+    if first == 0:
+        return table.num_held[group]
+    return sum(block_id != NULL_BLOCK for block_id in table.groups[group][first:])

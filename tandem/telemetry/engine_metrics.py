@@ -105,6 +105,12 @@ class WorkerMetrics:
             registry=registry,
         )
         self._last_read_bytes = 0.0
+        self._held_bytes = Gauge(
+            "tandem_state_held_bytes",
+            "state (KV and others) that the next queries of requests see, and all pages that requests hold",
+            ["of"],
+            registry=registry,
+        )
         self._host_bytes = Gauge("tandem_kv_host_bytes", "host memory that holds pinned prefixes", registry=registry)
         self._kept_blocks = Counter(
             "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
@@ -152,6 +158,10 @@ class WorkerMetrics:
         """Export the state read so far, bytes; it must not decrease."""
         self._read_bytes.inc(num_bytes - self._last_read_bytes)
         self._last_read_bytes = num_bytes
+
+    def observe_held(self, num_bytes: int, page_bytes: int) -> None:
+        """Export the state that requests hold now, and the pages of it, bytes."""
+        _replace(self._held_bytes, {"state": num_bytes, "pages": page_bytes})
 
     def observe_kept(self, kept: Kept, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""

@@ -335,6 +335,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         core.metrics.observe_kept(reports.kept, core.block_bytes)
         core.metrics.observe_drafts(reports.drafts)
         core.metrics.observe_reads(reports.read_bytes)
+        core.metrics.observe_held(reports.held.num_bytes, reports.held.page_bytes)
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 

@@ -13,6 +13,7 @@ from tandem.core.process_usage import UsageMeter
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
 from tandem.kvcache.kept_blocks import KeptUsage
+from tandem.kvcache.usage import HeldState
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample, WorkerStatus
@@ -67,6 +68,11 @@ class Reports:
         self.drafts = DraftCounts()
         self.read_bytes = 0.0
         self._receivers: set[ReportSubscriber] = set()
+
+    @property
+    def held(self) -> HeldState:
+        """State that requests held at the last refresh."""
+        return HeldState() if self._load is None else self._load.held
 
     async def refresh(self) -> None:
         """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""

@@ -27,7 +27,7 @@ from tests.helpers.choices import recorded_blocks
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
-from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS, NaiveModel, save_tiny_minimax_m3
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS, NaiveModel, save_published_minimax_m3, save_tiny_minimax_m3
 from tests.helpers.stepping import REFERENCE, Stepper
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -74,6 +74,13 @@ def test_a_prompt_cut_at_every_position(family: str, kernels: dict[str, Any], tm
         assert relative_error(logits, expected) < RELATIVE_ERROR, cut
 
 
+def test_the_published_form_of_minimax_m3_is_the_same_model(tmp_path: Path) -> None:
+    prompt = random_prompt(43)
+    paths = save_tiny_minimax_m3(tmp_path / "text"), save_published_minimax_m3(tmp_path / "published")
+    text, published = (steppers(path, KERNELS["torch"], 43)().step(prompt) for path in paths)
+    assert torch.equal(text, published)
+
+
 def test_the_blocks_chosen_are_those_of_the_definition(
     kernels: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +124,8 @@ def test_the_blocks_chosen_are_those_that_transformers_chooses(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KERNELS)
 def test_errors_do_not_grow_over_2000_tokens(kind: str, tmp_path: Path) -> None:
-    """Of MiniMax-M3; the naive models would take an hour."""
-    path = save_tiny_minimax_m3(tmp_path, max_position_embeddings=4096, index_topk_blocks=16)
+    """Of MiniMax-M3; the naive models would take an hour. Blocks are few enough that none is chosen by rounding."""
+    path = save_tiny_minimax_m3(tmp_path, max_position_embeddings=4096, index_block_size=32, index_topk_blocks=8)
     prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = reference_logits(load_reference(path), prompt)[-64:]
     going = steppers(path, KERNELS[kind], len(prompt))()

@@ -48,6 +48,59 @@ def save_tiny_minimax_m3(path: Path, *, seed: int = 0, dtype: str = "float32", *
     return save(path, transformers.MiniMaxM3VLTextConfig(**M3 | options), seed, dtype)
 
 
+def save_published_minimax_m3(path: Path, **options: Any) -> Path:
+    """The model of `save_tiny_minimax_m3` in the form of the published checkpoint."""
+    save_tiny_minimax_m3(path, **options)
+    text = json.loads((path / "config.json").read_text())
+    sparse = [int(kind != "full_attention") for kind in text.pop("layer_types")]
+    text["moe_layer_freq"] = [int(kind == "sparse") for kind in text.pop("mlp_layer_types")]
+    names = {
+        "sparse_num_index_heads": "index_n_heads",
+        "sparse_index_dim": "index_head_dim",
+        "sparse_block_size": "index_block_size",
+        "sparse_topk_blocks": "index_topk_blocks",
+        "sparse_local_block": "index_local_blocks",
+    }
+    text["sparse_attention_config"] = {theirs: text.pop(ours) for theirs, ours in names.items()} | {
+        "use_sparse_attention": True,
+        "sparse_attention_freq": sparse,
+        "sparse_disable_index_value": sparse,
+    }
+    config = {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "model_type": "minimax_m3_vl",
+        "vision_config": {"hidden_size": 16},
+        "text_config": text | {"hidden_act": "swigluoai"},
+        "eos_token_id": text["eos_token_id"],
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = dict[str, torch.Tensor]()
+    for name, tensor in load_file(path / "model.safetensors").items():
+        for theirs, part in _published(name, tensor):
+            tensors[f"language_model.{theirs}"] = part.contiguous()
+    tensors["vision_tower.vision_model.pre_layrnorm.weight"] = torch.ones(16)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def _published(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in ("experts", "gate", "shared_experts"):
+        name = name.replace(f".mlp.{part}.", f".block_sparse_moe.{part}.")
+    name = name.replace(".gate.e_score", ".e_score").replace(".self_attn.indexer.", ".self_attn.index_")
+    if name.endswith(".experts.down_proj"):
+        for index, expert in enumerate(tensor):
+            yield name.replace("down_proj", f"{index}.w2.weight"), expert
+    elif name.endswith(".experts.gate_up_proj"):
+        for index, expert in enumerate(tensor):
+            for weight, half in zip(("w1", "w3"), expert.chunk(2), strict=True):
+                yield name.replace("gate_up_proj", f"{index}.{weight}.weight"), half
+    elif name.endswith(".gate_up_proj.weight"):
+        for weight, half in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+            yield name.replace("gate_up_proj", weight), half
+    else:
+        yield name, tensor
+
+
 def save_tiny_moba(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A TandemMobaForCausalLM whose heads attend to three blocks of eight tokens."""
     own = {name: options.pop(name, value) for name, value in MOBA.items()}

@@ -4,6 +4,7 @@ import pytest
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost
+from tandem.architecture.mixers import BlockMixer
 from tandem.architecture.recurrent_mixers import RecurrentMixer
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.routing.speed import PrefillWork
@@ -117,7 +118,9 @@ def reads_all_it_keeps(cost: ModelCost) -> bool:
     """NOTE: index keys are kept from the first token on, and read where there are more tokens than are chosen; a
     recurrent state is read and written.
     """
-    return not any(isinstance(mixer, SparseLatentAttentionSpec | RecurrentMixer) for mixer in cost.model.mixers)
+    return not any(
+        isinstance(mixer, SparseLatentAttentionSpec | BlockMixer | RecurrentMixer) for mixer in cost.model.mixers
+    )
 
 
 READ_WHOLE = [*filter(reads_all_it_keeps, map(find_cost, catalogue_names())), windowed(100, None, 4096)]

@@ -231,6 +231,15 @@ def test_bytes_read_are_those_since_the_start() -> None:
     assert exported(registry)["tandem_state_read_bytes_total", ()] == 5000
 
 
+def test_state_that_requests_hold_is_told_with_its_pages() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for num_bytes in (4000, 300):
+        metrics.observe_held(num_bytes, 2 * num_bytes)
+    found = {of: exported(registry)["tandem_state_held_bytes", (("of", of),)] for of in ("state", "pages")}
+    assert found == {"state": 300, "pages": 600}
+
+
 def test_drafts_are_counted_by_position_and_tokens_by_step() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "demo", max_drafts=3)
