@@ -42,6 +42,7 @@ class Assembled:
         is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
         beginning: what a conversation that goes on from this one may be resumed from.
+        why_whole: why there is none, if there might be one.
     """
 
     model: ServedModel
@@ -55,6 +56,7 @@ class Assembled:
     is_call_forced: bool
     is_thinking_open: bool
     beginning: Beginning | None = None
+    why_whole: str = ""
 
     @property
     def token_ids(self) -> "array[int]":
@@ -114,9 +116,9 @@ async def assemble(
         NotKnownError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
-    may_resume = (may_go_on or beginning is not None) and resuming.may_resume(conversation)
-    if beginning is not None and not may_resume:
-        raise NotKnownError("the conversation cannot be resumed")
+    why_whole = resuming.why_not(conversation) if may_go_on or beginning is not None else ""
+    if beginning is not None and why_whole is not None:
+        raise NotKnownError(why_whole)
     asked = _without_unused_tools(
         with_one_system(conversation) if model.has_one_system and beginning is None else conversation
     )
@@ -124,8 +126,8 @@ async def assemble(
     variables = _thinking_variables(asked, model)
     root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
     said = _said(asked, variables)
-    rest = await resuming.render(asked.messages, said, root, model, beginning) if may_resume else None
-    rendered = await _render(asked, variables, model) if rest is None else rest.text
+    rest = why_whole if why_whole is not None else await resuming.render(asked.messages, said, root, model, beginning)
+    rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(rendered, grammar, asked, model)
     _check_followed(rendered, prompt, grammar, asked, model)
@@ -153,8 +155,9 @@ async def assemble(
         is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
         beginning=None
-        if rest is None
+        if isinstance(rest, str)
         else resuming.next_beginning(asked.messages, said, root, model, encoded, rest, beginning),
+        why_whole=rest if isinstance(rest, str) else "",
     )
 
 

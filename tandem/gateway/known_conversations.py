@@ -13,6 +13,7 @@ from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
+from tandem.text.resumption import Facts, Resumption
 
 MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
@@ -33,12 +34,18 @@ class Beginning:
         cut: the text before the last of them.
         num_steps: at most so many took rendering it.
         situation: digest of all that the prompt depends on besides the messages.
+        resumption: state of the template there.
     """
 
     num_messages: int
     cut: CutBeginning
     num_steps: int
     situation: bytes
+    resumption: Resumption
+
+    def admits(self, facts: Facts) -> bool:
+        """Whether a conversation whose template comes to its messages with these facts may be resumed."""
+        return self.resumption.facts.admits(facts, self.num_messages - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ class KnownConversation:
     @property
     def memory_bytes(self) -> int:
         calls = sum(_CALL_BYTES + len(each) for each in self.call_ids)
-        return _ENTRY_BYTES + len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys) + calls
+        cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
+        return _ENTRY_BYTES + cut + calls + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:
         """`body` without the messages that need not be read."""
@@ -125,32 +133,37 @@ class KnownConversations:
         """Whether conversations in bodies of this length are kept."""
         return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
-    def find(self, body: bytes, digest: BodyDigest, scope: CacheScope) -> KnownConversation | None:
+    def find(
+        self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, facts: Facts | None = None
+    ) -> KnownConversation | None:
         """The longest known conversation that `body` begins with.
 
         Args:
             digest: of the body.
             scope: the caller's own.
+            kind: of the API.
+            facts: that it has to admit, if any.
         """
-        head = _head(body, scope)
+        head = _head(body, scope, kind)
         alike = self._alike.get(head)
         if alike is None:
             return None
         found = None
         for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
             key = (num_bytes, digest.of_first(num_bytes))
-            found = key if key in alike else found
+            if key in alike and (facts is None or alike[key].beginning.admits(facts)):
+                found = key
         if found is None:
             return None
         alike.move_to_end(found)
         self._alike.move_to_end(head)
         return alike[found]
 
-    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
+    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, entry: KnownConversation) -> None:
         """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
         if not self.takes(entry.num_bytes) or entry.beginning.num_messages < MIN_MESSAGES:
             return
-        head = _head(body, scope)
+        head = _head(body, scope, kind)
         alike = self._alike.setdefault(head, OrderedDict())
         key = (entry.num_bytes, digest.of_first(entry.num_bytes))
         if (former := alike.pop(key, None)) is not None:
@@ -171,5 +184,5 @@ class KnownConversations:
         self.num_bytes -= entry.memory_bytes
 
 
-def _head(body: bytes, scope: CacheScope) -> bytes:
-    return hashlib.sha256(root_hash(scope, model_fingerprint="", block_size=0) + body[:_HEAD_BYTES]).digest()
+def _head(body: bytes, scope: CacheScope, kind: str) -> bytes:
+    return hashlib.sha256(root_hash(scope, model_fingerprint=kind, block_size=0) + body[:_HEAD_BYTES]).digest()

@@ -1,11 +1,9 @@
 """`/v1/chat/completions`: parses a conversation; answers with one message for each choice."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tandem.core.errors import InvalidRequestError
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
@@ -13,7 +11,8 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.known_conversations import BodyDigest, KnownConversation
+from tandem.gateway.known_body import KnownBody
+from tandem.gateway.known_conversations import KnownConversation
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -41,21 +40,16 @@ class ChatDialect:
 
         NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
         """
-        digest = BodyDigest(body)
-        known = self._context.model.conversations.find(body, digest, isolate(UNSCOPED))
-        if known is not None:
-            try:
-                return await self._read(body, digest, request_id, isolate, known)
-            except InvalidRequestError:
-                pass
-        return await self._read(body, digest, request_id, isolate, None)
+        known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
+        return await known.read(partial(self._read, known, request_id, isolate))
 
     async def _read(
-        self, body: bytes, digest: BodyDigest, request_id: str, isolate: Isolate, known: KnownConversation | None
+        self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
         """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
+        body = known_body.body
         given = body if known is None else known.shortened(body)
-        is_kept = known is not None or self._context.model.conversations.takes(len(body))
+        is_kept = known is not None or known_body.is_kept
         asked, spans = await self._context.off_loop.run(len(given), partial(_parsed, given, is_kept=is_kept))
         if known is not None and (spans is None or asked.cache_salt or spans.ends[0] != known.first_end):
             raise NotKnownError("the body's messages are others than those known")
@@ -77,8 +71,7 @@ class ChatDialect:
         )
         if spans is not None and assembled.beginning is not None:
             places = spans if known is None else known.spans(spans)
-            entry = KnownConversation.of(places, frozenset(reader.call_ids), assembled.beginning)
-            model.conversations.add(body, digest, isolate(UNSCOPED), entry)
+            known_body.keep(KnownConversation.of(places, frozenset(reader.call_ids), assembled.beginning))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -95,7 +88,7 @@ class ChatDialect:
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
         writer = ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids)
-        encoding = replace(assembled.encoding, num_unread_messages=0 if known is None else known.num_left_out)
+        encoding = known_body.counted(assembled, known)
         return ParsedRequest(request, results, writer, is_stream, encoding=encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
