@@ -11,10 +11,13 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import Assembled
 from tandem.gateway.known_conversations import BodyDigest, KnownConversation, KnownConversations
+from tandem.gateway.message_spans import MessageSpans
+from tandem.gateway.off_loop import OffLoop
 from tandem.gateway.prompt_encoder import EncodingCounts, NotKnownError
-from tandem.gateway.resuming import OtherFactsError
+from tandem.gateway.resuming import OtherBeginningError
 
 T = TypeVar("T")
+AnyBody = TypeVar("AnyBody")
 
 
 class KnownBody:
@@ -50,7 +53,7 @@ class KnownBody:
                 break
             try:
                 return await attempt(known)
-            except OtherFactsError as error:
+            except OtherBeginningError as error:
                 self._why_whole = str(error)
                 known = self._find(error)
             except NotKnownError as error:
@@ -59,6 +62,32 @@ class KnownBody:
             except InvalidRequestError:
                 break
         return await attempt(None)
+
+    async def parsed(
+        self, known: KnownConversation | None, off_loop: OffLoop, parse: Callable[[bytes], AnyBody], member: str
+    ) -> tuple[AnyBody, MessageSpans | None]:
+        """The body, without the messages that are known, and the places of those it has if they are to be kept.
+
+        Args:
+            member: the array of the messages.
+
+        Raises:
+            InvalidRequestError: as `parse`.
+            NotKnownError: the body has to be read as a whole.
+        """
+        given = self.body if known is None else known.shortened(self.body)
+        is_kept = known is not None or self.is_kept
+
+        def read() -> tuple[AnyBody, MessageSpans | None]:
+            asked = parse(given)
+            messages = getattr(asked, member)
+            spans = MessageSpans.find(given, member) if is_kept and len(messages) > 2 else None
+            return asked, spans if spans is not None and len(spans.starts) == len(messages) else None
+
+        asked, spans = await off_loop.run(len(given), read)
+        if known is not None and (spans is None or spans.ends[0] != known.first_end):
+            raise NotKnownError("the body's messages are others than those known")
+        return asked, spans
 
     def keep(self, entry: KnownConversation) -> None:
         """Keeps what is known of the conversation in this body."""
@@ -71,6 +100,6 @@ class KnownBody:
         why = self._why_whole or assembled.why_whole or "no earlier turn of it is known"
         return replace(assembled.encoding, why_whole=why) if self.is_kept else assembled.encoding
 
-    def _find(self, error: OtherFactsError | None = None) -> KnownConversation | None:
-        facts = None if error is None else error.facts
-        return self._conversations.find(self.body, self._digest, self._scope, self._kind, facts)
+    def _find(self, error: OtherBeginningError | None = None) -> KnownConversation | None:
+        fits = None if error is None else error.fits
+        return self._conversations.find(self.body, self._digest, self._scope, self._kind, fits)

@@ -7,7 +7,8 @@ Entries are found only in the caller's own scope. Bounded in bytes; the least re
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
@@ -25,16 +26,33 @@ _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # of a call's id, beside its characters
 
 
+Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, characters
+
+
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What is known of a conversation's prompt before its last message.
+class KeptPlaces:
+    """Where a later body may be resumed, as numbers of the messages that are read.
 
     Args:
-        num_messages: of the conversation.
-        cut: the text before the last of them.
+        last: the last one whose bytes have to be the same.
+        again: the first one that is read again, from which on the message before the last is complete.
+    """
+
+    last: int
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of a conversation's prompt before one of its last messages.
+
+    Args:
+        num_messages: up to the one before which the text ends; it is known, and is rendered again.
+        cut: the text before it.
         num_steps: at most so many took rendering it.
         situation: digest of all that the prompt depends on besides the messages.
         resumption: state of the template there.
+        pins: tokens before cache breakpoints of the tools and the first messages.
     """
 
     num_messages: int
@@ -42,6 +60,7 @@ class Beginning:
     num_steps: int
     situation: bytes
     resumption: Resumption
+    pins: Mapping[Place, int] = field(default_factory=dict)
 
     def admits(self, facts: Facts) -> bool:
         """Whether a conversation whose template comes to its messages with these facts may be resumed."""
@@ -53,26 +72,44 @@ class KnownConversation:
     """An entry.
 
     Args:
-        num_bytes: of the body up to the end of its last message.
+        num_bytes: of the body up to the end of its last known message.
         first_end: of the first message in the body.
-        resume_at: where the second last message begins.
-        call_ids: of the calls in its messages.
+        resume_at: where the body is read again: before the message before the last known one, or earlier.
+        num_left_out: messages between, which a shorter body does not have.
+        calls: in the messages before; the names of the tools by the ids, where the API has use for them.
+        reader: what else the API's reader has to know of them; of a small, fixed size.
     """
 
     num_bytes: int
     first_end: int
     resume_at: int
-    call_ids: frozenset[str]
+    num_left_out: int
+    calls: Mapping[str, str]
     beginning: Beginning
+    reader: object = None
 
     @classmethod
-    def of(cls, spans: MessageSpans, call_ids: frozenset[str], beginning: Beginning) -> "KnownConversation":
-        return cls(spans.ends[-1], spans.ends[0], spans.starts[-2], call_ids, beginning)
-
-    @property
-    def num_left_out(self) -> int:
-        """Messages that the shorter body does not have."""
-        return self.beginning.num_messages - 3
+    def of(
+        cls,
+        spans: MessageSpans,
+        places: KeptPlaces,
+        calls: Mapping[str, str],
+        beginning: Beginning,
+        *,
+        num_left_out: int = 0,
+        reader: object = None,
+    ) -> "KnownConversation":
+        """`spans`: of the messages that were read. `num_left_out`: those after the first that were not."""
+        again = places.again
+        return cls(
+            spans.ends[places.last],
+            spans.ends[0],
+            spans.starts[again],
+            again - 1 + num_left_out,
+            calls,
+            beginning,
+            reader,
+        )
 
     @property
     def num_bytes_left_out(self) -> int:
@@ -80,9 +117,10 @@ class KnownConversation:
 
     @property
     def memory_bytes(self) -> int:
-        calls = sum(_CALL_BYTES + len(each) for each in self.call_ids)
+        calls = sum(_CALL_BYTES + len(call_id) + len(name) for call_id, name in self.calls.items())
         cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
-        return _ENTRY_BYTES + cut + calls + self.beginning.resumption.num_bytes
+        pins = _CUT_BYTES * len(self.beginning.pins)
+        return _ENTRY_BYTES + cut + calls + pins + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:
         """`body` without the messages that need not be read."""
@@ -134,7 +172,12 @@ class KnownConversations:
         return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
     def find(
-        self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, facts: Facts | None = None
+        self,
+        body: bytes,
+        digest: BodyDigest,
+        scope: CacheScope,
+        kind: str,
+        fits: "Callable[[KnownConversation], bool] | None" = None,
     ) -> KnownConversation | None:
         """The longest known conversation that `body` begins with.
 
@@ -142,7 +185,7 @@ class KnownConversations:
             digest: of the body.
             scope: the caller's own.
             kind: of the API.
-            facts: that it has to admit, if any.
+            fits: what it has to fulfil.
         """
         head = _head(body, scope, kind)
         alike = self._alike.get(head)
@@ -151,7 +194,7 @@ class KnownConversations:
         found = None
         for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
             key = (num_bytes, digest.of_first(num_bytes))
-            if key in alike and (facts is None or alike[key].beginning.admits(facts)):
+            if key in alike and (fits is None or fits(alike[key])):
                 found = key
         if found is None:
             return None

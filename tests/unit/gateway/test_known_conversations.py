@@ -320,7 +320,7 @@ def test_messages_are_found_in_a_body(body: bytes, spans: list[bytes] | None) ->
 
 def test_entries_are_bounded() -> None:
     beginning = Beginning(9, CutBeginning((), (), b"x" * 500), 1, b"", NOTHING_SEEN)
-    entry = KnownConversation(3000, 100, 200, frozenset({"call"}), beginning)
+    entry = KnownConversation(3000, 100, 200, 6, {"call": ""}, beginning)
     known = KnownConversations(10 * entry.memory_bytes, min_body_bytes=0)
     bodies = [f"{number:04}".encode() * 1000 for number in range(30)]
     for body in bodies:
@@ -340,7 +340,7 @@ def test_entries_are_bounded() -> None:
 def test_neither_short_nor_very_long_bodies_are_kept(num_bytes: int) -> None:
     body = b"x" * (num_bytes + 5)
     beginning = Beginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
-    entry = KnownConversation(num_bytes, 100, 200, frozenset(), beginning)
+    entry = KnownConversation(num_bytes, 100, 200, 6, {}, beginning)
     known = KnownConversations(2**30)
     known.add(body, BodyDigest(body), UNSCOPED, "chat", entry)
     assert len(known) == known.num_bytes == 0
