@@ -6,9 +6,12 @@ Entries are found only in the caller's own scope. Bounded in bytes; the least re
 """
 
 import hashlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
@@ -19,8 +22,11 @@ from tandem.text.resumption import Facts, Resumption
 MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
 MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
-MAX_BODY_BYTES = 8 * 2**20  # of a known one; hashing it in the event loop takes under 5 ms
+MAX_BODY_BYTES = 8 * 2**20  # of a known one; making its digest in the event loop takes under 1 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
+_END_BYTES = 64  # of its beginning, by which others are told
+_MAX_TRIED = 8  # beginnings that end alike, of which digests are made
+_KEY = secrets.token_bytes(32)
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # of a call's id, beside its characters
@@ -78,6 +84,7 @@ class KnownConversation:
         num_left_out: messages between, which a shorter body does not have.
         calls: in the messages before; the names of the tools by the ids, where the API has use for them.
         reader: what else the API's reader has to know of them; of a small, fixed size.
+        end: bytes before the end of the last known message.
     """
 
     num_bytes: int
@@ -87,6 +94,7 @@ class KnownConversation:
     calls: Mapping[str, str]
     beginning: Beginning
     reader: object = None
+    end: bytes = b""
 
     @classmethod
     def of(
@@ -136,19 +144,21 @@ class KnownConversation:
 
 
 class BodyDigest:
-    """SHA-256 of the beginnings of a body, each byte of which is hashed once if their lengths grow."""
+    """Digests of the beginnings of a body: Poly1305 with a key of this process, which nobody learns, and the bytes
+    before the end, by which most other bodies are told without reading all of them.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._view = memoryview(body)
-        self._hash = hashlib.sha256()
-        self._position = 0
+
+    def end_of_first(self, num_bytes: int) -> bytes:
+        return bytes(self._view[num_bytes - _END_BYTES : num_bytes])
 
     def of_first(self, num_bytes: int) -> bytes:
-        if num_bytes < self._position:
-            self._hash, self._position = hashlib.sha256(), 0
-        self._hash.update(self._view[self._position : num_bytes])
-        self._position = num_bytes
-        return self._hash.digest()
+        """NOTE: for two bodies that do not depend on the key, the chance of equal digests is below 2**-80. As a
+        digest of secrets, or one that is shown, it would not do.
+        """
+        return Poly1305.generate_tag(_KEY, self._view[:num_bytes])
 
 
 class KnownConversations:
@@ -191,16 +201,24 @@ class KnownConversations:
         alike = self._alike.get(head)
         if alike is None:
             return None
-        found = None
-        for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
-            key = (num_bytes, digest.of_first(num_bytes))
-            if key in alike and (fits is None or fits(alike[key])):
-                found = key
-        if found is None:
-            return None
-        alike.move_to_end(found)
-        self._alike.move_to_end(head)
-        return alike[found]
+        num_tried = 0
+        for key in sorted(alike, reverse=True):
+            num_bytes, digest_of_first = key
+            entry = alike[key]
+            if (
+                num_bytes > len(body)
+                or digest.end_of_first(num_bytes) != entry.end
+                or not (fits is None or fits(entry))
+            ):
+                continue
+            if digest.of_first(num_bytes) == digest_of_first:
+                alike.move_to_end(key)
+                self._alike.move_to_end(head)
+                return entry
+            num_tried += 1
+            if num_tried == _MAX_TRIED:
+                break
+        return None
 
     def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, entry: KnownConversation) -> None:
         """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
@@ -211,7 +229,7 @@ class KnownConversations:
         key = (entry.num_bytes, digest.of_first(entry.num_bytes))
         if (former := alike.pop(key, None)) is not None:
             self.num_bytes -= former.memory_bytes
-        alike[key] = entry
+        alike[key] = entry = replace(entry, end=digest.end_of_first(entry.num_bytes))
         self.num_bytes += entry.memory_bytes
         self._alike.move_to_end(head)
         if len(alike) > MAX_ALIKE:
