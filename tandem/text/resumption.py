@@ -20,6 +20,8 @@ _MAX_CARRIED = 4096  # characters of a text that is carried from one message to 
 _MAX_DEPTH = 16
 _SEEN_BYTES = 8  # a pointer for each message
 _FIXED_BYTES = 1024
+# Before the loop, the first message and the kept one. NOTE: no prompt ever has them, so nobody learns them.
+_MARKS = tuple(secrets.token_hex(16) for _ in range(3))
 
 Attribute = tuple[str, str]  # a namespace and one of its members
 
@@ -101,7 +103,6 @@ class Turns:
         self._carries: Sequence[Attribute] = ()
         self._carried: dict[Attribute, Any] | None = None
         self.inner = InnerMessages(())
-        self.marks = [secrets.token_hex(16) for _ in range(3)]  # before the loop, the first message and the kept one
 
     @property
     def shown(self) -> Sequence[Any]:
@@ -143,7 +144,7 @@ class Turns:
                 if not isinstance(namespaces[name], Namespace):
                     raise NotResumableError("the template lacks a namespace that it had")
                 namespaces[name][member] = value
-        return self.marks[0]
+        return _MARKS[0]
 
     def is_shown(self, index: int) -> bool:
         assert self._offset is not None
@@ -153,7 +154,7 @@ class Turns:
         """Called at the beginning of a message, by its number in the loop; returns marks of that place."""
         assert self._offset is not None
         number = index + self._offset
-        first = self.marks[1] if number == max(self._start, self._offset) else ""
+        first = _MARKS[1] if number == max(self._start, self._offset) else ""
         if number != self._kept:
             return first
         self._carried = {}
@@ -161,7 +162,7 @@ class Turns:
             members = _members(self._namespaces[name])
             if member in members:
                 self._carried[name, member] = _carried(members[member])
-        return first + self.marks[2]
+        return first + _MARKS[2]
 
     def parts(self, text: str) -> tuple[str, str]:
         """The text that was rendered, from `start` on: before the kept message, and from it on.
@@ -172,9 +173,9 @@ class Turns:
         """
         if self._seen.is_broken:
             raise NotResumableError("the template takes whole messages outside its loop over them")
-        prologue, first, rest = text.partition(self.marks[0])
-        skipped, second, rest = rest.partition(self.marks[1])
-        before, third, after = rest.partition(self.marks[2])
+        prologue, first, rest = text.partition(_MARKS[0])
+        skipped, second, rest = rest.partition(_MARKS[1])
+        before, third, after = rest.partition(_MARKS[2])
         if not (first and second and third) or skipped or self._offset is None:
             raise NotResumableError("the template does not come to its loop over the messages")
         self._facts = Facts(_digest(prologue), self._offset, self._told, self._places)
