@@ -110,7 +110,7 @@ class Routing:
 
     def __init__(self) -> None:
         clock = SystemClock()
-        speed = Speed(PrefillSpeed(20.0, 0.1, 0.0), DecodeSpeed(20.0, 0.1, 1e-5))
+        speed = Speed(PrefillSpeed(20.0, 0.01, 0.0), DecodeSpeed(20.0, 0.1, 1e-5))
         calibration = Calibration(speed)
         fleet = Fleet(AdmissionLimits(), Links(LinkState(1e9, 1.0)), calibration.speed)
         self._view = view = FleetView(fleet, calibration, clock)
