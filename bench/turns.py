@@ -48,6 +48,7 @@ from tandem.rpc.client import client_of
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.message_forms import GENERATE_CALL, PAIR_CALL
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, WorkerAddress, WorkerStatus
+from tandem.rpc.told_prompts import KeptPrompts, PromptSender, ToldPrompts
 from tandem.text.tokenizer import Tokenizer
 
 MESSAGE_TOKENS = 500
@@ -109,7 +110,7 @@ class Routing:
 
     def __init__(self) -> None:
         clock = SystemClock()
-        speed = Speed(PrefillSpeed(20.0, 0.1, 0.0), DecodeSpeed(20.0, 0.1, 1e-5))
+        speed = Speed(PrefillSpeed(20.0, 0.01, 0.0), DecodeSpeed(20.0, 0.1, 1e-5))
         calibration = Calibration(speed)
         fleet = Fleet(AdmissionLimits(), Links(LinkState(1e9, 1.0)), calibration.speed)
         self._view = view = FleetView(fleet, calibration, clock)
@@ -122,15 +123,19 @@ class Routing:
         )
         self._lookup = lookup
         self._loop = asyncio.Runner()
+        self._told, self._kept = ToldPrompts(), KeptPrompts()
 
-    def pair(self, data: bytes) -> float:
+    def pair(self, call: PairCall) -> float:
         """Core-ms of a pairing, from the bytes of the call."""
+        sender = PromptSender(self._told, "router", call)
+        data = PAIR_CALL.encode(sender.next())
+        sender.note_answer()
         return self._loop.run(self._paired(data))
 
     async def _paired(self, data: bytes) -> float:
         self._view.update("worker:1", _status())
         started_s = time.thread_time()
-        await self._service.pair(PAIR_CALL.decode(data))
+        await self._service.pair(self._kept.whole(PAIR_CALL.decode(data)))
         return 1000 * (time.thread_time() - started_s)
 
     def close(self) -> None:
@@ -159,12 +164,16 @@ class Working:
             word_tokenizer(Path(directory), VOCAB_SIZE)
             self._bench = Bench(Tokenizer.load(Path(directory)), 2 * MAX_WORKER_TOKENS // BLOCK_SIZE)
         self._bench.decoder.prepare(1.2)
+        self._told, self._kept = ToldPrompts(), KeptPrompts()
 
-    def first_step(self, data: bytes) -> float:
+    def first_step(self, given: GenerateCall) -> float:
         """Core-ms from the bytes of the call to the end of its first step, without the executor."""
         engine, executor = self._bench.engine, self._bench.executor
+        sender = PromptSender(self._told, "worker", given)
+        data = GENERATE_CALL.encode(sender.next())
+        sender.note_answer()
         started_s = time.thread_time()
-        call = GENERATE_CALL.decode(data)
+        call = self._kept.whole(GENERATE_CALL.decode(data))
         engine.add_request(call.prompt_token_ids, call.params, request_id=call.request_id, scope=call.scope)
         engine.step()
         took_s = time.thread_time() - started_s - executor.used_s
@@ -190,9 +199,9 @@ def _taken(routing: Routing, working: Working, request_id: str, ids: list[int]) 
     pair = PairCall(request_id=request_id, model=NAME, token_ids=tuple(ids), num_expected_output=1, scope=UNSCOPED)
     params = dataclasses.replace(GREEDY, max_tokens=2, seed=1)
     generate = GenerateCall(request_id=request_id, prompt_token_ids=tuple(ids), params=params, scope=UNSCOPED)
-    found = {"router": routing.pair(PAIR_CALL.encode(pair))}
+    found = {"router": routing.pair(pair)}
     if len(ids) <= MAX_WORKER_TOKENS:
-        found["worker"] = working.first_step(GENERATE_CALL.encode(generate))
+        found["worker"] = working.first_step(generate)
     return found
 
 

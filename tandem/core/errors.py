@@ -16,6 +16,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   ├── WorkerLostError             the process at the other end died, went silent or answered nonsense
     │   │   ├── AnotherIncarnationError     it was started again since the caller was told of it
     │   │   └── WorkerStoppedError          it stopped in good order, as on SIGTERM
+    │   ├── UnknownPromptError          a call goes on from a prompt that is not kept; send the whole
     │   ├── IncompatibleProtocolError   the process at the other end is of a release that this one cannot talk to
     │   └── UntrustedPeerError          one of two processes does not accept the other's secret, role or address
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
@@ -91,6 +92,10 @@ class WorkerStoppedError(WorkerLostError):
 
 class AnotherIncarnationError(WorkerLostError):
     """The process was restarted since the caller learned of it; the message names both incarnations."""
+
+
+class UnknownPromptError(UnavailableError):
+    """A call names the beginning of its prompt, and the process that is called does not keep it (any more)."""
 
 
 class IncompatibleProtocolError(UnavailableError):

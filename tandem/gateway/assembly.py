@@ -15,7 +15,6 @@ from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
-from tandem.gateway import resuming
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
@@ -27,6 +26,7 @@ from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
 from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, NotKnownError, check_length
 from tandem.gateway.request import ChoiceResult
+from tandem.gateway.resuming import Resumable, why_not
 from tandem.rpc.messages import ModelInfo
 
 
@@ -42,6 +42,7 @@ class Assembled:
         is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
         beginning: what a conversation that goes on from this one may be resumed from.
+        why_whole: why there is none, if there might be one.
     """
 
     model: ServedModel
@@ -55,6 +56,7 @@ class Assembled:
     is_call_forced: bool
     is_thinking_open: bool
     beginning: Beginning | None = None
+    why_whole: str = ""
 
     @property
     def token_ids(self) -> "array[int]":
@@ -99,7 +101,7 @@ async def assemble(
     *,
     is_only_counted: bool = False,
     beginning: Beginning | None = None,
-    may_go_on: bool = False,
+    kept: int | None = None,
 ) -> Assembled:
     """Renders, encodes and constrains a conversation.
 
@@ -107,16 +109,16 @@ async def assemble(
         scope: the conversation's, isolated; only prompts of equal scope are found known.
         is_only_counted: it may exceed the context.
         beginning: to be resumed; messages before its second last may be `UNREAD`, but for the first.
-        may_go_on: a later conversation may be resumed from this one, if its template allows it.
+        kept: number of the message at which a later conversation may be resumed, if the template allows it.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
         NotKnownError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
-    may_resume = (may_go_on or beginning is not None) and resuming.may_resume(conversation)
-    if beginning is not None and not may_resume:
-        raise NotKnownError("the conversation cannot be resumed")
+    why_whole = why_not(conversation) if kept is not None or beginning is not None else ""
+    if beginning is not None and why_whole is not None:
+        raise NotKnownError(why_whole)
     asked = _without_unused_tools(
         with_one_system(conversation) if model.has_one_system and beginning is None else conversation
     )
@@ -124,8 +126,9 @@ async def assemble(
     variables = _thinking_variables(asked, model)
     root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
     said = _said(asked, variables)
-    rest = await resuming.render(asked.messages, said, root, model, beginning) if may_resume else None
-    rendered = await _render(asked, variables, model) if rest is None else rest.text
+    resumable = Resumable(asked, said, root, model, kept, beginning)
+    rest = await resumable.render() if why_whole is None else why_whole
+    rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(rendered, grammar, asked, model)
     _check_followed(rendered, prompt, grammar, asked, model)
@@ -141,20 +144,24 @@ async def assemble(
     )
     if not is_only_counted:
         check_length(encoded.token_ids, info.max_model_len)
+    if beginning is None:
+        num_pinned = await _num_pinned(asked, variables, prompt, encoded, model)
+    else:
+        num_pinned = await resumable.num_pinned(prompt, encoded)
+    pins = (Pin(number, point.ttl_s) for number, point in zip(num_pinned, asked.breakpoints, strict=True) if number)
     return Assembled(
         model=model,
         prompt=prompt,
         encoded=encoded,
-        pins=await _pins(asked, variables, prompt, encoded, model),
+        pins=tuple(pins),
         grammar=grammar,
         reasoning=reasoning,
         skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or answers.thinking is not None)),
         tools=asked.tools,
         is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
-        beginning=None
-        if rest is None
-        else resuming.next_beginning(asked.messages, said, root, model, encoded, rest, beginning),
+        beginning=None if isinstance(rest, str) else resumable.next_beginning(encoded, rest, num_pinned),
+        why_whole=rest if isinstance(rest, str) else "",
     )
 
 
@@ -341,16 +348,14 @@ def _budget(asked: Conversation, model: ServedModel) -> int | None:
     return None if asked.thinking.effort is None else thinking.budgets[asked.thinking.effort]
 
 
-async def _pins(
+async def _num_pinned(
     asked: Conversation, variables: Mapping[str, Any], prompt: str, encoded: EncodedPrompt, model: ServedModel
-) -> tuple[Pin, ...]:
-    """The breakpoints as pins of whole tokens."""
+) -> list[int]:
+    """For each breakpoint, the number of tokens before it."""
     if not asked.breakpoints:
-        return ()
+        return []
     places = [await _place(point, asked, variables, prompt, model) for point in asked.breakpoints]
-    counted = await model.encoder.count_tokens(encoded, places, add_special_tokens=asked.add_special_tokens)
-    pins = [Pin(num_tokens, point.ttl_s) for num_tokens, point in zip(counted, asked.breakpoints, strict=True)]
-    return tuple(pin for pin in pins if pin.num_tokens)
+    return await model.encoder.count_tokens(encoded, places, add_special_tokens=asked.add_special_tokens)
 
 
 async def _place(

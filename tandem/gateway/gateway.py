@@ -34,6 +34,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
+from tandem.rpc.told_prompts import ToldPrompts
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -54,8 +55,11 @@ class Gateway:
         credentials = settings.credentials(
             settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
         )
-        self._workers = ClientPool(partial(WorkerClient, credentials=credentials, metadata_source=trace))
-        self._router_clients = ClientPool(partial(RouterClient, credentials=credentials, metadata_source=trace))
+        told = ToldPrompts()
+        connect = partial(WorkerClient, credentials=credentials, metadata_source=trace, prompts=told)
+        self._workers = ClientPool(connect)
+        connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=told)
+        self._router_clients = ClientPool(connect_router)
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
         self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)
         self._settler = Settler(self.routers)

@@ -6,39 +6,71 @@ Entries are found only in the caller's own scope. Bounded in bytes; the least re
 """
 
 import hashlib
+import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
+from tandem.text.resumption import Facts, Resumption
 
 MIN_MESSAGES = 4  # that a conversation has to have
 MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
 MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
-MAX_BODY_BYTES = 8 * 2**20  # of a known one; hashing it in the event loop takes under 5 ms
+MAX_BODY_BYTES = 8 * 2**20  # of a known one; making its digest in the event loop takes under 1 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
+_END_BYTES = 64  # of its beginning, by which others are told
+_MAX_TRIED = 8  # beginnings that end alike, of which digests are made
+_KEY = secrets.token_bytes(32)
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # of a call's id, beside its characters
 
 
+Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, characters
+
+
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What is known of a conversation's prompt before its last message.
+class KeptPlaces:
+    """Where a later body may be resumed, as numbers of the messages that are read.
 
     Args:
-        num_messages: of the conversation.
-        cut: the text before the last of them.
+        last: the last one whose bytes have to be the same.
+        again: the first one that is read again, from which on the message before the last is complete.
+    """
+
+    last: int
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of a conversation's prompt before one of its last messages.
+
+    Args:
+        num_messages: up to the one before which the text ends; it is known, and is rendered again.
+        cut: the text before it.
         num_steps: at most so many took rendering it.
         situation: digest of all that the prompt depends on besides the messages.
+        resumption: state of the template there.
+        pins: tokens before cache breakpoints of the tools and the first messages.
     """
 
     num_messages: int
     cut: CutBeginning
     num_steps: int
     situation: bytes
+    resumption: Resumption
+    pins: Mapping[Place, int] = field(default_factory=dict)
+
+    def admits(self, facts: Facts) -> bool:
+        """Whether a conversation whose template comes to its messages with these facts may be resumed."""
+        return self.resumption.facts.admits(facts, self.num_messages - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +78,46 @@ class KnownConversation:
     """An entry.
 
     Args:
-        num_bytes: of the body up to the end of its last message.
+        num_bytes: of the body up to the end of its last known message.
         first_end: of the first message in the body.
-        resume_at: where the second last message begins.
-        call_ids: of the calls in its messages.
+        resume_at: where the body is read again: before the message before the last known one, or earlier.
+        num_left_out: messages between, which a shorter body does not have.
+        calls: in the messages before; the names of the tools by the ids, where the API has use for them.
+        reader: what else the API's reader has to know of them; of a small, fixed size.
+        end: bytes before the end of the last known message.
     """
 
     num_bytes: int
     first_end: int
     resume_at: int
-    call_ids: frozenset[str]
+    num_left_out: int
+    calls: Mapping[str, str]
     beginning: Beginning
+    reader: object = None
+    end: bytes = b""
 
     @classmethod
-    def of(cls, spans: MessageSpans, call_ids: frozenset[str], beginning: Beginning) -> "KnownConversation":
-        return cls(spans.ends[-1], spans.ends[0], spans.starts[-2], call_ids, beginning)
-
-    @property
-    def num_left_out(self) -> int:
-        """Messages that the shorter body does not have."""
-        return self.beginning.num_messages - 3
+    def of(
+        cls,
+        spans: MessageSpans,
+        places: KeptPlaces,
+        calls: Mapping[str, str],
+        beginning: Beginning,
+        *,
+        num_left_out: int = 0,
+        reader: object = None,
+    ) -> "KnownConversation":
+        """`spans`: of the messages that were read. `num_left_out`: those after the first that were not."""
+        again = places.again
+        return cls(
+            spans.ends[places.last],
+            spans.ends[0],
+            spans.starts[again],
+            again - 1 + num_left_out,
+            calls,
+            beginning,
+            reader,
+        )
 
     @property
     def num_bytes_left_out(self) -> int:
@@ -73,8 +125,10 @@ class KnownConversation:
 
     @property
     def memory_bytes(self) -> int:
-        calls = sum(_CALL_BYTES + len(each) for each in self.call_ids)
-        return _ENTRY_BYTES + len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys) + calls
+        calls = sum(_CALL_BYTES + len(call_id) + len(name) for call_id, name in self.calls.items())
+        cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
+        pins = _CUT_BYTES * len(self.beginning.pins)
+        return _ENTRY_BYTES + cut + calls + pins + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:
         """`body` without the messages that need not be read."""
@@ -90,19 +144,21 @@ class KnownConversation:
 
 
 class BodyDigest:
-    """SHA-256 of the beginnings of a body, each byte of which is hashed once if their lengths grow."""
+    """Digests of the beginnings of a body: Poly1305 with a key of this process, which nobody learns, and the bytes
+    before the end, by which most other bodies are told without reading all of them.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._view = memoryview(body)
-        self._hash = hashlib.sha256()
-        self._position = 0
+
+    def end_of_first(self, num_bytes: int) -> bytes:
+        return bytes(self._view[num_bytes - _END_BYTES : num_bytes])
 
     def of_first(self, num_bytes: int) -> bytes:
-        if num_bytes < self._position:
-            self._hash, self._position = hashlib.sha256(), 0
-        self._hash.update(self._view[self._position : num_bytes])
-        self._position = num_bytes
-        return self._hash.digest()
+        """NOTE: for two bodies that do not depend on the key, the chance of equal digests is below 2**-80. As a
+        digest of secrets, or one that is shown, it would not do.
+        """
+        return Poly1305.generate_tag(_KEY, self._view[:num_bytes])
 
 
 class KnownConversations:
@@ -125,37 +181,55 @@ class KnownConversations:
         """Whether conversations in bodies of this length are kept."""
         return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
-    def find(self, body: bytes, digest: BodyDigest, scope: CacheScope) -> KnownConversation | None:
+    def find(
+        self,
+        body: bytes,
+        digest: BodyDigest,
+        scope: CacheScope,
+        kind: str,
+        fits: "Callable[[KnownConversation], bool] | None" = None,
+    ) -> KnownConversation | None:
         """The longest known conversation that `body` begins with.
 
         Args:
             digest: of the body.
             scope: the caller's own.
+            kind: of the API.
+            fits: what it has to fulfil.
         """
-        head = _head(body, scope)
+        head = _head(body, scope, kind)
         alike = self._alike.get(head)
         if alike is None:
             return None
-        found = None
-        for num_bytes in sorted({length for length, _ in alike if length <= len(body)}):
-            key = (num_bytes, digest.of_first(num_bytes))
-            found = key if key in alike else found
-        if found is None:
-            return None
-        alike.move_to_end(found)
-        self._alike.move_to_end(head)
-        return alike[found]
+        num_tried = 0
+        for key in sorted(alike, reverse=True):
+            num_bytes, digest_of_first = key
+            entry = alike[key]
+            if (
+                num_bytes > len(body)
+                or digest.end_of_first(num_bytes) != entry.end
+                or not (fits is None or fits(entry))
+            ):
+                continue
+            if digest.of_first(num_bytes) == digest_of_first:
+                alike.move_to_end(key)
+                self._alike.move_to_end(head)
+                return entry
+            num_tried += 1
+            if num_tried == _MAX_TRIED:
+                break
+        return None
 
-    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, entry: KnownConversation) -> None:
+    def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, entry: KnownConversation) -> None:
         """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
         if not self.takes(entry.num_bytes) or entry.beginning.num_messages < MIN_MESSAGES:
             return
-        head = _head(body, scope)
+        head = _head(body, scope, kind)
         alike = self._alike.setdefault(head, OrderedDict())
         key = (entry.num_bytes, digest.of_first(entry.num_bytes))
         if (former := alike.pop(key, None)) is not None:
             self.num_bytes -= former.memory_bytes
-        alike[key] = entry
+        alike[key] = entry = replace(entry, end=digest.end_of_first(entry.num_bytes))
         self.num_bytes += entry.memory_bytes
         self._alike.move_to_end(head)
         if len(alike) > MAX_ALIKE:
@@ -171,5 +245,5 @@ class KnownConversations:
         self.num_bytes -= entry.memory_bytes
 
 
-def _head(body: bytes, scope: CacheScope) -> bytes:
-    return hashlib.sha256(root_hash(scope, model_fingerprint="", block_size=0) + body[:_HEAD_BYTES]).digest()
+def _head(body: bytes, scope: CacheScope, kind: str) -> bytes:
+    return hashlib.sha256(root_hash(scope, model_fingerprint=kind, block_size=0) + body[:_HEAD_BYTES]).digest()

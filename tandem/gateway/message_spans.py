@@ -1,10 +1,9 @@
-"""Places of a chat's messages in the bytes of its body. Pure."""
+"""Places of a conversation's messages, or items, in the bytes of its body. Pure."""
 
 import re
 from dataclasses import dataclass
 
 _TOKEN = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")([ \t\r\n]*:)?|[\[\]{}]', re.DOTALL)
-_NAME = b'"messages"'
 _OPENING, _CLOSING = b"[{", b"]}"
 
 
@@ -16,10 +15,14 @@ class MessageSpans:
     ends: tuple[int, ...]
 
     @classmethod
-    def find(cls, body: bytes) -> "MessageSpans | None":
+    def find(cls, body: bytes, member: str = "messages") -> "MessageSpans | None":
         """The messages of `body`, a valid JSON object. None if they are not objects in one array, or if another member
         of the body might have the same name.
+
+        Args:
+            member: the name of the array.
         """
+        wanted = b'"%b"' % member.encode()
         depth, num_arrays, array_depth = 0, 0, 0
         name = b""
         starts: list[int] = []
@@ -28,7 +31,7 @@ class MessageSpans:
             token = found[1] or found[0]
             if token in _OPENING:
                 depth += 1
-                if depth == 2 and name == _NAME and token == b"[":
+                if depth == 2 and name == wanted and token == b"[":
                     num_arrays, array_depth = num_arrays + 1, 1
                 elif depth == 3 and array_depth:
                     starts.append(found.start())
@@ -39,7 +42,7 @@ class MessageSpans:
                 elif depth == 1:
                     array_depth, name = 0, b""
             elif depth == 1 and found[2]:
-                if b"\\" in token or (token == _NAME and num_arrays):
+                if b"\\" in token or (token == wanted and num_arrays):
                     return None
                 name = token
             elif depth == 2 and array_depth:

@@ -19,6 +19,7 @@ from tandem.models.hub import resolve_model_path, served_name
 from tandem.rpc.messages import ModelInfo
 from tandem.text.chat_template import ChatTemplate, Rendered
 from tandem.text.cuts import CutRule
+from tandem.text.resumption import Resumption
 from tandem.text.tokenizer import Tokenizer
 
 MANY_MESSAGES = 32
@@ -112,15 +113,19 @@ class ServedModel:
         return await asyncio.to_thread(template.render, messages, **variables)
 
     async def render_from(
-        self, messages: Sequence[Mapping[str, Any]], start: int, variables: Mapping[str, Any]
-    ) -> Rendered | None:
-        """Renders the prompt of a chat from message number `start` on, as `ChatTemplate.render_from`; raises as
-        `render`.
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        start: int,
+        kept: int,
+        former: Resumption | None,
+        variables: Mapping[str, Any],
+    ) -> Rendered:
+        """Renders the prompt of a chat from message number `start` on, as `ChatTemplate.render_from`; raises as that
+        and as `render`.
         """
-        template = self._required_template()
-        if _is_quick([each for each in messages if each], variables):
-            return template.render_from(messages, start, **variables)
-        return await asyncio.to_thread(template.render_from, messages, start, **variables)
+        render = partial(self._required_template().render_from, messages, start, kept, former, **variables)
+        is_quick = _is_quick([each for each in messages if each], variables)
+        return render() if is_quick else await asyncio.to_thread(render)
 
     def _required_template(self) -> ChatTemplate:
         if self.template is None:

@@ -52,7 +52,12 @@ class ChainRoot:
 
 @dataclass(frozen=True, slots=True)
 class EncodingCounts:
-    """Counts of encoding one prompt: known already, and in all. `num_unread_messages`: neither read nor rendered."""
+    """Counts of encoding one prompt: known already, and in all.
+
+    Args:
+        num_unread_messages: neither read nor rendered.
+        why_whole: why all messages of a long chat are read and rendered.
+    """
 
     num_known_bytes: int
     num_bytes: int
@@ -61,11 +66,13 @@ class EncodingCounts:
     num_known_blocks: int
     num_blocks: int
     num_unread_messages: int = 0
+    why_whole: str = ""
 
     @property
-    def attributes(self) -> dict[str, int]:
+    def attributes(self) -> dict[str, str | int]:
         """For a request's trace."""
-        return {
+        why: dict[str, str | int] = {"read_whole": self.why_whole} if self.why_whole else {}
+        return why | {
             "known_bytes": self.num_known_bytes,
             "new_bytes": self.num_bytes - self.num_known_bytes,
             "known_tokens": self.num_known_tokens,

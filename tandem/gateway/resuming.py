@@ -1,79 +1,165 @@
-"""Renders a conversation from its last known message on, and keeps what the next one may be resumed from.
+"""Renders a conversation from a known message on, and keeps what the next one may be resumed from.
 
 Invariant: the prompt is that of the whole conversation, or `NotKnownError` is raised and the whole has to be read.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tandem.gateway.conversation import Conversation
-from tandem.gateway.known_conversations import MIN_MESSAGES, Beginning
+from tandem.gateway.conversation import Breakpoint, Conversation
+from tandem.gateway.known_conversations import MIN_MESSAGES, Beginning, KnownConversation, Place
+from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
 from tandem.text.chat_template import Rendered
+from tandem.text.resumption import ChangedFactsError
 from tandem.text.sandbox import MAX_STEPS
+from tandem.text.seen_messages import NotResumableError
 
 _MIN_CHARACTERS = 128  # of a resumed prompt's end, more than any mark of thinking that is looked for there
-
-Messages = Sequence[Mapping[str, Any]]
-
-
-def may_resume(conversation: Conversation) -> bool:
-    """Whether a conversation may be resumed, and resumed from, as far as its own fields tell.
-
-    NOTE: breakpoints are placed in the whole text, and a later system message may be moved into the first.
-    """
-    if conversation.breakpoints or conversation.is_continued or conversation.add_special_tokens:
-        return False
-    later = conversation.messages[1:]
-    return len(later) >= MIN_MESSAGES - 1 and all(each.get("role") != "system" for each in later)
+_NUM_HEAD = 2  # messages at the beginning that are always read: a system message and a question
 
 
-async def render(
-    messages: Messages, said: Mapping[str, Any], root: bytes, model: ServedModel, beginning: Beginning | None
-) -> Rendered | None:
-    """The prompt of a conversation, or its end from the last message of `beginning` on. None where its template cannot
-    be resumed.
+class OtherBeginningError(NotKnownError):
+    """Another known beginning of the conversation may do, if it `fits`."""
+
+    def __init__(self, why: str, fits: Callable[[KnownConversation], bool]) -> None:
+        super().__init__(why)
+        self.fits = fits
+
+
+@dataclass(frozen=True, slots=True)
+class Resumable:
+    """A conversation that may be resumed, or from which a later one may be.
 
     Args:
         said: all that the template sees besides the messages.
         root: of the block hashes.
-
-    Raises:
-        InvalidRequestError: the template refuses the messages.
-        NotKnownError: it cannot be resumed from `beginning`.
+        kept: number of the message at which a later one may begin; None: none may.
+        beginning: to be resumed.
     """
-    if beginning is None:
-        return await model.render_from(messages, 0, said)
-    if beginning.situation != _situation(said, root):
-        raise NotKnownError("the conversation has other tools, variables or another scope than before")
-    rest = await model.render_from(messages, beginning.num_messages - 1, said)
-    if rest is None or len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + beginning.num_steps > MAX_STEPS:
-        raise NotKnownError("the conversation's end cannot be rendered alone")
-    return rest
+
+    asked: Conversation
+    said: Mapping[str, Any]
+    root: bytes
+    model: ServedModel
+    kept: int | None
+    beginning: Beginning | None
+
+    @property
+    def start(self) -> int:
+        """Number of the first message that is rendered."""
+        return 0 if self.beginning is None else self.beginning.num_messages - 1
+
+    async def render(self) -> Rendered | str:
+        """The prompt, or its end from `start` on. Why not, where the template cannot be resumed.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages.
+            NotKnownError: the conversation cannot be resumed from `beginning`.
+        """
+        if self.beginning is None:
+            try:
+                return await self._render_from(self.asked)
+            except NotResumableError as error:
+                return str(error)
+        if self.beginning.situation != self._situation():
+            raise NotKnownError("the conversation has other tools, variables or another scope than before")
+        if any(self._is_unread(point) for point in self.asked.breakpoints):
+            raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
+        try:
+            rest = await self._render_from(self.asked)
+        except ChangedFactsError as error:
+            facts = error.facts
+            raise OtherBeginningError(str(error), lambda known: known.beginning.admits(facts)) from error
+        except NotResumableError as error:
+            raise NotKnownError(str(error)) from error
+        if len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + self.beginning.num_steps > MAX_STEPS:
+            raise NotKnownError("the conversation's end cannot be rendered alone")
+        return rest
+
+    async def num_pinned(self, prompt: str, encoded: EncodedPrompt) -> list[int]:
+        """For each breakpoint of a conversation that was resumed, the number of tokens before it.
+
+        Args:
+            prompt: the text from `start` on.
+
+        Raises:
+            NotKnownError: it cannot be told without the whole.
+        """
+        assert self.beginning is not None
+        late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.pins]
+        num_before = len(self.beginning.cut.rest.decode("utf-8", "surrogatepass"))
+        places = []
+        for point in late:
+            marked = MarkedConversation.of(self.asked, point)
+            try:
+                rest = await self._render_from(marked.conversation)
+            except NotResumableError as error:
+                raise NotKnownError(str(error)) from error
+            places.append(num_before + marked.place(rest.text, prompt))
+        counted = await self.model.encoder.count_tokens(encoded, places, add_special_tokens=False)
+        told = {**self.beginning.pins, **dict(zip(map(_place, late), counted, strict=True))}
+        return [told[_place(point)] for point in self.asked.breakpoints]
+
+    def next_beginning(self, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]) -> Beginning | None:
+        """What the next conversation may be resumed from; None where prompts are not cut.
+
+        Args:
+            num_pinned: tokens before each breakpoint.
+        """
+        if self.kept is None or self.kept < self.start:
+            return None
+        num_bytes = len(rest.text[: rest.num_before_kept].encode("utf-8", "surrogatepass"))
+        num_steps = rest.num_steps
+        early: Mapping[Place, int] = {}
+        if self.beginning is not None:
+            num_bytes += self.beginning.cut.num_bytes
+            num_steps += self.beginning.num_steps
+            early = self.beginning.pins
+        cut = self.model.encoder.beginning(encoded, num_bytes)
+        if cut is None or not cut.keys or rest.resumption is None:
+            return None
+        if self.beginning is None:
+            most = encoded.ends[len(cut.keys) - 1]
+            told = zip(self.asked.breakpoints, num_pinned, strict=True)
+            early = {_place(point): number for point, number in told if _is_early(point) and number < most}
+        return Beginning(self.kept + 1, cut, num_steps, self._situation(), rest.resumption, early)
+
+    async def _render_from(self, asked: Conversation) -> Rendered:
+        former = None if self.beginning is None else self.beginning.resumption
+        kept = self.start if self.kept is None else max(self.kept, self.start)
+        return await self.model.render_from(asked.messages, self.start, kept, former, self.said)
+
+    def _is_unread(self, point: Breakpoint) -> bool:
+        assert self.beginning is not None
+        if _is_early(point):
+            return _place(point) not in self.beginning.pins
+        return point.message is None or point.message < self.start
+
+    def _situation(self) -> bytes:
+        """NOTE: the text that Python writes, since values that are equal may be rendered otherwise: 1, 1.0 and true."""
+        return hashlib.sha256(self.root + repr(self.said).encode("utf-8", "surrogatepass")).digest()
 
 
-def next_beginning(
-    messages: Messages,
-    said: Mapping[str, Any],
-    root: bytes,
-    model: ServedModel,
-    encoded: EncodedPrompt,
-    rest: Rendered,
-    former: Beginning | None,
-) -> Beginning | None:
-    """What the next conversation may be resumed from; None where prompts are not cut. `former`: what this one was."""
-    num_bytes = len(rest.text[: rest.num_before_last].encode("utf-8", "surrogatepass"))
-    if former is not None:
-        num_bytes += former.cut.num_bytes
-    cut = model.encoder.beginning(encoded, num_bytes)
-    if cut is None or not encoded.cut.keys:
-        return None
-    num_steps = rest.num_steps + (0 if former is None else former.num_steps)
-    return Beginning(len(messages), cut, num_steps, _situation(said, root))
+def why_not(conversation: Conversation) -> str | None:
+    """Why a conversation may neither be resumed nor resumed from, as far as its own fields tell; None: it may.
+
+    NOTE: a later system message may be moved into the first.
+    """
+    if conversation.is_continued or conversation.add_special_tokens:
+        return "it continues a message or adds special tokens"
+    later = conversation.messages[1:]
+    if len(later) < MIN_MESSAGES - 1:
+        return "it has few messages"
+    return "it has a later system message" if any(each.get("role") == "system" for each in later) else None
 
 
-def _situation(said: Mapping[str, Any], root: bytes) -> bytes:
-    """NOTE: the text that Python writes, since values that are equal may be rendered otherwise: 1, 1.0 and true."""
-    return hashlib.sha256(root + repr(said).encode("utf-8", "surrogatepass")).digest()
+def _is_early(point: Breakpoint) -> bool:
+    return point.message is None or point.message < _NUM_HEAD
+
+
+def _place(point: Breakpoint) -> Place:
+    return point.tool, point.message, point.offset

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
-from tandem.core.errors import IncompatiblePeerError
+from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, UnknownPromptError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
 from tandem.routing.settlement import Settlement
@@ -44,6 +44,7 @@ from tandem.rpc.messages import (
 from tandem.rpc.network import MetadataSource, RpcConnection, current_network
 from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, short_form
+from tandem.rpc.told_prompts import PromptSender, ToldPrompts
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
@@ -86,6 +87,7 @@ class WorkerClient(_Client):
     Args:
         credentials: of this process.
         advertised: the address that the worker must state as its own; None = any.
+        prompts: that this process has sent, so that only what is new of them is sent; None = all is sent.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class WorkerClient(_Client):
         *,
         advertised: str | None = None,
         metadata_source: MetadataSource | None = None,
+        prompts: ToldPrompts | None = None,
     ) -> None:
         super().__init__(_connect(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
+        self._prompts = prompts
         self._shared_stream: SharedStream | None = None
         self._retired: list[SharedStream] = []
         self._unshared: WorkerAddress | None = None
@@ -107,10 +111,28 @@ class WorkerClient(_Client):
         await super().close()
 
     async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
-        """Like `generate`, but on one stream shared by all requests of this client, which costs both sides far less.
+        """Like `generate`, but of a long prompt only what the worker does not know is sent, and short messages go on a
+        stream that all requests of this client share, which costs both sides far less.
 
         Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
+        if self._prompts is None:
+            async with aclosing(self._serve(call)) as updates:
+                async for update in updates:
+                    yield update
+            return
+        sender = PromptSender(self._prompts, f"{self.address} {_incarnation(call.decode)}", call)
+        while True:
+            try:
+                async with aclosing(self._serve(sender.next())) as updates:
+                    async for update in updates:
+                        sender.note_answer()
+                        yield update
+                return
+            except (UnknownPromptError, InvalidRequestError) as error:
+                sender.note_error(error)
+
+    async def _serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         data = short_form(call) if call.decode is None or call.decode != self._unshared else None
         if data is not None:
             await self._connection.require(methods.GENERATE, _incarnation(call.decode))
@@ -189,12 +211,28 @@ class RouterClient(_Client):
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
+        self,
+        address: str,
+        credentials: Credentials,
+        *,
+        metadata_source: MetadataSource | None = None,
+        prompts: ToldPrompts | None = None,
     ) -> None:
         super().__init__(_connect(address, credentials, Expected(ROUTER_ROLES), metadata_source))
+        self._prompts = prompts
 
     async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
-        return await self._connection.call(methods.PAIR, call, timeout_s)
+        if self._prompts is None:
+            return await self._connection.call(methods.PAIR, call, timeout_s)
+        sender = PromptSender(self._prompts, self.address, call)
+        while True:
+            try:
+                answer = await self._connection.call(methods.PAIR, sender.next(), timeout_s)
+            except (UnknownPromptError, InvalidRequestError) as error:
+                sender.note_error(error)
+            else:
+                sender.note_answer()
+                return answer
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         await self._connection.call(methods.SETTLE, settlement, timeout_s)

@@ -25,6 +25,7 @@ from tandem.rpc.derive import Forms
 from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
 from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
+from tandem.rpc.prompt_messages import ToldPrompt
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
 MAX_DECISIONS = 4096
@@ -75,6 +76,7 @@ _forms.enter(TokenLogprobs, TOKEN_LOGPROBS)
 _forms.enter(BlockEvent, BLOCK_EVENT)
 _forms.add(messages.WorkerAddress, common_pb2.WorkerAddress, worker_id=_NAMED)
 _forms.add(CacheScope, common_pb2.CacheScope)
+_forms.add(ToldPrompt, common_pb2.ToldPrompt)
 _forms.add(messages.ModelInfo, common_pb2.ModelInfo)
 _forms.add(PrefillWork, common_pb2.PrefillWork, num_requests=_AMOUNT, num_tokens=_AMOUNT, num_pairs=_AMOUNT)
 _forms.add(
@@ -121,9 +123,7 @@ _forms.add(serve_messages.CallStatus, worker_pb2.CallStatus)
 WATCH_CALL = _forms.inside(float, worker_pb2.WatchRequest, FieldRule(check=_interval))
 STATUS = _forms.inside(messages.WorkerStatus, worker_pb2.StatusResponse)
 WATCHED_STATUS = _forms.inside(messages.WorkerStatus, worker_pb2.WatchResponse)
-GENERATE_CALL = _forms.add(
-    messages.GenerateCall, worker_pb2.GenerateRequest, request_id=_NAMED, prompt_token_ids=_PROMPT, pins=_PINS
-)
+GENERATE_CALL = _forms.add(messages.GenerateCall, worker_pb2.GenerateRequest, request_id=_NAMED, pins=_PINS)
 GENERATE_NEWS = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
 SERVE_CALL = _forms.add(serve_messages.ServeCall, worker_pb2.ServeRequest)
 SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.OtherUpdate, worker_pb2.OtherUpdate))
@@ -143,7 +143,7 @@ RELEASE_CALL = _forms.inside(Sequence[str], worker_pb2.ReleaseRequest)
 
 # --- what a router is asked, and answers ------------------------------------------------------------------------------
 
-PAIR_CALL = _forms.add(messages.PairCall, router_pb2.PairRequest, request_id=_NAMED, token_ids=_PROMPT)
+PAIR_CALL = _forms.add(messages.PairCall, router_pb2.PairRequest, request_id=_NAMED)
 PAIRING = _forms.add(messages.PairingAnswer, router_pb2.PairResponse, decision_s=_AMOUNT)
 SETTLEMENT = _forms.add(Settlement, router_pb2.SettleRequest, request_id=_NAMED)
 PROCESS = _forms.add(messages.ProcessInfo, router_pb2.DescribeResponse)

@@ -18,6 +18,7 @@ from tandem.core.types import TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
+from tandem.rpc.prompt_messages import ToldPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class PairCall:
         local_prefill: the decode worker must compute the prompt itself.
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
+        told: the prompt's name; handlers get the whole without it.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class PairCall:
     excluded: tuple[str, ...] = ()
     local_prefill: bool = False
     fingerprint: str | None = None
+    told: ToldPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +289,12 @@ class ComputeCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(ComputeCall):
     """Asks a decode worker to serve a request to its end. `decode`: the worker it is meant for; `spares`: as in
-    `PairingAnswer`.
+    `PairingAnswer`; `told`: as in `PairCall`.
     """
 
     decode: WorkerAddress | None = None
     spares: tuple[WorkerAddress, ...] = ()
+    told: ToldPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.encryption import add_port, check_caller
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
+from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MethodTable, RpcServer, current_network
 from tandem.rpc.protocols import SPOKEN, described
@@ -43,6 +44,7 @@ from tandem.rpc.status import (
     details_of,
     metadata_of,
 )
+from tandem.rpc.told_prompts import KeptPrompts
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -113,9 +115,14 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
     table.unary(methods.STATUS, lambda _: handler.status())
     table.stream(methods.WATCH, handler.watch)
     table.unary(methods.DRAIN, lambda _: handler.drain())
-    table.stream(methods.GENERATE, handler.generate)
+    prompts = KeptPrompts()
+
+    def generate(call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
+        return handler.generate(prompts.whole(call))
+
+    table.stream(methods.GENERATE, generate)
     if is_shared:
-        table.bidirectional(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
+        table.bidirectional(methods.SERVE, lambda calls: SharedService(generate).respond(calls))
     table.stream(methods.PREFILL, handler.prefill)
     table.unary(methods.GREET, handler.greet)
     table.unary(methods.LEASE, handler.lease)
@@ -126,7 +133,12 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
 
 def fill_router(handler: RouterHandler, table: MethodTable) -> None:
     """Registers the methods of a router."""
-    table.unary(methods.PAIR, handler.pair)
+    prompts = KeptPrompts()
+
+    async def pair(call: PairCall) -> PairingAnswer:
+        return await handler.pair(prompts.whole(call))
+
+    table.unary(methods.PAIR, pair)
     table.unary(methods.SETTLE, handler.settle)
     table.unary(methods.DESCRIBE, lambda _: handler.describe())
     table.unary(methods.MODELS, lambda _: handler.models())

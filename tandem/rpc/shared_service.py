@@ -6,15 +6,14 @@ happens. An error of one request is reported to its caller and concerns no other
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import grpc
 
 from tandem.core.errors import InvalidRequestError, WorkerLostError
 from tandem.rpc import methods
 from tandem.rpc.context import incoming_traceparent
-from tandem.rpc.handlers import WorkerHandler
-from tandem.rpc.messages import GenerateCall
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.serve_messages import CallStatus, RequestStart, ServeCall, ServeUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.status import status_of
@@ -23,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class SharedService:
-    """Serves the requests of one shared stream."""
+    """Serves the requests of one shared stream. `generate`: as `WorkerHandler.generate`."""
 
-    def __init__(self, handler: WorkerHandler) -> None:
-        self._handler = handler
+    def __init__(self, generate: Callable[[GenerateCall], AsyncIterator[GenerateUpdate]]) -> None:
+        self._generate = generate
         self._outbox = SharedOutbox()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -89,7 +88,7 @@ class SharedService:
             self._outbox.end(start.number, CallStatus())
 
     async def _pass_on(self, number: int, call: GenerateCall) -> None:
-        answers = self._handler.generate(call)
+        answers = self._generate(call)
         try:
             async for update in answers:
                 await self._outbox.put(number, update)

@@ -5,7 +5,6 @@ plain JSON data, no objects. The size of the output and the number of steps are 
 """
 
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,14 +15,28 @@ import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
-from tandem.text.resumable import MARKS, SHOWN, Messages, NegativePlaceError
+from tandem.text.resumable import TURNS, NotQualifiedError
+from tandem.text.resumption import Resumption, Turns
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
+from tandem.text.seen_messages import NotResumableError
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", BUDGET, SHOWN, MARKS})
+_RESERVED = frozenset({"messages", BUDGET, TURNS})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+_CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"at": "x"}}}
+_QUESTION, _ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+_LOOKED = (
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "a", "name": "look", "content": "seen"},
+)
+_TRIALS = (
+    (_QUESTION, _ANSWER, _QUESTION),
+    ({"role": "system", "content": "Be brief."}, _QUESTION, *_LOOKED, _ANSWER, _QUESTION, _ANSWER, _QUESTION),
+    (_QUESTION, *_LOOKED, _ANSWER, _QUESTION, *_LOOKED),
+)
 
 Message = Mapping[str, Any]
 
@@ -33,13 +46,15 @@ class Rendered:
     """The prompt of a conversation from one of its messages on.
 
     Args:
-        num_before_last: characters of `text` before those of the last message.
+        num_before_kept: characters of `text` before those of the message at which a later rendering may begin.
         num_steps: that rendering it took.
+        resumption: what that rendering needs; None where too much would be kept.
     """
 
     text: str
-    num_before_last: int
+    num_before_kept: int
     num_steps: int
+    resumption: Resumption | None
 
 
 class ChatTemplate:
@@ -59,9 +74,11 @@ class ChatTemplate:
     ) -> None:
         sandbox = Sandbox(now)
         self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
-        self._resumable = {name: sandbox.load_resumable(source) for name, source in sources.items()}
         self._tokens = dict(tokens)
         self._sources = dict(sources)
+        self._resumable: dict[str, jinja2.Template | str] = {}
+        for name, source in sources.items():
+            self._resumable[name] = self._tried(name, _resumable(sandbox, source))
         self.source = sources.get("tool_use", sources.get("default", ""))
 
     @classmethod
@@ -112,38 +129,77 @@ class ChatTemplate:
     def render_from(
         self,
         messages: Sequence[Message],
-        start: int,
+        start: int = 0,
+        kept: int | None = None,
+        former: Resumption | None = None,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> Rendered | None:
-        """What `render` makes of `messages` from number `start` on; 0: the whole. None where the template's text of
-        one message may depend on more than its neighbours and the first (`resumable`).
+    ) -> Rendered:
+        """What `render` makes of `messages` from number `start` on; 0: the whole.
 
         Args:
             messages: those before number `start - 1` may be empty, but for the first.
+            kept: number of the message at which a later rendering may begin; the last by default.
+            former: what was kept at number `start`, of a conversation with the same messages up to it and the same
+                variables.
 
         Raises:
             InvalidRequestError: as `render`, of what is rendered.
+            NotResumableError: why only `render` can do it. `ChangedFactsError` if another `former` might do.
         """
         template = self._resumable[self._choose(tools)]
-        if template is None:
-            return None
-        seen = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
-        given = self._seen(seen, Messages(_message(each) if each else {} for each in _require_messages(messages)))
-        last, budget = len(messages) - 1, Budget()
-        shown = [*([None] * start), *given["messages"][start:]]
-        marks = {number: secrets.token_hex(16) for number in {start, last}}
+        if isinstance(template, str):
+            raise NotResumableError(template)
+        return self._render_from(
+            template,
+            [_message(each) if each else None for each in _require_messages(messages)],
+            start,
+            len(messages) - 1 if kept is None else kept,
+            former,
+            {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables},
+        )
+
+    def _render_from(
+        self,
+        template: jinja2.Template,
+        messages: Sequence[Message | None],
+        start: int,
+        kept: int,
+        former: Resumption | None,
+        variables: Mapping[str, Any],
+    ) -> Rendered:
+        turns, budget = Turns(messages, start, kept, former), Budget()
+        before, after = turns.parts(self._run(template, {**self._seen(variables, turns.shown), TURNS: turns}, budget))
         try:
-            text = self._run(template, {**given, SHOWN: shown, MARKS: marks}, budget)
-        except NegativePlaceError:
-            return None
-        text = text.partition(marks[start])[2] if start else text.replace(marks[0], "", int(last > 0))
-        before, _, after = ("", "", text) if 0 < start == last else text.partition(marks[last])
-        return Rendered(before + after, len(before), budget.num_spent)
+            resumption = turns.resumption()
+        except NotResumableError:
+            resumption = None
+        return Rendered(before + after, len(before), budget.num_spent, resumption)
+
+    def _tried(self, name: str, template: jinja2.Template | str) -> jinja2.Template | str:
+        """The template if it renders short conversations as the one it was made from, or why it does not.
+
+        NOTE: a precaution, and tells templates that could never be resumed from those that can.
+        """
+        if isinstance(template, str):
+            return template
+        for messages in _TRIALS:
+            given = [_message(each) for each in messages]
+            try:
+                whole = self._run(self._templates[name], self._seen({"tools": None}, given), Budget())
+            except InvalidRequestError:
+                continue
+            try:
+                found = self._render_from(template, given, 0, len(given) - 1, None, {"tools": None})
+            except (InvalidRequestError, NotResumableError) as error:
+                return str(error)
+            if found.text != whole:
+                return "the template is rendered otherwise in parts"
+        return template
 
     def _seen(self, variables: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
         """The variables that a template sees."""
@@ -195,6 +251,14 @@ def _configured_sources(value: Any, path: Path) -> dict[str, str]:
 
 def _is_named_source(entry: Any) -> bool:
     return isinstance(entry, Mapping) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
+
+
+def _resumable(sandbox: Sandbox, source: str) -> jinja2.Template | str:
+    """The template that can be rendered from a later message on, or why there is none."""
+    try:
+        return sandbox.load_resumable(source)
+    except NotQualifiedError as error:
+        return str(error)
 
 
 def _compile(sandbox: Sandbox, name: str, source: str) -> jinja2.Template:

@@ -1,20 +1,21 @@
 """Chat templates whose rendering may begin at a later message, decided from the template's source.
 
-A template qualifies if it is one loop over the messages that keeps nothing from one message to the next, and if what it
-writes for a message depends on that message, its neighbours, the first message and variables alone. Then the text
-before the last message of a conversation is the same in every conversation that goes on from it.
+A template qualifies if one loop over the messages writes them, and if what its body reads besides the message, its
+neighbours and the loop's first message can be compared with what it read before (`resumption`). What comes before the
+loop and after it may do as it likes with single members of messages; `seen_messages` keeps a record of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import nodes
 
-SHOWN, MARKS = "_tandem_shown", "_tandem_marks"  # variables of a resumable template
-_MESSAGES, _LOOP = "messages", "loop"
-_OUTER_ATTRIBUTES = frozenset({"first", "last", "index", "index0"})
+TURNS = "_tandem_turns"  # the variable of a resumable template, a `resumption.Turns`
+BEGIN, ITEMS, IS_SHOWN, ENTER, INNER = (f"_tandem_{name}" for name in ("begin", "items", "is_shown", "enter", "inner"))
+_MESSAGES, _LOOP, _INDEX = "messages", "loop", "index0"
+_OUTER_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "nextitem", "previtem"})
 _INNER_ATTRIBUTES = _OUTER_ATTRIBUTES | {"length", "revindex", "revindex0"}
-_FUNCTIONS = frozenset({"raise_exception", "range"})
+_FUNCTIONS = frozenset({"dict", "namespace", "raise_exception", "range"})
 _METHODS = frozenset(
     {
         "endswith", "get", "items", "keys", "lower", "lstrip", "replace", "rstrip", "split", "startswith", "strip",
@@ -23,96 +24,281 @@ _METHODS = frozenset(
 )  # fmt: skip
 _FILTERS = frozenset(
     {
-        "capitalize", "count", "default", "dictsort", "first", "indent", "items", "join", "last", "length", "list",
-        "lower", "map", "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr", "sort", "string",
-        "title", "tojson", "trim", "unique", "upper",
+        "abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "indent", "int", "items", "join",
+        "last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "safe", "select",
+        "selectattr", "sort", "string", "title", "tojson", "trim", "unique", "upper",
     }
 )  # fmt: skip
 _PLAIN: tuple[type[nodes.Node], ...] = (
-    nodes.Output, nodes.TemplateData, nodes.Const, nodes.If, nodes.Assign, nodes.Test, nodes.Compare, nodes.Operand,
-    nodes.Or, nodes.Not, nodes.Neg, nodes.Add, nodes.Sub, nodes.Concat, nodes.CondExpr, nodes.List, nodes.Dict,
-    nodes.Pair, nodes.Tuple, nodes.Slice, nodes.Continue, nodes.Keyword,
+    nodes.Output, nodes.TemplateData, nodes.Const, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Test, nodes.Compare,
+    nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Add, nodes.Sub, nodes.Mul, nodes.Mod, nodes.Concat,
+    nodes.CondExpr, nodes.List, nodes.Dict, nodes.Pair, nodes.Tuple, nodes.Slice, nodes.Continue, nodes.Keyword,
+    nodes.Getattr, nodes.Getitem, nodes.Scope,
 )  # fmt: skip
+_FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
 
 
-class NegativePlaceError(Exception):
-    """A template asked for the message before the first, which Python takes for the last one."""
+class NotQualifiedError(Exception):
+    """A template cannot be resumed; says why."""
 
 
-class Messages(list[object]):
-    """The messages that a resumable template sees; not to be indexed from the end."""
+def make_resumable(tree: nodes.Template) -> None:
+    """Changes a parsed template so that its loop over the messages calls the `Turns` in the variable `TURNS`.
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, int) and place < 0:
-            raise NegativePlaceError
-        return super().__getitem__(place)
-
-
-def make_resumable(tree: nodes.Template) -> bool:
-    """Changes a parsed template, if it qualifies, to go over `SHOWN`: the messages, with None for those that are not to
-    be written. Before each it writes the text that `MARKS` has for its number.
+    Raises:
+        NotQualifiedError: it cannot be resumed.
     """
-    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, _MESSAGES)]
-    if len(loops) != 1:
-        return False
-    (loop,) = loops
+    if any(tree.find_all(_FOREIGN)):
+        raise NotQualifiedError("the template includes others")
+    siblings, loop = _main_loop(tree)
     if not isinstance(loop.target, nodes.Name) or loop.else_ or loop.test is not None or loop.recursive:
-        return False
-    others = [node for node in tree.body if node is not loop]
-    if not _are_pure(others, is_outer=False) or not _are_pure(loop.body, is_outer=True):
-        return False
-    names = [name for part in loop.body for name in part.find_all(nodes.Name)]
-    if any(name.name == loop.target.name and name.ctx != "load" for name in names):
-        return False
+        raise NotQualifiedError("the template's loop over the messages has a condition, or an else")
+    body = _Body(tree, loop)
     line = loop.lineno
-    number = nodes.Getattr(nodes.Name(_LOOP, "load", lineno=line), "index0", "load", lineno=line)
-    message = nodes.Name(loop.target.name, "load", lineno=line)
-    is_shown = nodes.Not(nodes.Test(message, "none", [], [], None, None, lineno=line), lineno=line)
-    mark = nodes.Getitem(nodes.Name(MARKS, "load", lineno=line), number, "load", lineno=line)
-    loop.iter = nodes.Name(SHOWN, "load", lineno=line)
-    loop.body = [nodes.If(is_shown, [nodes.Output([mark], lineno=line), *loop.body], [], [], lineno=line)]
-    return True
+    index = nodes.Getattr(nodes.Name(_LOOP, "load", lineno=line), _INDEX, "load", lineno=line)
+    begin = _call(BEGIN, line, loop.iter, *body.arguments(line))
+    is_shown, enter = _call(IS_SHOWN, line, index), _call(ENTER, line, index)
+    shown = nodes.If(is_shown, [nodes.Output([enter], lineno=line), *loop.body], [], [], lineno=line)
+    loop.iter, loop.body = _call(ITEMS, line), [shown]
+    place = next(number for number, node in enumerate(siblings) if node is loop)
+    siblings.insert(place, nodes.Output([begin], lineno=line))
 
 
-def _are_pure(parts: Sequence[nodes.Node], *, is_outer: bool) -> bool:
-    """`is_outer`: the parts are the body of the loop over the messages, and `loop` is that loop."""
-    return all(_is_pure(part, is_outer=is_outer) for part in parts)
+class _Body:
+    """The loop's body and the macros it calls, which are checked; places where it indexes the messages are changed."""
+
+    def __init__(self, tree: nodes.Template, loop: nodes.For) -> None:
+        self._messages = loop.iter.name if isinstance(loop.iter, nodes.Name) else ""
+        self._lists = {_MESSAGES, self._messages}
+        own = list(_within(loop.body))
+        outside = [node for node in _within([tree]) if id(node) not in {id(each) for each in own}]
+        self._macros = {node.name: node for node in outside if isinstance(node, nodes.Macro)}
+        self._stored = {node.name for node in own if isinstance(node, nodes.Name) and node.ctx == "store"}
+        made = {name for node in own for name in _made_namespaces(node)}
+        self._reads: set[str] = set()
+        self._compared: dict[str, int] = {}
+        self._read_counts: dict[str, int] = {}
+        assert isinstance(loop.target, nodes.Name)
+        if self._stored & {loop.target.name, _LOOP, *self._lists}:
+            raise NotQualifiedError("the template's loop changes the message")
+        self._namespaces = {node.name for node in _within([tree]) if isinstance(node, nodes.NSRef)}
+        self._called: set[str] = set()
+        self._is_in_macro = False
+        self._check_all(loop.body, is_outer=True)
+        bodies = [own, *(list(_within([self._macros[name]])) for name in self._called)]
+        self._carries = sorted(
+            {
+                (node.name, node.attr)
+                for nodes_of in bodies
+                for node in nodes_of
+                if isinstance(node, nodes.NSRef) and node.name not in _locals_of(nodes_of, made, own)
+            }
+        )
+        assigned = {node.name for node in outside if isinstance(node, nodes.Name) and node.ctx == "store"}
+        if made & assigned:
+            raise NotQualifiedError(f"the template has two namespaces {min(made & assigned)}")
+        self._variables = sorted((self._reads & assigned) - self._lists - self._macros.keys() - self._namespaces)
+        self._read_namespaces = sorted(
+            ((self._reads & assigned) | {name for name, _ in self._carries}) & self._namespaces
+        )
+
+    def arguments(self, line: int) -> list[nodes.Expr]:
+        """Of `Turns.begin` after the first."""
+        changed = {f"{name}.{member}" for name, member in self._carries}
+        places = [
+            name
+            for name, count in self._compared.items()
+            if count == self._read_counts.get(name) and name not in changed and name not in self._stored
+        ]
+        return [
+            _names(self._variables, line),
+            _names(self._read_namespaces, line),
+            nodes.Const(tuple(places), lineno=line),
+            nodes.Const(tuple(self._carries), lineno=line),
+        ]
+
+    def _check_all(self, parts: Sequence[nodes.Node], *, is_outer: bool) -> None:
+        """`is_outer`: the parts belong to the loop over the messages, and `loop` is that loop."""
+        for part in parts:
+            self._check(part, is_outer=is_outer)
+
+    def _check(self, node: nodes.Node, *, is_outer: bool) -> None:
+        match node:
+            case nodes.For():
+                if node.recursive:
+                    raise NotQualifiedError("the template has a loop that calls itself")
+                self._check(node.iter, is_outer=is_outer)
+                inside = [node.target, *node.body, *node.else_, *([] if node.test is None else [node.test])]
+                self._check_all(inside, is_outer=False)
+            case nodes.Name():
+                self._check_name(node)
+            case nodes.NSRef():
+                pass
+            case nodes.Getattr() if _is_name(node.node, _LOOP):
+                if node.attr not in (_OUTER_ATTRIBUTES if is_outer else _INNER_ATTRIBUTES):
+                    raise NotQualifiedError(f"what the template writes for a message depends on loop.{node.attr}")
+            case nodes.Getattr() if isinstance(node.node, nodes.Name) and node.node.name in self._namespaces:
+                self._count(node.node.name, f"{node.node.name}.{node.attr}")
+            case nodes.Getitem() if isinstance(node.node, nodes.Name) and node.node.name in self._lists:
+                self._check_index(node, is_outer=is_outer)
+            case nodes.And() if _is_name(node.left, _MESSAGES) and not self._is_in_macro:
+                self._check(node.right, is_outer=is_outer)
+            case nodes.Compare() if is_outer and (place := _place_beside_index(node)) is not None:
+                self._compared[place] = self._compared.get(place, 0) + 1
+                self._check_all(list(node.iter_child_nodes()), is_outer=is_outer)
+            case nodes.Call():
+                self._check_call(node)
+                self._check_all(_without_callee(node), is_outer=is_outer)
+            case nodes.Filter() if node.name in _FILTERS:
+                self._check_all(list(node.iter_child_nodes()), is_outer=is_outer)
+            case _:
+                if not isinstance(node, _PLAIN):
+                    raise NotQualifiedError(f"the template's loop over the messages has a {type(node).__name__}")
+                self._check_all(list(node.iter_child_nodes()), is_outer=is_outer)
+
+    def _check_name(self, node: nodes.Name) -> None:
+        if node.name in self._lists or node.name in (_LOOP, "caller", "varargs", "kwargs", "self"):
+            raise NotQualifiedError(f"the template's loop over the messages takes {node.name} as a whole")
+        if node.ctx == "load":
+            if node.name in self._namespaces:
+                raise NotQualifiedError(f"the template's loop over the messages takes {node.name} as a whole")
+            self._count(node.name, node.name)
+
+    def _count(self, name: str, place: str) -> None:
+        self._reads.add(name)
+        self._read_counts[place] = self._read_counts.get(place, 0) + 1
+
+    def _check_index(self, node: nodes.Getitem, *, is_outer: bool) -> None:
+        assert isinstance(node.node, nodes.Name)
+        if self._is_in_macro:
+            raise NotQualifiedError("a macro of the template takes messages that are not given to it")
+        is_first = isinstance(node.arg, nodes.Const) and node.arg.value == 0 and type(node.arg.value) is int
+        if node.node.name != self._messages:
+            if not is_first:
+                raise NotQualifiedError("the template's loop asks for messages by other numbers than its own")
+            return
+        if not is_first and not (is_outer and _is_neighbour(node.arg)):
+            raise NotQualifiedError("what the template writes for a message depends on others than its neighbours")
+        node.node = _call(INNER, node.lineno)
+
+    def _check_call(self, node: nodes.Call) -> None:
+        callee = node.node
+        if isinstance(callee, nodes.Name) and callee.name in self._macros:
+            if callee.name not in self._called:
+                self._called.add(callee.name)
+                was_in_macro, self._is_in_macro = self._is_in_macro, True
+                macro = self._macros[callee.name]
+                self._check_all([*macro.body, *macro.defaults], is_outer=False)
+                self._is_in_macro = was_in_macro
+            return
+        if isinstance(callee, nodes.Name) and callee.name in _FUNCTIONS:
+            return
+        if not (isinstance(callee, nodes.Getattr) and callee.attr in _METHODS):
+            raise NotQualifiedError("the template's loop over the messages calls a function that is not known")
 
 
-def _is_pure(node: nodes.Node, *, is_outer: bool) -> bool:
-    match node:
-        case nodes.For():
-            inside = [node.target, *node.body, *node.else_, *([] if node.test is None else [node.test])]
-            return not node.recursive and _is_pure(node.iter, is_outer=is_outer) and _are_pure(inside, is_outer=False)
-        case nodes.Name():
-            return node.name not in (_MESSAGES, _LOOP)
-        case nodes.Getattr() if _is_name(node.node, _LOOP):
-            return node.attr in (_OUTER_ATTRIBUTES if is_outer else _INNER_ATTRIBUTES)
-        case nodes.Getitem() if _is_name(node.node, _MESSAGES):
-            return _is_first(node.arg) or (is_outer and _is_neighbour(node.arg))
-        case nodes.And() if _is_name(node.left, _MESSAGES):
-            return _is_pure(node.right, is_outer=is_outer)
-        case nodes.Call():
-            is_known = isinstance(node.node, nodes.Name) and node.node.name in _FUNCTIONS
-            is_known |= isinstance(node.node, nodes.Getattr) and node.node.attr in _METHODS
-            return is_known and _are_pure(list(node.iter_child_nodes()), is_outer=is_outer)
-        case nodes.Filter():
-            return node.name in _FILTERS and _are_pure(list(node.iter_child_nodes()), is_outer=is_outer)
-        case nodes.And() | nodes.Getattr() | nodes.Getitem():
-            return _are_pure(list(node.iter_child_nodes()), is_outer=is_outer)
-    return isinstance(node, _PLAIN) and _are_pure(list(node.iter_child_nodes()), is_outer=is_outer)
+def _main_loop(tree: nodes.Template) -> tuple[list[nodes.Node], nodes.For]:
+    """The last loop over messages that writes text, and the statements that it is one of."""
+    names = {_MESSAGES}
+    for _ in range(4):
+        for assign in tree.find_all(nodes.Assign):
+            if isinstance(assign.target, nodes.Name) and _mentions(assign.node, names):
+                names.add(assign.target.name)
+    found = [
+        (siblings, node)
+        for siblings, node in _statements(tree.body)
+        if isinstance(node, nodes.For) and _mentions(node.iter, names) and _writes(node)
+    ]
+    if not found:
+        raise NotQualifiedError("the template has no loop that writes the messages")
+    return found[-1]
 
 
-def _is_first(place: nodes.Node) -> bool:
-    return isinstance(place, nodes.Const) and place.value == 0
+def _statements(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.Node]]:
+    """Statements that are not in a loop or macro."""
+    for node in list(body):
+        yield body, node
+        if isinstance(node, nodes.If):
+            for branch in (node.body, node.else_, *(each.body for each in node.elif_)):
+                yield from _statements(branch)
+        elif isinstance(node, nodes.Scope):
+            yield from _statements(node.body)
+
+
+def _writes(loop: nodes.For) -> bool:
+    for output in loop.find_all(nodes.Output):
+        for part in output.nodes:
+            is_refusal = isinstance(part, nodes.Call) and _is_name(part.node, "raise_exception")
+            is_space = isinstance(part, nodes.TemplateData) and not part.data.strip()
+            if not (is_refusal or is_space):
+                return True
+    return False
+
+
+def _mentions(node: nodes.Node, names: set[str]) -> bool:
+    return any(each.name in names for each in _within([node]) if isinstance(each, nodes.Name))
+
+
+def _within(parts: Sequence[nodes.Node]) -> Iterator[nodes.Node]:
+    """The nodes and all below them."""
+    for part in parts:
+        yield part
+        yield from part.find_all(nodes.Node)
+
+
+def _made_namespaces(node: nodes.Node) -> Iterator[str]:
+    if not isinstance(node, nodes.Assign) or not isinstance(node.target, nodes.Name):
+        return
+    if isinstance(node.node, nodes.Call) and _is_name(node.node.node, "namespace"):
+        yield node.target.name
+
+
+def _locals_of(part: Sequence[nodes.Node], made: set[str], own: Sequence[nodes.Node]) -> set[str]:
+    """Namespaces that a body or macro makes itself, so that they are not carried on."""
+    if part is own:
+        return made
+    return {name for node in part for name in _made_namespaces(node)}
+
+
+def _place_beside_index(node: nodes.Compare) -> str | None:
+    """The variable that is compared with the number of the message, and nothing else."""
+    if len(node.ops) != 1:
+        return None
+    sides = (node.expr, node.ops[0].expr)
+    for number, other in (sides, sides[::-1]):
+        if isinstance(number, nodes.Getattr) and _is_name(number.node, _LOOP) and number.attr == _INDEX:
+            if isinstance(other, nodes.Name):
+                return str(other.name)
+            if isinstance(other, nodes.Getattr) and isinstance(other.node, nodes.Name):
+                return f"{other.node.name}.{other.attr}"
+    return None
 
 
 def _is_neighbour(place: nodes.Node) -> bool:
     if not isinstance(place, (nodes.Add, nodes.Sub)):
         return False
     number, step = place.left, place.right
-    is_number = isinstance(number, nodes.Getattr) and _is_name(number.node, _LOOP) and number.attr == "index0"
-    return is_number and isinstance(step, nodes.Const) and step.value == 1
+    is_number = isinstance(number, nodes.Getattr) and _is_name(number.node, _LOOP) and number.attr == _INDEX
+    return is_number and isinstance(step, nodes.Const) and step.value == 1 and type(step.value) is int
+
+
+def _without_callee(node: nodes.Call) -> list[nodes.Node]:
+    """What a call evaluates: its arguments, and the object whose method is called."""
+    object_ = [node.node.node] if isinstance(node.node, nodes.Getattr) else []
+    rest = [each for each in node.iter_child_nodes() if each is not node.node]
+    return [*object_, *rest]
+
+
+def _call(name: str, line: int, *arguments: Any) -> nodes.Filter:
+    turns = nodes.Name(TURNS, "load", lineno=line)
+    return nodes.Filter(turns, name, list(arguments), [], None, None, lineno=line)
+
+
+def _names(names: Sequence[str], line: int) -> nodes.Dict:
+    items = [
+        nodes.Pair(nodes.Const(name, lineno=line), nodes.Name(name, "load", lineno=line), lineno=line) for name in names
+    ]
+    return nodes.Dict(items, lineno=line)
 
 
 def _is_name(node: nodes.Node, name: str) -> bool:

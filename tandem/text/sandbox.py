@@ -13,10 +13,14 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from tandem.text.resumable import make_resumable
+from tandem.text.lookahead import look_ahead_once
+from tandem.text.resumable import BEGIN, ENTER, INNER, IS_SHOWN, ITEMS, make_resumable
+from tandem.text.resumption import Turns
+from tandem.text.seen_messages import ABSENT, SeenMessage, give_up
 
 BUDGET = "_tandem_budget"
 MAX_STEPS = 1_000_000
@@ -55,17 +59,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters[_COUNTED] = _counted
+        self.filters |= _OF_TURNS
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: now().strftime(form)
 
     def load(self, source: str) -> jinja2.Template:
         """Compile `source`, with every loop counted. Raises jinja2.TemplateSyntaxError."""
-        return self._compiled(self.parse(source))
-
-    def load_resumable(self, source: str) -> jinja2.Template | None:
-        """Compile `source` as `resumable.make_resumable` changes it, or None where it does not qualify."""
         tree = self.parse(source)
-        return self._compiled(tree) if make_resumable(tree) else None
+        look_ahead_once(tree)
+        return self._compiled(tree)
+
+    def load_resumable(self, source: str) -> jinja2.Template:
+        """Compile `source` as `resumable.make_resumable` changes it, and raises."""
+        tree = self.parse(source)
+        look_ahead_once(tree)
+        make_resumable(tree)
+        return self._compiled(tree)
 
     def _compiled(self, tree: nodes.Template) -> jinja2.Template:
         for loop in list(tree.find_all(nodes.For)):
@@ -74,11 +83,30 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """NOTE: of a plain object in JSON this is the member at once, without the error that looking for an attribute
-        first would raise and catch; what a dictionary has as attribute, such as `items`, is looked up as ever.
+        first would raise and catch, and likewise of loops and namespaces. What a dictionary has as attribute, such
+        as `items`, is looked up as ever.
         """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES and attribute in obj:
             return obj[attribute]
+        if (type(obj) is LoopContext and attribute in _LOOP_ATTRIBUTES) or (
+            type(obj) is Namespace and not attribute.startswith("_") and hasattr(obj, attribute)
+        ):
+            return getattr(obj, attribute)
+        if type(obj) is SeenMessage:
+            if attribute == "get":
+                return obj.get
+            return give_up(obj) if attribute in _DICT_ATTRIBUTES else self._seen(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """NOTE: as `getattr` for a message of which a record is kept."""
+        return self._seen(obj, argument) if type(obj) is SeenMessage else super().getitem(obj, argument)
+
+    def _seen(self, message: SeenMessage, name: Any) -> Any:
+        value = message.get(name, ABSENT) if isinstance(name, str) else give_up(message)
+        if value is not ABSENT:
+            return value
+        return give_up(message) if name in _DICT_ATTRIBUTES else self.undefined(obj={}, name=name)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         _budget_of(__context).spend()
@@ -93,6 +121,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 _COUNTED = "_tandem_counted"
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length", "previtem", "nextitem"})
+_OF_TURNS = {
+    BEGIN: Turns.begin,
+    ITEMS: lambda turns: list(turns.inner),
+    IS_SHOWN: Turns.is_shown,
+    ENTER: Turns.enter,
+    INNER: lambda turns: turns.inner,
+}
 
 
 class _Counted:

@@ -15,6 +15,8 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.known_body import KnownBody
+from tandem.gateway.known_conversations import KnownConversation
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
 
@@ -30,12 +32,30 @@ class MessagesDialect:
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._context.off_loop.run(len(body), partial(read_body, MessagesBody, body))
-        prompt = _read_prompt(asked, self._context)
+        known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
+        return await known.read(partial(self._read, known, request_id, isolate))
+
+    async def _read(
+        self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
+    ) -> ParsedRequest:
+        """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
+        parse = partial(read_body, MessagesBody)
+        asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "messages")
+        prompt = _read_prompt(asked, self._context, known)
         check_budget(prompt.thinking, asked.max_tokens)
         info = await self._context.directory.info()
         params = _params(asked, info)
-        assembled = await assemble(prompt.conversation, self._context, info, isolate(UNSCOPED))
+        kept = None if spans is None else prompt.kept
+        assembled = await assemble(
+            prompt.conversation,
+            self._context,
+            info,
+            isolate(UNSCOPED),
+            beginning=None if known is None else known.beginning,
+            kept=None if kept is None else kept.number,
+        )
+        if kept is not None and spans is not None and assembled.beginning is not None:
+            known_body.keep(kept.entry(spans, known, assembled.beginning))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -49,7 +69,8 @@ class MessagesDialect:
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return ParsedRequest(request, (result,), writer, bool(asked.stream), encoding=assembled.encoding)
+        encoding = known_body.counted(assembled, known)
+        return ParsedRequest(request, (result,), writer, bool(asked.stream), encoding=encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)
@@ -68,9 +89,11 @@ async def count_tokens(body: bytes, context: DialectContext, isolate: Isolate) -
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 
-def _read_prompt(asked: MessagesPromptBody, context: DialectContext) -> ParsedPrompt:
+def _read_prompt(
+    asked: MessagesPromptBody, context: DialectContext, known: KnownConversation | None = None
+) -> ParsedPrompt:
     context.model.require(asked.model)
-    prompt = read_prompt(asked, context.limits.max_messages)
+    prompt = read_prompt(asked, context.limits.max_messages, known)
     if prompt.thinking.is_required and context.model.answers.thinking is None:
         raise RequestError(
             f"thinking is enabled, but the model {context.model.name!r} is not known to think; leave it out",

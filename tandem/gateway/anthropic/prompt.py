@@ -1,17 +1,19 @@
 """Translates a body into a conversation. Invariant: everything a body asks for is in the conversation or is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
 from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody
+from tandem.gateway.anthropic.resumed import KeptTurn, check_resumed, find_kept
 from tandem.gateway.anthropic.thinking import RequestedThinking, read_kept_turns, read_thinking
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.anthropic.turns import Turn, TurnWriter, read_turns
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
+from tandem.gateway.known_conversations import KnownConversation
 
 # A client's accounting, new in every request, which would keep every prompt from being found in the cache.
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -19,32 +21,44 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """The conversation of a body, and the thinking that the body asked for."""
+    """The conversation of a body, and the thinking that the body asked for.
+
+    Args:
+        kept: where a later body may be resumed, if it may.
+    """
 
     conversation: Conversation
     thinking: RequestedThinking
+    kept: KeptTurn | None = None
 
 
-def read_prompt(body: MessagesPromptBody, max_messages: int) -> ParsedPrompt:
+def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConversation | None = None) -> ParsedPrompt:
     """The conversation of a body; the system prompt is its first message.
+
+    Args:
+        known: of which the body lacks messages.
 
     Raises:
         RequestError: naming the part of the body that is not supported.
+        NotKnownError: the body has to be read as a whole.
     """
     if not body.messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")
-    if len(body.messages) > max_messages:
-        raise RequestError(
-            f"messages has {len(body.messages)} entries; at most {max_messages} are taken", param="messages"
-        )
+    num_messages = len(body.messages) + (0 if known is None else known.num_left_out)
+    if num_messages > max_messages:
+        raise RequestError(f"messages has {num_messages} entries; at most {max_messages} are taken", param="messages")
+    num_kept = read_kept_turns(body)
     asked, points = read_thinking(body), BreakpointList()
     tools, choice = read_tools(body, points)
-    writer, turns = TurnWriter(points), read_turns(body.messages)
+    turns = read_turns(body.messages)
+    former = None if known is None else check_resumed(turns, num_kept, known)
+    writer = TurnWriter(points) if known is None else TurnWriter(points, known.calls)
     system = _system(body.system)
     if system:
         writer.write_texts("system", system)
     is_continued = _is_continued(turns, asked)
-    writer.write(turns, read_kept_turns(body))
+    writer.write(turns, num_kept, 0 if former is None else former.num_unread)
+    kept = None if is_continued else find_kept(turns, writer, num_kept, former)
     _mark_last(body, writer.messages, points)
     conversation = Conversation(
         messages=writer.messages,
@@ -55,7 +69,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int) -> ParsedPrompt:
         breakpoints=points.points,
         is_continued=is_continued,
     )
-    return ParsedPrompt(conversation, asked)
+    return ParsedPrompt(conversation, asked, kept)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
@@ -89,7 +103,7 @@ def _is_continued(turns: Sequence[Turn], asked: RequestedThinking) -> bool:
     return True
 
 
-def _mark_last(body: MessagesPromptBody, messages: Sequence[dict[str, Any]], points: BreakpointList) -> None:
+def _mark_last(body: MessagesPromptBody, messages: Sequence[Mapping[str, Any]], points: BreakpointList) -> None:
     """Adds the request's own breakpoint at the end of the last message."""
     ttl_s = read_ttl_s(body.cache_control, "the request")
     if ttl_s is not None and messages[-1]["content"]:

@@ -6,7 +6,8 @@ Consecutive messages of one role form one turn.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from types import MappingProxyType
 from typing import Any
 
 from tandem.core.errors import shown
@@ -21,7 +22,7 @@ from tandem.gateway.anthropic.blocks import (
     read_blocks,
 )
 from tandem.gateway.anthropic.caching import BreakpointList
-from tandem.gateway.conversation import Breakpoint
+from tandem.gateway.conversation import UNREAD, Breakpoint
 from tandem.gateway.errors import RequestError
 
 ROLES = ("user", "assistant", "system")
@@ -30,10 +31,12 @@ OUR_IDS = "toolu_"  # what a call's own id begins with in this API
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Consecutive messages of one role."""
+    """Consecutive messages of one role. `number`: of the first in the body."""
 
     role: str
     blocks: tuple[Block, ...]
+    number: int
+    num_messages: int = 1
 
     @property
     def texts(self) -> list[TextBlock]:
@@ -48,6 +51,16 @@ class Turn:
         return [block for block in self.blocks if isinstance(block, ToolUseBlock)]
 
     @property
+    def is_question(self) -> bool:
+        """Whether it begins something new, rather than to answer a call."""
+        return self.role == "user" and not self.results
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether it has a cache breakpoint."""
+        return any(getattr(block, "mark", None) or getattr(block, "marks", ()) for block in self.blocks)
+
+    @property
     def thought(self) -> str:
         return "\n".join(block.text for block in self.blocks if isinstance(block, ThinkingBlock) and block.text)
 
@@ -58,30 +71,45 @@ def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
     Raises:
         RequestError: naming the message, and the part of it, that is not supported.
     """
-    read = [_turn(message, f"messages.{index}") for index, message in enumerate(messages)]
+    read = [_turn(message, index) for index, message in enumerate(messages)]
     turns: list[Turn] = []
     for role, group in groupby(read, key=lambda turn: turn.role):
+        same = list(group)
         if role == "system":
-            turns += group
+            turns += same
         else:
-            turns.append(Turn(role, tuple(block for turn in group for block in turn.blocks)))
+            blocks = tuple(block for turn in same for block in turn.blocks)
+            turns.append(Turn(role, blocks, same[0].number, len(same)))
     return turns
 
 
 class TurnWriter:
-    """Writes turns as `messages` for a chat template; their breakpoints are added to `points`."""
+    """Writes turns as `messages` for a chat template; their breakpoints are added to `points`.
 
-    def __init__(self, points: BreakpointList) -> None:
+    Args:
+        names: of the tools by their calls' ids, in turns that are not read.
+    """
+
+    def __init__(self, points: BreakpointList, names: Mapping[str, str] = MappingProxyType({})) -> None:
         self._points = points
         self._after_calls: list[CacheControl] = []  # whose place is where the next message begins
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = dict(names)
+        self._numbers: list[tuple[int, int]] = []
         self._open: dict[str, str] = {}  # calls without a result, and where they are
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Mapping[str, Any]] = []
 
-    def write(self, turns: Sequence[Turn], num_kept: int | None) -> None:
-        """Writes all turns. Raises RequestError if calls and results do not match. `num_kept`: `read_kept_turns`."""
+    def write(self, turns: Sequence[Turn], num_kept: int | None, num_unread: int = 0) -> None:
+        """Writes all turns. Raises RequestError if calls and results do not match.
+
+        Args:
+            num_kept: `read_kept_turns`.
+            num_unread: messages after the first turn that are not read.
+        """
         kept = _turns_with_thinking(turns, num_kept)
         for index, turn in enumerate(turns):
+            if index == 1:
+                self.messages += [UNREAD] * num_unread
+            self._numbers.append((len(self.messages), len(self._names)))
             if turn.role == "user":
                 self._write_user(turn)
             elif turn.role == "assistant":
@@ -89,6 +117,14 @@ class TurnWriter:
             else:
                 self.write_texts("system", turn.texts)
         self._close()
+
+    def number_of(self, turn: int) -> int:
+        """Number of the first message of a turn that was written."""
+        return self._numbers[turn][0]
+
+    def names_before(self, turn: int) -> dict[str, str]:
+        """Names of the tools by their calls' ids, in earlier turns."""
+        return dict(islice(self._names.items(), self._numbers[turn][1]))
 
     def write_texts(self, role: str, blocks: Sequence[TextBlock]) -> None:
         """Writes one message of text."""
@@ -151,14 +187,15 @@ class TurnWriter:
             raise _refusal(f"{where}: the tool_use {shown(call_id)} has no tool_result after it", where)
 
 
-def _turn(message: Mapping[str, Any], where: str) -> Turn:
+def _turn(message: Mapping[str, Any], number: int) -> Turn:
+    where = f"messages.{number}"
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
     unknown = message.keys() - {"role", "content"}
     if unknown:
         raise _refusal(f"{where}.{shown(min(unknown))[1:-1]} is not supported by this server; leave it out", where)
-    return Turn(role, read_blocks(message.get("content"), f"{where}.content", role))
+    return Turn(role, read_blocks(message.get("content"), f"{where}.content", role), number)
 
 
 def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int]:
@@ -166,7 +203,7 @@ def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int
     answers: dict[int, list[int]] = {}
     question = 0
     for index, turn in enumerate(turns):
-        question += turn.role == "user" and not turn.results
+        question += turn.is_question
         if turn.role == "assistant":
             answers.setdefault(question, []).append(index)
     if num_kept == 0:

@@ -1,11 +1,9 @@
 """`/v1/chat/completions`: parses a conversation; answers with one message for each choice."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tandem.core.errors import InvalidRequestError
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
@@ -13,14 +11,14 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.known_conversations import BodyDigest, KnownConversation
+from tandem.gateway.known_body import KnownBody
+from tandem.gateway.known_conversations import KeptPlaces, KnownConversation
 from tandem.gateway.limits import check_free_form
-from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
 from tandem.gateway.openai.frames import PING, error_body
-from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
+from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader, moved
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format, read_tools
 from tandem.gateway.prompt_encoder import NotKnownError
@@ -41,29 +39,23 @@ class ChatDialect:
 
         NOTE: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
         """
-        digest = BodyDigest(body)
-        known = self._context.model.conversations.find(body, digest, isolate(UNSCOPED))
-        if known is not None:
-            try:
-                return await self._read(body, digest, request_id, isolate, known)
-            except InvalidRequestError:
-                pass
-        return await self._read(body, digest, request_id, isolate, None)
+        known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
+        return await known.read(partial(self._read, known, request_id, isolate))
 
     async def _read(
-        self, body: bytes, digest: BodyDigest, request_id: str, isolate: Isolate, known: KnownConversation | None
+        self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
         """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
-        given = body if known is None else known.shortened(body)
-        is_kept = known is not None or self._context.model.conversations.takes(len(body))
-        asked, spans = await self._context.off_loop.run(len(given), partial(_parsed, given, is_kept=is_kept))
-        if known is not None and (spans is None or asked.cache_salt or spans.ends[0] != known.first_end):
-            raise NotKnownError("the body's messages are others than those known")
+        asked, spans = await known_body.parsed(known, self._context.off_loop, partial(read_body, ChatBody), "messages")
+        if known is not None and asked.cache_salt:
+            raise NotKnownError("the conversation has a salt of its own")
         model = self._context.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._context.limits.max_choices)
-        reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.call_ids)
-        conversation = self._conversation(asked, reader, 0 if known is None else known.num_left_out)
+        num_left_out = 0 if known is None else known.num_left_out
+        reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.calls)
+        conversation = self._conversation(asked, reader, num_left_out)
+        places = None if spans is None or asked.cache_salt else _kept_places(reader, len(spans.starts))
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
         scope = CacheScope(salt=asked.cache_salt or "")
@@ -73,12 +65,13 @@ class ChatDialect:
             info,
             isolate(scope),
             beginning=None if known is None else known.beginning,
-            may_go_on=spans is not None and not asked.cache_salt,
+            kept=None if places is None else places.last + num_left_out,
         )
-        if spans is not None and assembled.beginning is not None:
-            places = spans if known is None else known.spans(spans)
-            entry = KnownConversation.of(places, frozenset(reader.call_ids), assembled.beginning)
-            model.conversations.add(body, digest, isolate(UNSCOPED), entry)
+        if spans is not None and places is not None and assembled.beginning is not None:
+            shown = spans if known is None else known.spans(spans)
+            calls = reader.calls_before(places.again)
+            entry = KnownConversation.of(shown, places, calls, assembled.beginning, num_left_out=num_left_out)
+            known_body.keep(entry)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -95,7 +88,7 @@ class ChatDialect:
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
         writer = ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids)
-        encoding = replace(assembled.encoding, num_unread_messages=0 if known is None else known.num_left_out)
+        encoding = known_body.counted(assembled, known)
         return ParsedRequest(request, results, writer, is_stream, encoding=encoding)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
@@ -118,7 +111,7 @@ class ChatDialect:
             thinking=Thinking(self._effort(asked)),
             variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
             documents=tuple(asked.documents or ()),
-            breakpoints=tuple(reader.breakpoints),
+            breakpoints=tuple(moved(point, 1, num_left_out) for point in reader.breakpoints),
             add_special_tokens=bool(asked.add_special_tokens),
             is_continued=bool(asked.continue_final_message),
         )
@@ -137,11 +130,11 @@ class ChatDialect:
         return None
 
 
-def _parsed(body: bytes, *, is_kept: bool) -> tuple[ChatBody, MessageSpans | None]:
-    """A body, and the places of its messages if it is to be kept and worth to look for them."""
-    asked = read_body(ChatBody, body)
-    spans = MessageSpans.find(body) if is_kept and len(asked.messages) > 2 else None
-    return asked, spans if spans is not None and len(spans.starts) == len(asked.messages) else None
+def _kept_places(reader: MessageReader, num_messages: int) -> KeptPlaces | None:
+    """Where the next body may be resumed: before the messages that have breakpoints, as these move on with it."""
+    marked = [point.message for point in reader.breakpoints if point.message]
+    last = min(marked, default=num_messages) - 1
+    return KeptPlaces(last, last - 1) if last > 1 else None
 
 
 def _default_lifetime_s(asked: ChatBody) -> float:

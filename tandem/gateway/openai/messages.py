@@ -5,6 +5,7 @@ are parsed into an object, or wrapped in one where they are not valid JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.core.errors import shown
@@ -29,12 +30,13 @@ _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_cont
 class MessageReader:
     """Translates the messages of one request.
 
-    `breakpoints`: those found so far. `call_ids`: of the calls found so far and in messages that are not read.
+    `breakpoints`: those found so far. `call_ids`: of the calls found so far, and the numbers of their messages; -1 for
+    messages that are not read.
     """
 
     def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S, call_ids: Iterable[str] = ()) -> None:
         self._default_lifetime_s = default_lifetime_s
-        self.call_ids = set(call_ids)
+        self.call_ids = dict.fromkeys(call_ids, -1)
         self.breakpoints: list[Breakpoint] = []
 
     def read(self, messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ class MessageReader:
                 raise _refusal(f"{where}.{name}={shown(value)} must be text", where)
         read = {**said, "role": ROLES[role], "content": self._content(message.get("content"), role, index)}
         if message.get("tool_calls"):
-            read["tool_calls"] = self._calls(message["tool_calls"], role, where)
+            read["tool_calls"] = self._calls(message["tool_calls"], role, index)
         if role == "tool":
             self._check_result(message.get("tool_call_id"), where)
         return read
@@ -75,21 +77,18 @@ class MessageReader:
         if not isinstance(call_id, str) or call_id not in self.call_ids:
             raise _refusal(f"{where}.tool_call_id={shown(call_id)} must be the id of a call before it", where)
 
-    def _calls(self, calls: Any, role: str, where: str) -> list[dict[str, Any]]:
+    def _calls(self, calls: Any, role: str, index: int) -> list[dict[str, Any]]:
+        where = f"messages[{index}]"
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_CALLS:
             raise _refusal(f"{where}.tool_calls must be a list of at most {MAX_CALLS} calls of the assistant's", where)
-        return [self._call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        read = [_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
+        for call in read:
+            self.call_ids.setdefault(call["id"], index)
+        return read
 
-    def _call(self, call: Any, where: str) -> dict[str, Any]:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
-            raise _refusal(f"{where}={shown(call)} must be a call of a function", where)
-        name, call_id = function.get("name"), call.get("id")
-        if not isinstance(name, str) or not isinstance(call_id, str):
-            raise _refusal(f"{where} must have an id and a function with a name", where)
-        self.call_ids.add(call_id)
-        arguments = _arguments(function.get("arguments"), where)
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    def calls_before(self, index: int) -> dict[str, str]:
+        """The ids of calls in messages before number `index`, as `KnownConversation.calls`."""
+        return {call_id: "" for call_id, number in self.call_ids.items() if number < index}
 
     def _content(self, content: Any, role: str, index: int) -> str:
         if isinstance(content, str):
@@ -143,12 +142,29 @@ def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> l
     return MessageReader().read(messages, max_messages)
 
 
+def moved(point: Breakpoint, head: int, num_unread: int) -> Breakpoint:
+    """A breakpoint by its message's number among all, of which `num_unread` after the first `head` were not read."""
+    is_later = point.message is not None and point.message >= head
+    return replace(point, message=(point.message or 0) + num_unread) if is_later else point
+
+
 def _text_of_role(message: Mapping[str, Any]) -> dict[str, Any] | None:
     """A message that has a role and text alone, translated at once, as most of a long chat can be; None for others."""
     if message.keys() != _ROLE_AND_TEXT or not isinstance(message["content"], str):
         return None
     role = message["role"]
     return {**message, "role": ROLES[role]} if isinstance(role, str) and role in _SPEAKERS else None
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise _refusal(f"{where}={shown(call)} must be a call of a function", where)
+    name, call_id = function.get("name"), call.get("id")
+    if not isinstance(name, str) or not isinstance(call_id, str):
+        raise _refusal(f"{where} must have an id and a function with a name", where)
+    arguments = _arguments(function.get("arguments"), where)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _arguments(given: Any, where: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
-from tests.unit.text import checkpoints, templates
+from tests.unit.text import checkpoints, templates, turn_templates
 
 SYSTEM = {"role": "system", "content": " Be <brief> & kind. "}
 USER = {"role": "user", "content": "Grüße! What's the weather in 東京? 🙂 {{ 7 * 7 }}"}
@@ -50,6 +50,10 @@ SHAPES = {
     "headers": templates.HEADERS,
     "instructions": templates.INSTRUCTIONS,
     "turns": templates.TURNS,
+    "last question": turn_templates.LAST_QUESTION,
+    "macros": turn_templates.MACROS,
+    "carried": turn_templates.CARRIED,
+    "lookahead": turn_templates.LOOKAHEAD,
 }
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -20,16 +20,20 @@ from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.known_body import KnownBody
+from tandem.gateway.known_conversations import Beginning, KnownConversation
+from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
 from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody, ResponsesPromptBody, read_body
 from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
 from tandem.gateway.openai.responses.items import Item, read_items, reference_of
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
-from tandem.gateway.openai.responses.prompt import read_conversation
+from tandem.gateway.openai.responses.prompt import KeptItem, read_conversation
 from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
 from tandem.gateway.openai.responses.writer import ResponseWriter
 from tandem.gateway.openai.sampling import read_params
+from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.request import ServeRequest
 
 MAX_REFERRED_RESPONSES = 32
@@ -54,17 +58,37 @@ class ResponsesDialect:
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._context.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
+        known = KnownBody(self._context.model.conversations, body, isolate(UNSCOPED), self.kind)
+        return await known.read(partial(self._read, known, request_id, isolate))
+
+    async def _read(
+        self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
+    ) -> ParsedRequest:
+        """Reads a body, without the items that are known. Raises NotKnownError if it has to be read as a whole."""
+        parse = partial(read_body, ResponsesBody)
+        asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "input")
+        is_kept = spans is not None and _may_be_kept(asked)
+        if known is not None and not is_kept:
+            raise NotKnownError("the response is stored, so all of its items are read")
         model = self._context.model
         model.require(asked.model)
         response_id = new_response_id()
         items = await read_context(asked, response_id, self._store, self._tenant, self._context.limits.max_messages)
-        conversation = read_conversation(asked, items, model, self._context.limits.max_messages)
+        conversation, kept = read_conversation(asked, items, model, self._context.limits.max_messages, known)
         num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
         scope = CacheScope(salt=asked.cache_salt or "")
-        assembled = await assemble(conversation, self._context, info, isolate(scope))
+        assembled = await assemble(
+            conversation,
+            self._context,
+            info,
+            isolate(scope),
+            beginning=None if known is None else known.beginning,
+            kept=None if kept is None or not is_kept else kept.number,
+        )
+        if spans is not None and kept is not None and assembled.beginning is not None:
+            known_body.keep(_entry(kept, spans, known, assembled.beginning))
         params = assembled.params(params)
         result = assembled.new_result(keep=not asked.stream)
         draft = draft_of(asked, response_id, model.name, params, int(time.time()))
@@ -78,7 +102,7 @@ class ResponsesDialect:
             self._writer,
             bool(asked.stream),
             answer_id=response_id,
-            encoding=assembled.encoding,
+            encoding=known_body.counted(assembled, known),
         )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
@@ -144,7 +168,7 @@ async def count_input_tokens(
     if asked.model is not None:
         context.model.require(asked.model)
     items = await read_context(asked, new_response_id(), store, tenant, context.limits.max_messages)
-    conversation = read_conversation(asked, items, context.model, context.limits.max_messages)
+    conversation, _ = read_conversation(asked, items, context.model, context.limits.max_messages)
     info = await context.directory.info()
     assembled = await assemble(conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return len(assembled.token_ids)
@@ -217,6 +241,24 @@ def _request(
         scope=scope,
         session_id=asked.prompt_cache_key,
         pins=assembled.pins,
+    )
+
+
+def _may_be_kept(asked: ResponsesBody) -> bool:
+    """Whether the conversation is all in the body, and nothing but the prompt is made of it."""
+    is_whole = asked.previous_response_id is None and isinstance(asked.input, list)
+    if not is_whole or asked.store is not False or asked.cache_salt:
+        return False
+    assert isinstance(asked.input, list)
+    return not any(item.get("type") == "item_reference" or item.keys() == {"id"} for item in asked.input)
+
+
+def _entry(
+    kept: KeptItem, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning
+) -> KnownConversation:
+    shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
+    return KnownConversation.of(
+        shown, kept.places, kept.calls, beginning, num_left_out=left_out, reader=kept.num_unread
     )
 
 

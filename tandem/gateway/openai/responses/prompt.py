@@ -3,38 +3,64 @@
 Invariant: items keep their order, and a call's output never appears without its call.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import shown
 from tandem.gateway.cache_marks import MAX_BREAKPOINTS, lifetime_s
-from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
+from tandem.gateway.conversation import UNREAD, Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
+from tandem.gateway.known_conversations import KeptPlaces, KnownConversation
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.model import ServedModel
-from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
+from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader, moved
 from tandem.gateway.openai.responses.fields import ResponsesBody, ResponsesPromptBody
 from tandem.gateway.openai.responses.items import Item
 from tandem.gateway.openai.responses.tools import read_format, read_tools
 
 
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """The item at which a later body may be resumed.
+
+    Args:
+        number: of its message.
+        num_unread: messages that are not read then, after that of the first item.
+    """
+
+    number: int
+    places: KeptPlaces
+    calls: Mapping[str, str]
+    num_unread: int
+
+
 def read_conversation(
-    asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], model: ServedModel, max_items: int
-) -> Conversation:
-    """The conversation. `items`: earlier and new ones, with references resolved.
+    asked: ResponsesPromptBody,
+    items: Sequence[Mapping[str, Any]],
+    model: ServedModel,
+    max_items: int,
+    known: KnownConversation | None = None,
+) -> tuple[Conversation, KeptItem | None]:
+    """The conversation, and where a later one may be resumed, if it may.
+
+    Args:
+        items: earlier and new ones, with references resolved.
+        known: of which there are no items.
 
     Raises:
         RequestError: naming the part that is not supported.
     """
-    if len(items) > max_items:
+    num_items = len(items) + (0 if known is None else known.num_left_out)
+    if num_items > max_items:
         raise RequestError(
-            f"the conversation has {len(items)} items, earlier ones included; at most {max_items} are taken",
+            f"the conversation has {num_items} items, earlier ones included; at most {max_items} are taken",
             param="input",
         )
     tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-    messages, breakpoints = _messages(asked, items, max_items)
+    messages, breakpoints, kept = _messages(asked, items, max_items, known)
     structured = asked.structured_outputs if isinstance(asked, ResponsesBody) else None
-    return Conversation(
+    conversation = Conversation(
         messages=messages,
         tools=tools,
         tool_choice=choice,
@@ -43,46 +69,91 @@ def read_conversation(
         variables=_variables(asked),
         breakpoints=breakpoints,
     )
+    return conversation, kept
 
 
-def chat_messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The equivalent messages of chat completions.
+def chat_messages(
+    items: Sequence[Mapping[str, Any]], known_calls: Iterable[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The equivalent messages of chat completions, each with the number of its first item.
 
     Raises:
         RequestError: an output has no call before it.
     """
     turn: dict[str, Any] = {}
-    call_ids: set[str] = set()
-    for item in items:
+    first = 0
+    call_ids = set(known_calls)
+    for number, item in enumerate(items):
         addition = _of_assistant(item)
         if turn and not (addition and _goes_on(turn, addition)):
-            yield _finished(turn)
+            yield first, _finished(turn)
             turn = {}
         if addition:
+            first = first if turn else number
             call_ids |= {call["id"] for call in addition.get("tool_calls", ())}
             turn = {**turn, **addition, "tool_calls": turn.get("tool_calls", []) + addition.get("tool_calls", [])}
         elif item["type"] == "function_call_output":
-            yield _result(item, call_ids)
+            yield number, _result(item, call_ids)
         else:
-            yield {"role": item["role"], "content": _chat_parts(item["content"])}
+            yield number, {"role": item["role"], "content": _chat_parts(item["content"])}
     if turn:
-        yield _finished(turn)
+        yield first, _finished(turn)
 
 
 def _messages(
-    asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int
-) -> tuple[list[dict[str, Any]], tuple[Breakpoint, ...]]:
-    """Messages and breakpoints. NOTE: of a long chain's breakpoints only the latest count, as at OpenAI."""
+    asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int, known: KnownConversation | None
+) -> tuple[list[Mapping[str, Any]], tuple[Breakpoint, ...], KeptItem | None]:
+    """Messages and breakpoints, and where a later body may be resumed.
+
+    NOTE: of a long chain's breakpoints only the latest count, as at OpenAI.
+    """
     options = asked.prompt_cache_options
     ttl = None if options is None else options.ttl
-    reader = MessageReader(DEFAULT_LIFETIME_S if ttl is None else lifetime_s(ttl, "prompt_cache_options"))
-    messages = list(chat_messages(items))
+    lifetime = DEFAULT_LIFETIME_S if ttl is None else lifetime_s(ttl, "prompt_cache_options")
+    calls, num_unread = ({}, 0) if known is None else (known.calls, _num_unread(known))
+    reader = MessageReader(lifetime, calls)
+    numbered = list(chat_messages(items, calls))
+    starts, messages = [number for number, _ in numbered], [message for _, message in numbered]
     _keep_latest_breakpoints(messages)
+    num_before = 1 if asked.instructions else 0
     if asked.instructions:
         messages.insert(0, {"role": "system", "content": asked.instructions})
     if not messages:
         raise RequestError("input is empty; a response needs at least one item", param="input")
-    return reader.read(messages, max_items + 1), tuple(reader.breakpoints)
+    read: list[Mapping[str, Any]] = [*reader.read(messages, max_items + 1)]
+    kept = _kept(starts, reader, read, num_before, num_unread)
+    head = num_before + 1
+    read[head:head] = [UNREAD] * num_unread
+    return read, tuple(moved(point, head, num_unread) for point in reader.breakpoints), kept
+
+
+def _num_unread(known: KnownConversation) -> int:
+    assert isinstance(known.reader, int), "entries of one API are its own"
+    return known.reader
+
+
+def _kept(
+    starts: Sequence[int],
+    reader: MessageReader,
+    messages: Sequence[Mapping[str, Any]],
+    num_before: int,
+    num_unread: int,
+) -> KeptItem | None:
+    """Where a later body may be resumed: at the last message that is one item and has no breakpoint, nor one before.
+
+    Args:
+        starts: the number of each message's first item.
+        messages: those read, `num_before` of which are made of no item.
+    """
+    if len(starts) < 3 or starts[1] != 1 or messages[num_before]["role"] == "assistant":
+        return None
+    marked = [point.message for point in reader.breakpoints if point.message is not None and point.message > num_before]
+    for number in range(min(marked, default=len(messages)) - 1, num_before + 1, -1):
+        if messages[number]["role"] != "assistant":
+            places = KeptPlaces(starts[number - num_before], starts[number - num_before - 1])
+            left_out = number - 2 - num_before + num_unread
+            return KeptItem(number + num_unread, places, reader.calls_before(number - 1), left_out)
+    return None
 
 
 def _keep_latest_breakpoints(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -39,7 +39,7 @@ def result(call_id: str, output: Any = "done") -> dict[str, Any]:
 def shape(*given: Any) -> list[str]:
     """Each message as its role and what it has."""
     found = []
-    for message in chat_messages(items(*given)):
+    for _, message in chat_messages(items(*given)):
         has = [name for name in ("reasoning_content", "content", "tool_calls") if message.get(name)]
         found.append(f"{message['role']}:{'+'.join(has)}")
     return found

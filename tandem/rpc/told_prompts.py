@@ -1,0 +1,240 @@
+"""Prompts of which only the new tokens are sent: what the caller remembers, and what the process that is called keeps.
+
+A caller names each long prompt by a number of its own. A later prompt that begins alike is sent as that number, a
+number of tokens, and the tokens that follow. Names are a caller's own, so no process has to trust another's. Both sides
+are bounded in bytes; what was forgotten is sent whole. A release that does not know names refuses a call that uses one.
+"""
+
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from tandem.core.errors import InvalidRequestError, TandemError, UnknownPromptError
+from tandem.core.scope import CacheScope
+from tandem.core.token_ids import packed
+from tandem.rpc.form import TOKEN_BYTES
+from tandem.rpc.messages import GenerateCall, PairCall
+from tandem.rpc.prompt_messages import ToldPrompt
+
+MIN_TOKENS = 4096  # of a prompt that is kept; sending a shorter one costs no more than finding it
+DEFAULT_MAX_BYTES = 64 * 2**20
+_LEAST_SHARED = 2048  # tokens that two prompts have to share
+_MAX_ALIKE = 4  # prompts that are compared with a new one
+_SAMPLE = 32  # tokens before each of these lengths, by which prompts that begin alike are found
+_LENGTHS = tuple(1024 * 4**power for power in range(8))
+_KEEPER_BYTES = 16
+_OVERHEAD_BYTES = 512
+
+Key = tuple[str, CacheScope, int, bytes]
+C = TypeVar("C", PairCall, GenerateCall)
+
+
+class KeptPrompts:
+    """Prompts that callers named, in the process that is called. Owned by one event loop."""
+
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._prompts: OrderedDict[tuple[bytes, int], array[int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def whole(self, call: C) -> C:
+        """The call with its whole prompt, which is kept if it is named.
+
+        Raises:
+            UnknownPromptError: the prompt it refers to is not kept (any more).
+            InvalidRequestError: it has no prompt, or a name that is none.
+        """
+        told, prompt = call.told, _prompt_of(call)
+        if told is not None and len(told.keeper) != _KEEPER_BYTES:
+            raise InvalidRequestError(f"told.keeper has {len(told.keeper)} bytes; {_KEEPER_BYTES} are needed")
+        if told is not None and told.known is not None:
+            prompt = self._grown(told, told.known)
+        if not prompt:
+            raise InvalidRequestError("the prompt has 0 token ids; at least 1 is needed")
+        if told is None:
+            return call
+        self._keep((told.keeper, told.keep_as), packed(prompt))
+        return _with_prompt(call, prompt, None)
+
+    def _grown(self, told: ToldPrompt, known: int) -> "array[int]":
+        kept = self._prompts.get((told.keeper, known))
+        if kept is None or len(kept) < told.num_known:
+            raise UnknownPromptError("the prompt that this call goes on from is not kept here; send the whole")
+        self._prompts.move_to_end((told.keeper, known))
+        grown = array("I")
+        grown.frombytes(memoryview(kept).cast("B")[: TOKEN_BYTES * told.num_known])
+        return grown + packed(told.more_token_ids)
+
+    def _keep(self, name: tuple[bytes, int], prompt: "array[int]") -> None:
+        size = _OVERHEAD_BYTES + TOKEN_BYTES * len(prompt)
+        if name in self._prompts or size > self._max_bytes:
+            return
+        self._prompts[name] = prompt
+        self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            _, dropped = self._prompts.popitem(last=False)
+            self.num_bytes -= _OVERHEAD_BYTES + TOKEN_BYTES * len(dropped)
+
+
+@dataclass(slots=True)
+class _Told:
+    prompt: "array[int]"
+    keys: tuple[Key, ...]
+    was_received: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return _OVERHEAD_BYTES + TOKEN_BYTES * len(self.prompt)
+
+
+class ToldPrompts:
+    """Prompts that this process has sent to others. Shared by its clients, and owned by one event loop."""
+
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._keeper = secrets.token_bytes(_KEEPER_BYTES)
+        self._numbers = count(1)
+        self._told: OrderedDict[int, _Told] = OrderedDict()
+        self._alike: dict[Key, list[int]] = {}
+        self._unable: set[str] = set()
+        self.num_bytes = 0
+
+    def shortened(self, process: str, call: C, *, is_whole: bool = False) -> C:
+        """The call to be sent to this process: with what is new of its prompt, where enough of it is known there, and
+        named if it is long.
+
+        Args:
+            process: an address, with the incarnation where the call is meant for one.
+            is_whole: the call is to have its whole prompt.
+
+        NOTE: prompts of other scopes are not compared, so that no tenant's call is quicker for another's.
+        """
+        if len(_prompt_of(call)) < MIN_TOKENS or process in self._unable:
+            return call
+        prompt = packed(_prompt_of(call))
+        keys = tuple(
+            (process, call.scope, length, prompt[length - _SAMPLE : length].tobytes())
+            for length in _LENGTHS
+            if length <= len(prompt)
+        )
+        number = next(self._numbers)
+        known, num_known = (None, 0) if is_whole else self._longest(keys, prompt)
+        self._add(number, _Told(prompt, keys))
+        told = ToldPrompt(self._keeper, number)
+        if known is None:
+            return _with_prompt(call, prompt, told)
+        told = replace(told, known=known, num_known=num_known, more_token_ids=prompt[num_known:])
+        return _with_prompt(call, (), told)
+
+    def note_received(self, told: ToldPrompt) -> None:
+        """The process has answered, so it has the prompt."""
+        if (entry := self._told.get(told.keep_as)) is not None:
+            entry.was_received = True
+
+    def note_lost(self, told: ToldPrompt) -> None:
+        """The process does not keep the prompt from which the call goes on (any more)."""
+        if told.known is not None and told.known in self._told:
+            self._drop(told.known)
+
+    def note_unable(self, process: str) -> None:
+        """The process took a whole call after it had refused a shortened one: its release keeps no prompts."""
+        self._unable.add(process)
+
+    def _longest(self, keys: Sequence[Key], prompt: "array[int]") -> tuple[int | None, int]:
+        """The prompt there that shares most with this one, and how many tokens."""
+        best: tuple[int | None, int] = (None, 0)
+        for key in reversed(keys):
+            for number in self._alike.get(key, ())[-_MAX_ALIKE:]:
+                entry = self._told[number]
+                shared = min(_num_shared(entry.prompt, prompt), len(prompt) - 1) if entry.was_received else 0
+                if shared >= _LEAST_SHARED and shared > best[1]:
+                    best = number, shared
+            if best[0] is not None:
+                self._told.move_to_end(best[0])
+                return best
+        return best
+
+    def _add(self, number: int, entry: _Told) -> None:
+        self._told[number] = entry
+        self.num_bytes += entry.num_bytes
+        for key in entry.keys:
+            self._alike.setdefault(key, []).append(number)
+        while self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._told)))
+
+    def _drop(self, number: int) -> None:
+        entry = self._told.pop(number)
+        self.num_bytes -= entry.num_bytes
+        for key in entry.keys:
+            alike = self._alike[key]
+            alike.remove(number)
+            if not alike:
+                del self._alike[key]
+
+
+class PromptSender(Generic[C]):
+    """Sends one call: shortened if it can be, and whole if that was refused.
+
+    Call `next` for what is to be sent, then `note_answer` or `note_error`.
+    """
+
+    def __init__(self, prompts: ToldPrompts, process: str, call: C) -> None:
+        self._prompts = prompts
+        self._process = process
+        self._call: C = call
+        self._sent: C | None = None
+        self._refusal: TandemError | None = None
+        self._was_answered = False
+
+    def next(self) -> C:
+        """The call to be sent."""
+        is_unable = isinstance(self._refusal, InvalidRequestError)
+        if is_unable:
+            self._sent = self._call
+        else:
+            is_whole = self._refusal is not None
+            self._sent = self._prompts.shortened(self._process, self._call, is_whole=is_whole)
+        return self._sent
+
+    def note_answer(self) -> None:
+        """The process has answered; further answers change nothing."""
+        if self._was_answered:
+            return
+        self._was_answered = True
+        if self._sent is not None and self._sent.told is not None:
+            self._prompts.note_received(self._sent.told)
+        if isinstance(self._refusal, InvalidRequestError):
+            self._prompts.note_unable(self._process)
+
+    def note_error(self, error: TandemError) -> None:
+        """The process has refused what was sent. Raises `error` unless the whole call may be answered."""
+        told = None if self._sent is None else self._sent.told
+        if self._was_answered or told is None or told.known is None:
+            raise error
+        self._refusal = error
+        if isinstance(error, UnknownPromptError):
+            self._prompts.note_lost(told)
+
+
+def _prompt_of(call: PairCall | GenerateCall) -> Sequence[int]:
+    return call.token_ids if isinstance(call, PairCall) else call.prompt_token_ids
+
+
+def _with_prompt(call: C, prompt: Sequence[int], told: ToldPrompt | None) -> C:
+    if isinstance(call, PairCall):
+        return replace(call, token_ids=prompt, told=told)
+    return replace(call, prompt_token_ids=prompt, told=told)
+
+
+def _num_shared(first: "array[int]", second: "array[int]") -> int:
+    """Tokens with which both begin."""
+    least = min(len(first), len(second))
+    is_other = np.frombuffer(first, np.uint32, least) != np.frombuffer(second, np.uint32, least)
+    place = int(is_other.argmax()) if least else 0
+    return place if least and is_other[place] else least

@@ -1,0 +1,253 @@
+"""State of a chat template at a message's beginning, so that a later rendering may begin there.
+
+A rendering is resumed if the template comes to its loop over the messages with the text and the variables of the
+earlier one. What the loop writes of messages it skips is then what it wrote before: `resumable` has checked that it
+depends on nothing else. Values carried from one message to the next are set to those of the earlier rendering.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2.runtime import Undefined
+from jinja2.utils import Namespace
+
+from tandem.text.seen_messages import Message, NotResumableError, SeenFields, SeenMessage, SeenMessages, number_of
+
+_MAX_CARRIED = 4096  # characters of a text that is carried from one message to the next
+_MAX_DEPTH = 16
+_SEEN_BYTES = 8  # a pointer for each message
+_FIXED_BYTES = 1024
+# Before the loop, the first message and the kept one. NOTE: no prompt ever has them, so nobody learns them.
+_MARKS = tuple(secrets.token_hex(16) for _ in range(3))
+
+Attribute = tuple[str, str]  # a namespace and one of its members
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the loop over the messages reads besides them.
+
+    Args:
+        prologue: digest of the text before the loop.
+        offset: of the messages, so many are not among those of the loop.
+        told: values of variables, as Python writes them.
+        places: integers that are only compared with the number of a message.
+    """
+
+    prologue: bytes
+    offset: int
+    told: Mapping[str, str]
+    places: Mapping[str, int]
+
+    def admits(self, other: "Facts", start: int) -> bool:
+        """Whether both have the same text for messages before number `start`.
+
+        NOTE: of two places that are no less than the number of each message before `start`, comparisons are equal.
+        """
+        if (self.prologue, self.offset, self.told) != (other.prologue, other.offset, other.told):
+            return False
+        least = start - self.offset
+        return self.places.keys() == other.places.keys() and all(
+            place == other.places[name] or min(place, other.places[name]) >= least
+            for name, place in self.places.items()
+        )
+
+
+class ChangedFactsError(NotResumableError):
+    """The template writes earlier messages otherwise than before. `facts`: those of this conversation."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__("the template writes earlier messages otherwise than before")
+        self.facts = facts
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What has to be known of a rendering to begin a later one at one of its messages."""
+
+    facts: Facts
+    carried: Mapping[Attribute, Any]
+    seen: Sequence[SeenFields | None]
+    num_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        distinct = {id(fields): fields.num_bytes for fields in self.seen if fields is not None}
+        texts = sum(len(name) + len(value) for name, value in self.facts.told.items())
+        own = texts + _SEEN_BYTES * len(self.seen) + _FIXED_BYTES
+        object.__setattr__(self, "num_bytes", own + sum(distinct.values()))
+
+
+class Turns:
+    """One rendering from message number `start` on, which the rewritten template calls at its loop's places.
+
+    Args:
+        messages: None for those that are not read.
+        kept: number of the message at which a later rendering is to begin; not before `start`.
+        former: of the rendering that is resumed; None for the whole.
+    """
+
+    def __init__(self, messages: Sequence[Message | None], start: int, kept: int, former: Resumption | None) -> None:
+        assert start <= kept < len(messages), "a message that is not rendered cannot be kept"
+        self._messages = messages
+        self._start = start
+        self._kept = kept
+        self._former = former
+        self._seen = SeenMessages(messages, () if former is None else former.seen)
+        self._offset: int | None = None
+        self._told: dict[str, str] = {}
+        self._places: dict[str, int] = {}
+        self._namespaces: Mapping[str, Any] = {}
+        self._carries: Sequence[Attribute] = ()
+        self._carried: dict[Attribute, Any] | None = None
+        self.inner = InnerMessages(())
+
+    @property
+    def shown(self) -> Sequence[Any]:
+        """What the template sees as messages outside its loop."""
+        return self._seen.shown
+
+    def begin(
+        self,
+        items: Any,
+        variables: Mapping[str, Any],
+        namespaces: Mapping[str, Any],
+        places: Sequence[str],
+        carries: Sequence[Attribute],
+    ) -> str:
+        """Called before the loop over `items`; returns the mark of that place.
+
+        Args:
+            variables: what the loop reads.
+            namespaces: that it reads or changes.
+            places: names, as `_named` writes them, that are only compared with the number of a message.
+            carries: members that it changes.
+        """
+        if self._offset is not None or not isinstance(items, list) or not items:
+            raise NotResumableError("the template's loop goes over something else than the messages")
+        self._offset = offset = len(self._messages) - len(items)
+        if any(type(item) is not SeenMessage or number_of(item) != offset + n for n, item in enumerate(items)):
+            raise NotResumableError("the template's loop goes over something else than the messages")
+        if offset > self._start > 0 or offset > self._kept:
+            raise NotResumableError("the template's loop does not come to the message")
+        self.inner = InnerMessages(self._messages[offset:])
+        self._namespaces, self._carries = namespaces, carries
+        for name, value in self._values(variables, namespaces):
+            if name in places and type(value) is int:
+                self._places[name] = value
+            else:
+                self._told[name] = _told(value)
+        if self._former is not None:
+            for (name, member), value in self._former.carried.items():
+                if not isinstance(namespaces[name], Namespace):
+                    raise NotResumableError("the template lacks a namespace that it had")
+                namespaces[name][member] = value
+        return _MARKS[0]
+
+    def is_shown(self, index: int) -> bool:
+        assert self._offset is not None
+        return index + self._offset >= self._start
+
+    def enter(self, index: int) -> str:
+        """Called at the beginning of a message, by its number in the loop; returns marks of that place."""
+        assert self._offset is not None
+        number = index + self._offset
+        first = _MARKS[1] if number == max(self._start, self._offset) else ""
+        if number != self._kept:
+            return first
+        self._carried = {}
+        for name, member in self._carries:
+            members = _members(self._namespaces[name])
+            if member in members:
+                self._carried[name, member] = _carried(members[member])
+        return first + _MARKS[2]
+
+    def parts(self, text: str) -> tuple[str, str]:
+        """The text that was rendered, from `start` on: before the kept message, and from it on.
+
+        Raises:
+            ChangedFactsError: earlier messages would be written otherwise than before.
+            NotResumableError: the template took another way than expected.
+        """
+        if self._seen.is_broken:
+            raise NotResumableError("the template takes whole messages outside its loop over them")
+        prologue, first, rest = text.partition(_MARKS[0])
+        skipped, second, rest = rest.partition(_MARKS[1])
+        before, third, after = rest.partition(_MARKS[2])
+        if not (first and second and third) or skipped or self._offset is None:
+            raise NotResumableError("the template does not come to its loop over the messages")
+        self._facts = Facts(_digest(prologue), self._offset, self._told, self._places)
+        if self._former is None:
+            return prologue + before, after
+        if not self._former.facts.admits(self._facts, self._start):
+            raise ChangedFactsError(self._facts)
+        return before, after
+
+    def resumption(self) -> Resumption:
+        """Called after `parts`. Raises NotResumableError where too much would have to be kept."""
+        assert self._carried is not None
+        return Resumption(self._facts, self._carried, self._seen.record())
+
+    def _values(self, variables: Mapping[str, Any], namespaces: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        found = list(variables.items())
+        for name, value in namespaces.items():
+            if isinstance(value, Namespace):
+                found += [(f"{name}.{member}", each) for member, each in _members(value).items()]
+            else:
+                found.append((name, value))
+        return found
+
+
+class InnerMessages(list[Any]):
+    """The messages of the loop, as its body may index them."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if not isinstance(place, int) or place < 0:
+            raise NotResumableError("the template asks for the message before the first, which is the last one")
+        message = super().__getitem__(place)
+        if message is None:
+            raise NotResumableError("the template asks for an earlier message that was not read")
+        return message
+
+
+def _members(namespace: Any) -> Mapping[str, Any]:
+    """NOTE: a namespace gives its members alone, and this one by its mangled name."""
+    return getattr(namespace, "_Namespace__attrs") if isinstance(namespace, Namespace) else {}  # noqa: B009
+
+
+def _told(value: Any) -> str:
+    """A value as Python writes it, or the digest of that; the same text means the same value.
+
+    NOTE: 1, 1.0 and true are equal, and written differently by a template as well as here.
+    """
+    if isinstance(value, Undefined):
+        return "undefined"
+    _check_plain(value)
+    written = repr(value)
+    return written if len(written) <= 64 else _digest(written).hex()
+
+
+def _check_plain(value: Any, depth: int = 0) -> None:
+    if value is None or type(value) in (bool, int, float, str):
+        return
+    if depth < _MAX_DEPTH and type(value) in (list, tuple):
+        for each in value:
+            _check_plain(each, depth + 1)
+    elif depth < _MAX_DEPTH and type(value) is dict:
+        for name, each in value.items():
+            _check_plain(name, depth + 1)
+            _check_plain(each, depth + 1)
+    else:
+        raise NotResumableError("the template's loop reads a variable that is no plain value")
+
+
+def _carried(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float) or (type(value) is str and len(value) <= _MAX_CARRIED):
+        return value
+    raise NotResumableError("the template carries more than a short value from one message to the next")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
