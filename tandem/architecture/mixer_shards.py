@@ -13,11 +13,11 @@ from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, Mixer
 from tandem.architecture.rectangles import head_range
 from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
-from tandem.architecture.split import IndivisibleError, Part, by_outputs
+from tandem.architecture.split import IndivisibleError, RankPart, by_outputs
 from tandem.architecture.tensors import LinearSpec, NormSpec, Source, TensorSpec
 
 
-def split_mixer(mixer: MixerSpec, part: Part) -> MixerSpec:
+def split_mixer(mixer: MixerSpec, part: RankPart) -> MixerSpec:
     """What a rank computes of `mixer`.
 
     Raises:
@@ -30,7 +30,7 @@ def split_mixer(mixer: MixerSpec, part: Part) -> MixerSpec:
     return found
 
 
-def _split_attention(mixer: AttentionSpec, part: Part) -> AttentionSpec:
+def _split_attention(mixer: AttentionSpec, part: RankPart) -> AttentionSpec:
     """Of fewer KV heads than ranks, neighbours have the same."""
     num_heads = part.share(mixer.num_heads, "num_attention_heads")
     kv_parts = min(part.num_ranks, mixer.num_kv_heads)
@@ -53,7 +53,7 @@ def _split_attention(mixer: AttentionSpec, part: Part) -> AttentionSpec:
     )
 
 
-def _split_latent_attention(mixer: LatentAttentionSpec, part: Part) -> LatentAttentionSpec:
+def _split_latent_attention(mixer: LatentAttentionSpec, part: RankPart) -> LatentAttentionSpec:
     """Latents and what is made of them before there are heads are whole on every rank; so is an indexer."""
     return replace(
         mixer,
@@ -64,7 +64,7 @@ def _split_latent_attention(mixer: LatentAttentionSpec, part: Part) -> LatentAtt
     )
 
 
-def _split_recurrence(mixer: LinearRecurrenceSpec, part: Part) -> LinearRecurrenceSpec:
+def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecurrenceSpec:
     """Of fewer groups of queries and keys than ranks, neighbours have the same. A convolution's channels are divided
     part by part, and so are the maps to them.
     """
@@ -149,7 +149,7 @@ def _split_vector(tensors: tuple[TensorSpec, ...], order: str, rows: Sequence[ra
         offset += tensor.shape[0] if len(tensors) > 1 else 0
 
 
-_SPLITS: Mapping[type, Callable[[Any, Part], Any]] = {
+_SPLITS: Mapping[type, Callable[[Any, RankPart], Any]] = {
     AttentionSpec: _split_attention,
     LatentAttentionSpec: _split_latent_attention,
     SparseLatentAttentionSpec: _split_latent_attention,

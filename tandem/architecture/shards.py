@@ -20,7 +20,7 @@ from tandem.architecture.feed_forward import (
 )
 from tandem.architecture.mixer_shards import split_mixer
 from tandem.architecture.model import LayerSpec, ModelSpec
-from tandem.architecture.split import IndivisibleError, Part
+from tandem.architecture.split import IndivisibleError, RankPart
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
 
@@ -67,7 +67,7 @@ def _fits(model: ModelSpec, num_ranks: int, coded: Collection[str]) -> bool:
 def _shard(model: ModelSpec, rank: int, num_ranks: int, coded: Collection[str]) -> ModelSpec:
     if num_ranks == 1:
         return model
-    shard = _Shard(Part(rank, num_ranks, coded))
+    shard = _Shard(RankPart(rank, num_ranks, coded))
     layers = []
     for index, layer in enumerate(model.layers):
         try:
@@ -97,7 +97,7 @@ def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
 class _Shard:
     """What a rank computes of each block."""
 
-    part: Part
+    part: RankPart
 
     def of_layer(self, layer: LayerSpec) -> LayerSpec:
         return replace(

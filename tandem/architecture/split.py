@@ -11,7 +11,7 @@ class IndivisibleError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """The part of rank `rank` of `num_ranks`. `coded`: names of the weights that are codes."""
 
     rank: int
@@ -46,7 +46,7 @@ class Part:
 
 
 def by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
-    """Part `part` of the outputs, with their biases."""
+    """RankPart `part` of the outputs, with their biases."""
     if spec.outputs % num_parts:
         raise IndivisibleError(f"{spec.outputs} outputs of {spec.name}, which {num_parts} ranks do not divide")
     size = spec.outputs // num_parts

@@ -1,4 +1,4 @@
-"""How calls name their prompts, so that later ones send only what is new (`told_prompts`). Values only."""
+"""Names of prompts in calls, so that later ones send only what is new (`told_prompts`). Values only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

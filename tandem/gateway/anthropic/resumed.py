@@ -1,4 +1,4 @@
-"""Which turn of a body a later body may be resumed at, and whether one that is resumed has the messages it had.
+"""Turns at which a later body may be resumed, and checks that one that is resumed has the messages it had.
 
 Invariant: of the messages that are not read, the template sees the same as if they were. Their thinking is shown or
 not by which question is the last, so an entry tells whether any of theirs is shown.

@@ -12,9 +12,8 @@ from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec
 from tandem.architecture.registry import find_family
-from tandem.architecture.shards import shard_model
 from tandem.architecture.state import KVSpec, RecurrentSpec
-from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.core.errors import CheckpointError
 
 MAMBA2: dict[str, Any] = {"model_type": "mamba2", "hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2}
 NEMOTRON: dict[str, Any] = {
@@ -137,16 +136,3 @@ def test_multipliers_that_differ_make_maps_of_their_own() -> None:
 def test_what_would_change_the_results_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(message)):
         read(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (MAMBA2, "layer 0 has a mixer of LinearRecurrence, whose heads are not split"),
-        (NEMOTRON, "layer 0 has a mixer of LinearRecurrence, whose heads are not split"),
-        (FALCON, "layer 0 has several mixers side by side, which are not split"),
-    ],
-)
-def test_ranks_are_refused_by_name(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        shard_model(read(config), 0, 2)
