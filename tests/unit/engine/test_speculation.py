@@ -33,6 +33,7 @@ from tests.helpers.engines import (
 )
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 VOCAB_SIZE = 199
@@ -58,7 +59,7 @@ PROMPTS = {name: prompt_of(index, 5 + 17 * index) for index, name in enumerate(P
 
 
 def checkpoint_of(family: str, directory: Path) -> Path:
-    return write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS)[family](directory))
+    return write_byte_tokenizer((BUILDERS | EXPERT_BUILDERS | BLOCK_BUILDERS)[family](directory))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,10 @@ def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[st
     "family",
     [
         *FAMILIES,
-        *(pytest.param(f, marks=pytest.mark.slow) for f in sorted({*BUILDERS, *EXPERT_BUILDERS} - {*FAMILIES})),
+        *(
+            pytest.param(f, marks=pytest.mark.slow)
+            for f in sorted({*BUILDERS, *EXPERT_BUILDERS, *BLOCK_BUILDERS} - {*FAMILIES})
+        ),
     ],
 )
 def test_every_family_is_exact(family: str, tmp_path: Path) -> None:
