@@ -5,6 +5,8 @@ of their own beside this one.
 import importlib
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,6 +77,14 @@ def test_it_runs_and_leaves_figures(
     arguments = (QUICK | SLOW)[name].replace("TRACE", str(trace)).replace("MODEL", str(DEMO))
     run(monkeypatch, name, *arguments.split())
     assert figures(capsys)
+
+
+def test_threads_of_pytorch_wait_as_in_workers() -> None:
+    """They read how once, when PyTorch is imported, which benchmarks did before they imported `tandem`."""
+    code = "import bench, os, sys; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout == "passive\n"
 
 
 def test_an_index_too_small_for_the_prompts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
