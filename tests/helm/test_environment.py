@@ -268,6 +268,12 @@ def test_numbers_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _value("prefill-settings", "prefill", "kv_cache_gib", monkeypatch) == 0.5
 
 
+def test_ranks_are_processes_of_one_pod() -> None:
+    made = render(merged(at("model.uri", "hf://Qwen/Qwen3-8B"), at("decode.ranks.tensor", 2)))
+    assert made.env("decode")["TANDEM_TP"]["value"] == "2"
+    assert "TANDEM_TP" not in made.env("prefill")
+
+
 def test_nobody_is_left_without_the_cluster_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for process, _ in _processes(rendered("planner-acts")):
         secret = getattr(_settings("planner-acts", process, monkeypatch), "secret")  # noqa: B009

@@ -151,6 +151,10 @@
   value: "7901"
 - name: TANDEM_KV_PORT
   value: "7902"
+{{- if gt (int .pool.ranks.tensor) 1 }}
+- name: TANDEM_TP
+  value: {{ int .pool.ranks.tensor | quote }}
+{{- end }}
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_GRACE_S
   value: {{ int .pool.termination.drainSeconds | quote }}

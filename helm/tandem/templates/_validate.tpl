@@ -112,8 +112,31 @@
 {{- end }}
 
 {{/* Takes root, name, pool. */}}
+{{/* Ranks are processes of one pod. Takes name, pool. */}}
+{{- define "tandem.validateRanks" -}}
+{{- $tensor := int .pool.ranks.tensor -}}
+{{- if gt (int .pool.ranks.pipeline) 1 -}}
+{{- fail (printf "%s.ranks.pipeline=%d: layers are not split over processes or pods yet; set it to 1, and %s.ranks.tensor to 2, 4 or 8" .name (int .pool.ranks.pipeline) .name) -}}
+{{- end -}}
+{{- if gt $tensor 1 -}}
+{{- if hasKey .pool.settings "tp" -}}
+{{- fail (printf "%s.ranks.tensor and %s.settings.tp are one setting: remove the latter" .name .name) -}}
+{{- end -}}
+{{- if ne .pool.accelerator.vendor "none" -}}
+{{- fail (printf "%s.ranks.tensor=%d with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set one of them to 1 or none" .name $tensor .name .pool.accelerator.vendor) -}}
+{{- end -}}
+{{- $cpu := toString (dig "requests" "cpu" "0" .pool.resources) -}}
+{{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $tensor))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $tensor))) -}}
+{{- fail (printf "%s.ranks.tensor=%d with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" .name $tensor .name $cpu $tensor) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "tandem.validatePool" -}}
 {{- $name := .name -}}
+{{- if has $name (list "prefill" "decode") -}}
+{{- include "tandem.validateRanks" . -}}
+{{- end -}}
 {{- $scaling := .pool.autoscaling -}}
 {{- if and $scaling.hpa.enabled $scaling.keda.enabled -}}
 {{- fail (printf "%s.autoscaling.hpa and %s.autoscaling.keda would fight over its replicas: enable one of them" $name $name) -}}
