@@ -5,13 +5,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from tandem.accounts.open import open_store
 from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
-from tandem.compute.backends import check_name, choose_backends
 from tandem.core.clock import SystemClock
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.gateway.model import answer_format
@@ -100,8 +97,15 @@ def check_parsers(path: Path, tokenizer: Tokenizer, tool_parser: str, reasoning_
 
 def check_backend(path: Path, name: str, block_size: int, *, on_cpus: bool) -> None:
     """Raises `ConfigurationError` where `attention_backend` is unknown, or cannot serve this model on CPUs."""
+    if name == AUTO:
+        return
+    # NOTE: PyTorch takes 160 MB, and a cluster's supervisor has no other use for it.
+    import torch
+
+    from tandem.compute.backends import check_name, choose_backends
+
     check_name(name)
-    if on_cpus and name != AUTO:
+    if on_cpus:
         fields = read_config(path)
         model = find_family(fields).read_model(fields)
         layout = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)

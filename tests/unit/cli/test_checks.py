@@ -1,5 +1,7 @@
 """Port and model of `tandem up`, tried before anything is started."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,15 @@ def test_widths_that_group_layers_in_different_ways_are_refused(
     check_widths(path, {"prefill": 4, "decode": 4}, 16)
     with pytest.raises(ConfigurationError, match=r"--prefill-tp=1 and --decode-tp=4 group .* or --prefill 0"):
         check_widths(path, {"prefill": 1, "decode": 4}, 16)
+
+
+def test_checks_of_default_settings_do_without_pytorch(tmp_path: Path) -> None:
+    """`tandem up` kept it for as long as the cluster ran: 160 MB."""
+    path = write_byte_tokenizer(save_tiny_qwen2(tmp_path))
+    code = (
+        "import sys; from pathlib import Path; import tandem.cli.up; from tandem.cli.checks import *; "
+        "path = Path(sys.argv[1]); tokenizer = check_model(path); check_widths(path, {'prefill': 2, 'decode': 1}, 16); "
+        "check_parsers(path, tokenizer, 'auto', 'auto'); check_backend(path, 'auto', 16, on_cpus=True); "
+        "check_gateway(None, None); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=60).returncode == 0
