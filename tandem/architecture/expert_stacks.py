@@ -2,14 +2,14 @@
 [experts, hidden, inner].
 
 Of some families there are checkpoints with stacks and others with a tensor for each expert, whatever the family's own
-have: `with_stored_experts` goes by what is stored.
+have: `with_stored_blocks` goes by what is stored.
 """
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
-from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec, Source
 
 _GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
@@ -48,33 +48,41 @@ def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedS
     return replace(expert, gate=half(expert.gate, 0), up=half(expert.up, 1), down=down)
 
 
-def with_stored_experts(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
-    """The model with its experts made of stacks or of tensors of their own, as a checkpoint with the tensors `stored`
-    has them.
+def with_stored_blocks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
+    """The model with its feed-forward blocks, experts among them, made of stacks and fused tensors or of tensors of
+    their own, as a checkpoint with the tensors `stored` has them.
     """
-    layers = tuple(layer_with_stored_experts(layer, stored) for layer in model.layers)
-    return replace(model, layers=layers)
+    return replace(model, layers=tuple(layer_with_stored_blocks(layer, stored) for layer in model.layers))
 
 
-def layer_with_stored_experts(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
-    """As `with_stored_experts`, of one layer."""
-    block = layer.feed_forward
+def layer_with_stored_blocks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
+    """As `with_stored_blocks`, of one layer."""
+    return replace(layer, feed_forward=_as_stored(layer.feed_forward, stored))
+
+
+def _as_stored(block: FeedForwardSpec | None, stored: Collection[str]) -> FeedForwardSpec | None:
+    if isinstance(block, GatedSpec):
+        return _by_itself(block) if _is_by_itself(block, stored) else block
     if not isinstance(block, MixtureOfExpertsSpec):
-        return layer
+        return block
+    shared = block.shared
+    if isinstance(shared, GatedSpec) and _is_by_itself(shared, stored):
+        block = replace(block, shared=_by_itself(shared))
     gated = [expert for expert in block.experts if isinstance(expert, GatedSpec)]
     if len(gated) < len(block.experts):
-        return layer
+        return block
     first = gated[0].gate
-    prefix, has_stacks = first.name.removesuffix(_FIRST), first.weight_source is not None
-    if prefix == first.name:
-        return layer
-    if has_stacks and f"{first.name}.weight" in stored:
-        experts = tuple(_by_itself(expert) for expert in gated)
-    elif not has_stacks and f"{prefix}.{_GATE_UP}" in stored:
-        experts = tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated))
-    else:
-        return layer
-    return replace(layer, feed_forward=replace(block, experts=experts))
+    prefix = first.name.removesuffix(_FIRST)
+    if _is_by_itself(gated[0], stored):
+        return replace(block, experts=tuple(_by_itself(expert) for expert in gated))
+    if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in stored:
+        return block
+    return replace(block, experts=tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated)))
+
+
+def _is_by_itself(block: GatedSpec, stored: Collection[str]) -> bool:
+    """Whether a block that families make of a part of a tensor is stored as tensors of its own."""
+    return block.gate.weight_source is not None and f"{block.gate.name}.weight" in stored
 
 
 def _by_itself(expert: GatedSpec) -> GatedSpec:

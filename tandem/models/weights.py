@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from tandem.architecture.expert_stacks import with_stored_experts
+from tandem.architecture.expert_stacks import with_stored_blocks
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages
@@ -50,7 +50,7 @@ def match_parameters(
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
-    spec = with_stored_experts(spec, stored)
+    spec = with_stored_blocks(spec, stored)
     plan = LoadingPlan.of(spec, formats)
     return spec, plan, match_plan(checkpoint, plan, formats, stored)
 

@@ -22,6 +22,7 @@ from tandem.models.gguf.convert import converted
 from tandem.models.gguf.file import GgufFile
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers.checkpoints import (
+    Builder,
     edit_config,
     save_tiny_gemma3,
     save_tiny_gpt_oss,
@@ -32,8 +33,10 @@ from tests.helpers.checkpoints import (
     save_tiny_qwen3,
     save_tiny_qwen3_moe,
 )
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.engines import TINY, drain, token_ids
 from tests.helpers.gguf_files import write_gguf
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
 from tests.helpers.native_kernels import load_or_skip
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -48,6 +51,29 @@ OTHERS = [
     (partial(save_tiny_gemma3, head_dim=64, query_pre_attn_scalar=64, layer_types=None), "Q4_K", True),
     (save_tiny_phi3, "Q4_K", False),
     (save_tiny_phi3, "Q4_0", False),
+    (partial(save_tiny_lfm2, layer_types=["conv", "full_attention"]), "Q4_K", True),
+    (
+        partial(
+            save_tiny_granite_hybrid,
+            mamba_d_head=64,
+            shared_intermediate_size=64,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "Q4_0",
+        False,
+    ),
+    (
+        partial(
+            save_tiny_qwen3_next,
+            mlp_only_layers=[],
+            linear_value_head_dim=16,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "Q8_0",
+        False,
+    ),
     (partial(save_tiny_qwen2_moe, moe_intermediate_size=64, shared_expert_intermediate_size=32), "Q4_0", False),
     (save_tiny_mixtral, "Q8_0", True),
     *((save_tiny_qwen3, name, True) for name in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")),
@@ -86,21 +112,37 @@ def test_answers_are_those_of_the_decoded_file(
     assert all(len(answer) == GREEDY.max_tokens for answer in served(coded, "bfloat16", is_native=is_native))
 
 
-def test_experts_that_the_checkpoint_stacks_are_those_of_the_file(tmp_path: Path) -> None:
-    """gpt-oss' gate and up are stacks of their own in the file, and its YaRN is not cut to whole dimensions."""
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": 150000.0,
-        "factor": 4.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 64,
-    }
-    plain = save_tiny_gpt_oss(tmp_path / "plain", swiglu_limit=7.0, rope_parameters=rope)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+WITHOUT_EXPERTS: dict[str, Any] = {"num_local_experts": 0, "num_experts_per_tok": 0}
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        partial(save_tiny_gpt_oss, swiglu_limit=7.0, rope_parameters=YARN),
+        save_tiny_granite_hybrid,
+        partial(save_tiny_granite_hybrid, **WITHOUT_EXPERTS),
+        partial(save_tiny_qwen3_next, norm_topk_prob=True, mlp_only_layers=[]),
+    ],
+    ids=["gpt-oss", "granitehybrid", "granitehybrid without experts", "qwen3next"],
+)
+def test_models_whose_checkpoints_have_other_tensors_answer_as_these(tmp_path: Path, save: Builder) -> None:
+    """Stacks and fused maps are apart in the file, decays are stored as what they are the logarithms of, and gpt-oss'
+    YaRN is not cut to whole dimensions.
+    """
+    plain = save(tmp_path / "plain")
     made = converted(write_gguf(plain, tmp_path / "a.gguf"), tmp_path / "cache")
     shutil.copy(made / "tokenizer.json", plain)
-    assert loaded(made, TorchKernels()).spec.layers[0].mixer == loaded(plain, TorchKernels()).spec.layers[0].mixer
+    ropes = [[layer.mixer.rope for layer in loaded(path, TorchKernels()).spec.layers] for path in (made, plain)]
+    assert ropes[0] == ropes[1]
     expected = served(plain, "float32", is_native=False)
     assert served(made, "float32", is_native=False) == expected
     assert len({tuple(answer) for answer in expected}) > 1

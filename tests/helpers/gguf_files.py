@@ -23,7 +23,7 @@ SCALES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
-_NEVER_CODED = ("ffn_gate_inp", "conv")
+_NEVER_CODED = ("ffn_gate_inp", "conv", "ssm_a", "ssm_d", "norm")
 _QUANTISED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")  # by the package `gguf`
 
 Value = bool | int | float | str | list[Any]
@@ -70,7 +70,7 @@ def write_gguf(
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.name)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in tensors.items():
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         is_float = tensor.ndim == 1 or any(part in theirs for part in _NEVER_CODED)
         kind = gguf.GGMLQuantizationType["F32" if is_float or theirs.endswith(".bias") else type_name]
@@ -108,7 +108,7 @@ def _metadata(rules: Rules, config: Mapping[str, Any]) -> dict[str, Value | None
         f"{name}.attention.head_count_kv": config["num_key_value_heads"],
         f"{name}.attention.key_length": config.get("head_dim")
         or config["hidden_size"] // config["num_attention_heads"],
-        f"{name}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{name}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         f"{name}.rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

@@ -131,6 +131,108 @@ def _granite(config: Config) -> dict[str, Any]:
     }
 
 
+def _squeezed(tensors: Tensors, config: Config) -> Tensors:
+    return {name: values[:, 0] if ".conv" in name and values.ndim == 3 else values for name, values in tensors.items()}
+
+
+def _kv_heads(config: Config) -> list[int]:
+    return [
+        config["num_key_value_heads"] if kind in ("full_attention", "attention") else 0
+        for kind in config["layer_types"]
+    ]
+
+
+def _lfm2(config: Config) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": _kv_heads(config),
+        "attention.layer_norm_rms_epsilon": config["norm_eps"],
+        "shortconv.l_cache": config["conv_L_cache"],
+    }
+
+
+def _state_space(name: str, values: Array, num_groups: int) -> tuple[str, Array]:
+    """What converters do to a tensor of Mamba-2 or of a gated DeltaNet, and its name for the package `gguf`."""
+    if name.endswith(".A_log"):
+        return name, -np.exp(values)[:, None]
+    if name.endswith(".D"):
+        return name, values[:, None]
+    if name.endswith(".dt_bias"):
+        return f"{name.removesuffix('.dt_bias')}.dt_proj.bias", values
+    if name.endswith(".mamba.norm.weight"):
+        return name, values.reshape(num_groups, -1)
+    return name, values[:, 0] if name.endswith("conv1d.weight") else values
+
+
+def _granite_tensors(tensors: Tensors, config: Config) -> Tensors:
+    """Halves of the fused gate and up, under GGUF's names, which the package knows as such."""
+    found: Tensors = {}
+    for name, values in in_pairs(tensors, config).items():
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        if last == "input_linear":
+            layer, suffix = name.split(".")[2], "exps" if "sparse" in name else "shexp"
+            gate, up = np.split(values, 2, axis=-2)
+            found |= {f"blk.{layer}.ffn_gate_{suffix}.weight": gate, f"blk.{layer}.ffn_up_{suffix}.weight": up}
+        else:
+            theirs, changed = _state_space(name, values, config["mamba_n_groups"])
+            found[theirs] = changed
+    if config["num_local_experts"]:
+        return found
+    plain = {"_shexp": "", "shared_mlp.output_linear": "mlp.down_proj"}
+    return {_replaced(name, plain): values for name, values in found.items()}
+
+
+def _replaced(name: str, parts: dict[str, str]) -> str:
+    for old, new in parts.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _granite_hybrid(config: Config) -> dict[str, Any]:
+    return _granite(config) | {
+        "attention.head_count_kv": _kv_heads(config),
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
+def _qwen_next_tensors(tensors: Tensors, config: Config) -> Tensors:
+    groups = config["linear_num_key_heads"]
+    key = config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // groups * config["linear_value_head_dim"]
+    found: Tensors = {}
+    for name, values in stacked(tensors, config).items():
+        if name.endswith("in_proj_qkvz.weight"):
+            layer, hidden = name.split(".")[2], values.shape[1]
+            parts = np.split(values.reshape(groups, -1, hidden), np.cumsum([key, key, value]), axis=1)
+            q, k, v, z = (part.reshape(-1, hidden) for part in parts)
+            found |= {f"blk.{layer}.attn_qkv.weight": np.concatenate([q, k, v]), f"blk.{layer}.attn_gate.weight": z}
+            continue
+        shifted = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        theirs, changed = _state_space(name, values + np.float32(1) if shifted else values, groups)
+        found[theirs] = changed
+    return found
+
+
+def _qwen_next(config: Config) -> dict[str, Any]:
+    heads, share = config["linear_num_value_heads"], config["rope_parameters"].get("partial_rotary_factor", 0.25)
+    return _experts(config) | {
+        "rope.dimension_count": int(config["head_dim"] * share),
+        "full_attention_interval": config["layer_types"].index("full_attention") + 1,
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "ssm.time_step_rank": heads,
+    }
+
+
 RULES = {
     "llama": Rules("llama", in_pairs),
     "qwen2": Rules("qwen2"),
@@ -144,4 +246,7 @@ RULES = {
     "granite": Rules("granite", in_pairs, _granite),
     "olmo2": Rules("olmo2"),
     "smollm3": Rules("smollm3", in_pairs),
+    "lfm2": Rules("lfm2", _squeezed, _lfm2),
+    "granitemoehybrid": Rules("granitehybrid", _granite_tensors, _granite_hybrid),
+    "qwen3_next": Rules("qwen3next", _qwen_next_tensors, _qwen_next),
 }

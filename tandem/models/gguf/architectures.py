@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.gguf.families import dense, gemma, gpt_oss, granite, llama, phi, qwen
+from tandem.models.gguf.families import dense, gemma, gpt_oss, granite, lfm2, llama, phi, qwen, qwen_next
 from tandem.models.gguf.families.base import Architecture, Floats, Place
 from tandem.models.gguf.file import GgufFile
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _PARAMETER = re.compile(r"(.+)\.(weight|bias)")
-_NORM = re.compile(r"(blk\.\d+\.)?\w*norm\.weight")
+_SHIFTED_NORM = re.compile(r"(blk\.\d+\.)?(?!ssm_)\w*norm\.weight")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": llama.LLAMA,
@@ -27,6 +27,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": granite.GRANITE,
     "olmo2": dense.OLMO2,
     "smollm3": dense.SMOLLM3,
+    "lfm2": lfm2.LFM2,
+    "granitehybrid": granite.GRANITE_HYBRID,
+    "qwen3next": qwen_next.QWEN3_NEXT,
 }
 
 
@@ -55,40 +58,40 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
     return name, found.with_experts if found.with_experts is not None and has_experts else found
 
 
-def find_place(file: GgufFile, architecture: Architecture, name: str) -> Place | None:
-    """Where a GGUF tensor goes, by its full name; None for one that became part of the configuration.
+def find_places(file: GgufFile, architecture: Architecture, name: str) -> tuple[Place, ...]:
+    """Where a GGUF tensor goes, by full names; none for one that became part of the configuration.
 
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.
     """
     if name in architecture.factors:
-        return None
-    place = _find_place(architecture, name)
-    if place is None:
+        return ()
+    places = _find_places(architecture, name)
+    if places is None:
         raise UnsupportedCheckpointError(
             f"{file.path}: tensor {name!r} is none of {architecture.class_name}'s, so the file is of another model "
             "than it says"
         )
-    if architecture.norm_offset and _NORM.fullmatch(name):
-        return replace(place, change=_less(architecture.norm_offset))
-    return place
+    if architecture.norm_offset and _SHIFTED_NORM.fullmatch(name):
+        return tuple(replace(place, change=_less(architecture.norm_offset)) for place in places)
+    return places
 
 
-def _find_place(architecture: Architecture, name: str) -> Place | None:
+def _find_places(architecture: Architecture, name: str) -> tuple[Place, ...] | None:
     if name in architecture.outer:
-        return Place(architecture.outer[name])
+        return (Place(architecture.outer[name]),)
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
-    prefix, rest = f"model.layers.{layer[1]}.", layer[2]
-    if rest in architecture.inner:
-        found = architecture.inner[rest]
-        return replace(found, name=f"{prefix}{found.name}")
+    prefix, rest, suffix = f"model.layers.{layer[1]}.", layer[2], ""
+    found = architecture.inner.get(rest)
     parameter = _PARAMETER.fullmatch(rest)
-    if parameter is None or parameter[1] not in architecture.inner:
+    if found is None and parameter is not None:
+        found, suffix = architecture.inner.get(parameter[1]), f".{parameter[2]}"
+    if found is None:
         return None
-    found = architecture.inner[parameter[1]]
-    return replace(found, name=f"{prefix}{found.name}.{parameter[2]}")
+    places = found if isinstance(found, tuple) else (found,)
+    return tuple(replace(place, name=f"{prefix}{place.name}{suffix}") for place in places)
 
 
 def _less(offset: float) -> Callable[[Floats], Floats]:

@@ -53,7 +53,7 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
         "intermediate_size": fields.count("feed_forward_length", high=1 << 20),
         "num_hidden_layers": fields.count("block_count", high=1 << 10),
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.count("attention.head_count_kv", heads, high=1 << 12),
+        "num_key_value_heads": _read_kv_heads(fields, architecture, heads),
         "head_dim": head_dim,
         architecture.activation[0]: architecture.activation[1],
         "rms_norm_eps": required(fields, "attention.layer_norm_rms_epsilon"),
@@ -73,6 +73,19 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
     config |= architecture.read(file, fields, config)
     fields.refuse_unread(_HARMLESS)
     return config
+
+
+def _read_kv_heads(fields: Fields, architecture: Architecture, heads: int) -> int:
+    """Those of layers with attention; a hybrid lists all layers, and 0 where there is none."""
+    name = "attention.head_count_kv"
+    counts = fields.get(name)
+    if not architecture.is_hybrid or not isinstance(counts, list):
+        return fields.count(name, heads, high=1 << 12)
+    found = set(fields.indices(name, 1 << 12)) - {0}
+    num_layers = fields.count("block_count", high=1 << 10)
+    if len(counts) != num_layers or len(found) != 1:
+        raise fields.wrong(name, f"a list of {num_layers} numbers, 0 or one that is the same for all layers")
+    return found.pop()
 
 
 def _read_rope_share(fields: Fields, architecture: Architecture, head_dim: int) -> dict[str, object]:

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
-from tandem.models.gguf.architectures import find_architecture, find_place
+from tandem.models.gguf.architectures import find_architecture, find_places
 from tandem.models.gguf.configuration import read_config
 from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
-from tandem.models.gguf.families.base import Place
+from tandem.models.gguf.families.base import Config, Place
 from tandem.models.gguf.file import GgufFile, TensorEntry
 from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from tandem.models.gguf.vocabulary import read_id, read_tokens
@@ -55,24 +55,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """`name`, `shape`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks."""
+    """`name`, `shape`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks. `rows`: those
+    of the file, in order; None = all as they are.
+    """
 
     name: str
     shape: tuple[int, ...]
     entry: TensorEntry
     place: Place
     dtype: str | None
+    rows: NDArray[np.intp] | None
 
     @property
     def num_bytes(self) -> int:
-        return self.entry.num_bytes if self.dtype is None else prod(self.shape) * ITEM_BYTES[self.dtype]
+        if self.dtype is not None:
+            return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return self.entry.num_bytes // self.entry.shape[0] * self.shape[0]
 
     @property
     def header(self) -> tuple[str, tuple[int, ...], str, int]:
         """For safetensors."""
         if self.dtype is not None:
             return self.name, self.shape, NAMES[self.dtype], self.num_bytes
-        shape = (self.entry.shape[0], self.entry.num_bytes // self.entry.shape[0])
+        shape = (self.shape[0], self.num_bytes // self.shape[0])
         return self.name, shape, _BYTES, self.num_bytes
 
 
@@ -119,7 +124,7 @@ def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> Non
     began_s = time.monotonic()
     with GgufFile(path) as file, _unfinished(target) as directory:
         config = read_config(file, dtype or _USUAL_DTYPE)
-        tensors = _tensors(file, dtype)
+        tensors = _tensors(file, config, dtype)
         if dtype is None:
             config["quantization_config"] = _quantisation(tensors)
         _write_json(directory / "tokenizer_config.json", tokenizer_config(file))
@@ -131,7 +136,7 @@ def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> Non
             _log.info("converting %s (%d MiB) in %s, once", path.name, num_bytes >> 20, target.parent)
             _check_free(target.parent, num_bytes)
             with (directory / "model.safetensors").open("wb") as weights:
-                _write_weights(file, config, tensors, weights)
+                _write_weights(file, tensors, weights)
     if has_weights:
         _log.info("converted %s in %.1f s", path.name, time.monotonic() - began_s)
 
@@ -168,19 +173,30 @@ def _check_free(directory: Path, num_bytes: int) -> None:
         raise OSError(f"{free >> 20} MiB are free, {num_bytes >> 20} are needed")
 
 
-def _tensors(file: GgufFile, dtype: str | None) -> list[_Tensor]:
+def _tensors(file: GgufFile, config: Config, dtype: str | None) -> list[_Tensor]:
     """The tensors to write, in order: of a stack, each entry by itself."""
     _, architecture = find_architecture(file)
-    found = []
-    for name, entry in file.tensors.items():
-        place = find_place(file, architecture, name)
-        if place is None:
-            continue
-        for index, part in enumerate(file.entries_of(entry) if place.is_stack else (entry,)):
-            shape = part.shape if place.change is None else place.change(-np.ones(part.shape, np.float32)).shape
-            written_as = _written_as(part, place) if dtype is None else dtype
-            found.append(_Tensor(place.name.replace("{}", str(index)), shape, part, place, written_as))
-    return found
+    return [
+        _tensor(file, part, index, place, config, dtype)
+        for name, entry in file.tensors.items()
+        for place in find_places(file, architecture, name)
+        for index, part in enumerate(file.entries_of(entry) if place.is_stack else (entry,))
+    ]
+
+
+def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config: Config, dtype: str | None) -> _Tensor:
+    """`index`: of the entry in its stack."""
+    shape, rows = entry.shape, None
+    if place.order is not None:
+        try:
+            rows = place.order(entry.shape[0], config)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{file.path}: tensor {entry.name!r}: {error}") from error
+        shape = (len(rows), *entry.shape[1:])
+    if place.change is not None:
+        shape = place.change(-np.ones(shape, np.float32)).shape
+    written_as = _written_as(entry, place) if dtype is None else dtype
+    return _Tensor(place.name.replace("{}", str(index)), shape, entry, place, written_as, rows)
 
 
 def _written_as(entry: TensorEntry, place: Place) -> str | None:
@@ -201,16 +217,16 @@ def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
     for tensor in tensors:
         if tensor.dtype is None:
             names[tensor.entry.type_name].append(tensor.name)
-        if len(tensor.entry.shape) > 1:
-            numbers[tensor.entry.type_name] += prod(tensor.entry.shape)
+        if len(tensor.shape) > 1:
+            numbers[tensor.entry.type_name] += prod(tensor.shape)
     return {"quant_method": "gguf", "numbers": dict(numbers), "tensors": dict(names)}
 
 
-def _write_weights(file: GgufFile, config: dict[str, object], tensors: Sequence[_Tensor], weights: BinaryIO) -> None:
+def _write_weights(file: GgufFile, tensors: Sequence[_Tensor], weights: BinaryIO) -> None:
     weights.write(safetensors_header([tensor.header for tensor in tensors], {"format": "pt"}))
     for tensor in tensors:
         entry, place, where = tensor.entry, tensor.place, f"{file.path}: tensor {tensor.entry.name!r}"
-        rows = _in_order(file.rows(entry), place, config, where)
+        rows = file.rows(entry) if tensor.rows is None else file.rows(entry)[tensor.rows]
         if tensor.dtype is None:
             weights.write(rows.data)
             continue
@@ -221,15 +237,6 @@ def _write_weights(file: GgufFile, config: dict[str, object], tensors: Sequence[
             weights.write(piece)
     weights.flush()
     os.fsync(weights.fileno())
-
-
-def _in_order(rows: NDArray[np.uint8], place: Place, config: dict[str, object], where: str) -> NDArray[np.uint8]:
-    if place.order is None:
-        return rows
-    try:
-        return rows[place.order(len(rows), config)]
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"{where}: {error}") from error
 
 
 def _delete_old(cache_dir: Path) -> None:

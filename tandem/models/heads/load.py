@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.architecture.expert_stacks import layer_with_stored_experts
+from tandem.architecture.expert_stacks import layer_with_stored_blocks
 from tandem.architecture.families import eagle3
 from tandem.architecture.heads import mtp_of
 from tandem.architecture.quantisation import read_config
@@ -60,7 +60,7 @@ def load_mtp(
     names = stored_names(checkpoint, find_family(fields).parameter_name)
     further = model.spec.unserved
     own = {name: source for name, source in names.items() if name.startswith(further) and not name.endswith(_SHARED)}
-    spec = replace(spec, layer=layer_with_stored_experts(spec.layer, own))
+    spec = replace(spec, layer=layer_with_stored_blocks(spec.layer, own))
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     plan = LoadingPlan.of_tensors(spec.tensors(), formats)
     sources = match_plan(checkpoint, plan, formats, own)

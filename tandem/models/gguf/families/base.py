@@ -34,7 +34,7 @@ class Place:
 
     Args:
         name: below its layer's; with `{}`, it is a stack whose entry i goes to the name that has i there.
-        order: from the number of rows, those of the file in the checkpoint's order.
+        order: from the number of rows, those of the file that it has, in the checkpoint's order.
         change: the checkpoint's numbers, from the file's. Only for tensors that are never codes.
     """
 
@@ -47,8 +47,10 @@ class Place:
         return "{}" in self.name
 
 
-Places = dict[str, Place]
-"""By GGUF's name below its layer's: in full, as `ssm_a`, or without the `.weight` or `.bias` that both names have."""
+Places = Mapping[str, Place | tuple[Place, ...]]
+"""By GGUF's name below its layer's: in full, as `ssm_a`, or without the `.weight` or `.bias` that both names have.
+Several places share the rows of one tensor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Architecture:
         activation: the key of the configuration, and its value.
         with_experts: the row where the file has experts.
         norm_offset: what norms have more in the file than in a checkpoint.
+        is_hybrid: there are layers without heads of k and v, and so without attention.
         has_partial_rope: `rope.dimension_count` may be a part of a head.
         has_bias_option: `attention_bias` says whether projections have biases; otherwise the family always knows.
     """
@@ -100,6 +103,7 @@ class Architecture:
     activation: tuple[str, str] = ("hidden_act", "silu")
     with_experts: "Architecture | None" = None
     norm_offset: float = 0.0
+    is_hybrid: bool = False
     has_partial_rope: bool = False
     has_bias_option: bool = False
     sentencepiece: SentencePiece = SentencePiece()
@@ -122,6 +126,28 @@ def in_halves(heads: str) -> RowOrder:
     return order
 
 
+def channelwise(kernel: Floats) -> Floats:
+    """A convolution's kernel with the dimension of inputs that converters leave out. # [channels, 1, taps]"""
+    return kernel.reshape(len(kernel), 1, -1)
+
+
+def log_of_negated(values: Floats) -> Floats:
+    """The logarithms of decays, of which converters write minus the exponentials. # [heads]"""
+    return np.log(-values.reshape(-1).astype(np.float64)).astype(np.float32)
+
+
+def flat(values: Floats) -> Floats:
+    """One dimension, where converters made several."""
+    return values.reshape(-1)
+
+
+def have_attention(fields: Fields, config: Config) -> list[bool]:
+    """For each layer of a hybrid."""
+    counts, num_layers = fields.get("attention.head_count_kv"), config["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    return [count > 0 for count in counts] if isinstance(counts, list) else [True] * num_layers
+
+
 def as_written(value: float) -> float:
     """The shortest decimal that float32 stores as it stores `value`: what the configuration had, as 1e-05."""
     return float(str(np.float32(value)))
@@ -135,24 +161,30 @@ def required(fields: Fields, name: str) -> float:
     return as_written(value)
 
 
-PRE_NORMS: Final[Places] = {"attn_norm": Place("input_layernorm"), "ffn_norm": Place("post_attention_layernorm")}
-ATTENTION: Final[Places] = {
+PRE_NORMS: Final[dict[str, Place]] = {
+    "attn_norm": Place("input_layernorm"),
+    "ffn_norm": Place("post_attention_layernorm"),
+}
+ATTENTION: Final[dict[str, Place]] = {
     "attn_q": Place("self_attn.q_proj"),
     "attn_k": Place("self_attn.k_proj"),
     "attn_v": Place("self_attn.v_proj"),
     "attn_output": Place("self_attn.o_proj"),
 }
-IN_TURN: Final[Places] = ATTENTION | {
+IN_TURN: Final[dict[str, Place]] = ATTENTION | {
     "attn_q": Place("self_attn.q_proj", in_halves("num_attention_heads")),
     "attn_k": Place("self_attn.k_proj", in_halves("num_key_value_heads")),
 }
-HEAD_NORMS: Final[Places] = {"attn_q_norm": Place("self_attn.q_norm"), "attn_k_norm": Place("self_attn.k_norm")}
-GATED: Final[Places] = {
+HEAD_NORMS: Final[dict[str, Place]] = {
+    "attn_q_norm": Place("self_attn.q_norm"),
+    "attn_k_norm": Place("self_attn.k_norm"),
+}
+GATED: Final[dict[str, Place]] = {
     "ffn_gate": Place("mlp.gate_proj"),
     "ffn_up": Place("mlp.up_proj"),
     "ffn_down": Place("mlp.down_proj"),
 }
-EXPERTS: Final[Places] = {
+EXPERTS: Final[dict[str, Place]] = {
     "ffn_gate_inp": Place("mlp.gate"),
     "ffn_gate_exps": Place("mlp.experts.{}.gate_proj"),
     "ffn_up_exps": Place("mlp.experts.{}.up_proj"),

@@ -16,7 +16,7 @@ from tandem.models.gguf.file import GgufFile
 
 _INNER = PRE_NORMS | ATTENTION
 _SHARED_GATE = "blk.0.ffn_gate_shexp.weight"
-_SHARED = {
+SHARED = {
     "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", change=lambda values: values.reshape(1, -1)),
     "ffn_gate_shexp": Place("mlp.shared_expert.gate_proj"),
     "ffn_up_shexp": Place("mlp.shared_expert.up_proj"),
@@ -49,5 +49,5 @@ def read_shared_expert(file: GgufFile, fields: Fields, config: Config) -> dict[s
 
 QWEN2 = Architecture("qwen2", "Qwen2ForCausalLM", _INNER | GATED)
 QWEN3 = Architecture("qwen3", "Qwen3ForCausalLM", _INNER | HEAD_NORMS | GATED)
-QWEN2_MOE = Architecture("qwen2_moe", "Qwen2MoeForCausalLM", _INNER | EXPERTS | _SHARED, read_shared_expert)
+QWEN2_MOE = Architecture("qwen2_moe", "Qwen2MoeForCausalLM", _INNER | EXPERTS | SHARED, read_shared_expert)
 QWEN3_MOE = Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _INNER | HEAD_NORMS | EXPERTS, read_experts)

@@ -139,6 +139,7 @@ def test_missing_metadata_is_named(tmp_path: Path, checkpoint: Path, name: str) 
         ({"llama__expert_count": 8}, "expert_used_count must be an integer"),
         ({"llama__expert_used_count": 2}, "expert_used_count=2 is not served"),
         ({"llama__expert_count": 8, "llama__expert_used_count": 2}, "'blk.0.ffn_down.weight' is none of Mixtral"),
+        ({"llama__attention__head_count_kv": [2]}, "head_count_kv must be an integer"),
         ({"llama__attention__value_length": 8}, "attention.value_length=8 is not served"),
         ({"llama__rope__dimension_count": 4}, "rope.dimension_count=4 is not served"),
         ({"llama__vocab_size": 5}, "vocab_size=5 is not served"),

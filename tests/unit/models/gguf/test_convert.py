@@ -37,6 +37,7 @@ from tests.helpers.checkpoints import (
     save_tiny_smollm3,
 )
 from tests.helpers.gguf_files import write_gguf
+from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 
 LONG_ROPE: dict[str, Any] = {
     "rope_parameters": {
@@ -71,6 +72,7 @@ SAVERS: dict[str, list[Callable[..., Path]]] = {
     "phi3": [save_tiny_phi3, partial(save_tiny_phi3, sliding_window=12, max_position_embeddings=512, **LONG_ROPE)],
     "granite": [save_tiny_granite],
     "olmo2": [save_tiny_olmo2],
+    "lfm2": [save_tiny_lfm2],
     "smollm3": [partial(save_tiny_smollm3, num_hidden_layers=4, no_rope_layer_interval=4)],
 }
 """Checkpoints of each architecture of GGUF; that of gpt-oss has other tensors, see `test_gpt_oss`."""

@@ -1,0 +1,79 @@
+"""Qwen3-Next, under the names of Qwen3.5, which computes the same of maps that are stored apart, as they are here."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.architecture.fields import Fields
+from tandem.models.gguf.families.base import (
+    ATTENTION,
+    EXPERTS,
+    HEAD_NORMS,
+    Architecture,
+    Config,
+    Place,
+    Places,
+    RowOrder,
+    channelwise,
+    log_of_negated,
+)
+from tandem.models.gguf.families.qwen import SHARED, read_shared_expert
+from tandem.models.gguf.file import GgufFile
+
+_MOST = 1 << 12
+
+
+def _half_of_groups(half: int) -> RowOrder:
+    """Each group's first or second half of rows."""
+
+    def order(num_rows: int, config: Config) -> NDArray[np.intp]:
+        groups = config["linear_num_key_heads"]
+        assert isinstance(groups, int)
+        return np.arange(num_rows - num_rows % (2 * groups)).reshape(groups, 2, -1)[:, half].reshape(-1)
+
+    return order
+
+
+_INNER: Places = (
+    ATTENTION
+    | HEAD_NORMS
+    | EXPERTS
+    | SHARED
+    | {
+        "attn_norm": Place("input_layernorm"),
+        "post_attention_norm": Place("post_attention_layernorm"),
+        "attn_qkv": Place("linear_attn.in_proj_qkv"),
+        "attn_gate": Place("linear_attn.in_proj_z"),
+        "ssm_conv1d": Place("linear_attn.conv1d", change=channelwise),
+        "ssm_dt.bias": Place("linear_attn.dt_bias"),
+        "ssm_a": Place("linear_attn.A_log", change=log_of_negated),
+        "ssm_norm": Place("linear_attn.norm"),
+        "ssm_out": Place("linear_attn.out_proj"),
+    }
+    | {
+        "ssm_ba": (
+            Place("linear_attn.in_proj_b", _half_of_groups(0)),
+            Place("linear_attn.in_proj_a", _half_of_groups(1)),
+        )
+    }
+)
+
+
+def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
+    if inner % heads:
+        raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
+    experts = read_shared_expert(file, fields, config)
+    return experts | {
+        "norm_topk_prob": True,
+        "full_attention_interval": fields.count("full_attention_interval", 4),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": fields.count("ssm.group_count", high=_MOST),
+        "linear_key_head_dim": fields.count("ssm.state_size", high=_MOST),
+        "linear_conv_kernel_dim": fields.count("ssm.conv_kernel", low=2, high=64),
+    }
+
+
+QWEN3_NEXT = Architecture(
+    "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _INNER, _read, norm_offset=1.0, has_partial_rope=True
+)
