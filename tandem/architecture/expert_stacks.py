@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.tensors import LinearSpec, Source
 
 _GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
