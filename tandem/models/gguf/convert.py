@@ -158,8 +158,9 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _generation_config(file: GgufFile) -> dict[str, object]:
-    num_tokens = len(read_tokens(file))
-    ends = [token_id for name in _ENDS if (token_id := read_id(file, name, num_tokens)) is not None]
+    tokens, (_, architecture) = read_tokens(file), find_architecture(file)
+    ends = [token_id for name in _ENDS if (token_id := read_id(file, name, len(tokens))) is not None]
+    ends += [token_id for token_id, token in enumerate(tokens) if token in architecture.ends]
     sampling = {theirs: file.metadata.get(f"general.sampling.{ours}") for ours, theirs in _SAMPLING.items()}
     return {
         "eos_token_id": sorted(set(ends)),

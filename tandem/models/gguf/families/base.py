@@ -88,6 +88,7 @@ class Architecture:
         factors: tensors of the rotary embedding, which become part of the configuration.
         activation: the key of the configuration, and its value.
         with_experts: the row where the file has experts.
+        ends: tokens that end an answer by the published `generation_config.json`, though files name only one.
         norm_offset: what norms have more in the file than in a checkpoint.
         is_hybrid: there are layers without heads of k and v, and so without attention.
         has_partial_rope: `rope.dimension_count` may be a part of a head.
@@ -102,6 +103,7 @@ class Architecture:
     factors: tuple[str, ...] = (ROPE_FACTORS,)
     activation: tuple[str, str] = ("hidden_act", "silu")
     with_experts: "Architecture | None" = None
+    ends: tuple[str, ...] = ()
     norm_offset: float = 0.0
     is_hybrid: bool = False
     has_partial_rope: bool = False

@@ -44,6 +44,7 @@ GEMMA3 = Architecture(
     ATTENTION | HEAD_NORMS | GATED | _INNER,
     _read,
     activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ends=("<eos>", "<end_of_turn>"),
     norm_offset=1.0,
     sentencepiece=SentencePiece(by_position=True),
 )

@@ -30,4 +30,4 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
     return found | {"rope_scaling": scaling | {"truncate": False}}
 
 
-GPT_OSS = Architecture("gpt_oss", "GptOssForCausalLM", _INNER, _read)
+GPT_OSS = Architecture("gpt_oss", "GptOssForCausalLM", _INNER, _read, ends=("<|return|>", "<|call|>", "<|endoftext|>"))

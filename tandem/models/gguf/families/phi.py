@@ -26,6 +26,7 @@ PHI3 = Architecture(
     PRE_NORMS | _INNER,
     _read,
     factors=LONG_FACTORS,
+    ends=("<|end|>", "<|endoftext|>"),
     has_partial_rope=True,
     sentencepiece=SentencePiece(
         strips_after_control=True,

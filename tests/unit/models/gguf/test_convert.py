@@ -200,6 +200,22 @@ def test_text_and_sampling_come_along(tmp_path: Path) -> None:
     assert generation == {"eos_token_id": [2, 7], "temperature": 0.5}
 
 
+def test_a_family_knows_the_tokens_that_end_an_answer(tmp_path: Path) -> None:
+    tokens = ["<pad>", "<bos>", "<eos>", "<end_of_turn>", *(chr(0x100 + index) for index in range(195))]
+    file = write_gguf(_save_gemma3(tmp_path / "tiny"), tmp_path / "a.gguf", **_vocabulary(tokens))
+    generation = json.loads((converted(file, tmp_path / "cache") / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [2, 3]}
+
+
+def _vocabulary(tokens: list[str]) -> dict[str, Any]:
+    return {
+        "tokenizer__ggml__model": "llama",
+        "tokenizer__ggml__tokens": tokens,
+        "tokenizer__ggml__scores": [-float(index) for index in range(len(tokens))],
+        "tokenizer__ggml__merges": None,
+    }
+
+
 def test_it_is_made_once_for_each_content(tmp_path: Path) -> None:
     file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
     made = converted(file, tmp_path / "cache")
