@@ -15,6 +15,7 @@ from tandem.core.config import BLOCK_SIZES
 from tandem.core.errors import ConfigurationError
 
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
+_LEAST_FILL, _NEARLY = 0.5, 0.9
 _FAR = 1 << 40  # a position that no request reaches
 
 
@@ -50,6 +51,12 @@ class KVLayout:
     def bytes_per_request(self) -> int:
         """What the hand-off of a request takes whatever its length: the pages of constant states."""
         return self.page_bytes * sum(group.spec.bytes_per_request > 0 for group in self.groups)
+
+    @property
+    def fill(self) -> float:
+        """Share of its pages that a long request's state takes; 1 where it does not grow with the request."""
+        sizes = [g.spec.block_bytes(self.block_size) * len(g.layers) for g in self.groups if not g.spec.is_bounded]
+        return sum(sizes) / (self.page_bytes * len(sizes)) if sizes else 1.0
 
     @property
     def num_layers(self) -> int:
@@ -120,6 +127,17 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
         for start in range(0, len(layers), page_bytes // spec.block_bytes(block_size))
     ]
     return KVLayout(block_size, tuple(groups))
+
+
+def fuller_layout(specs: Sequence[StateSpec], layout: KVLayout) -> KVLayout | None:
+    """The layout of larger blocks, the smallest that are nearly as full as any, where `layout` leaves half of its pages
+    empty: a page is as large as one layer's recurrent state. None = its pages are full enough.
+    """
+    if layout.fill >= _LEAST_FILL:
+        return None
+    others = [build_layout(specs, size) for size in BLOCK_SIZES if size > layout.block_size]
+    fullest = max((other.fill for other in others), default=0.0)
+    return next((other for other in others if other.fill >= _NEARLY * fullest and other.fill > layout.fill), None)
 
 
 def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
