@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tandem.core.output import RequestMetrics
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.scheduler.request import Request
@@ -59,4 +59,22 @@ class Choice:
             pins=self.request.granted_pins,
             num_drafted=self.request.num_drafted,
             num_accepted=self.request.num_accepted,
+        )
+
+    def output(self, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None) -> RequestOutput:
+        """What the caller is told of these new tokens. `logprobs`: of the only one."""
+        request = self.request
+        finished = request.finish_reason is not None
+        is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1
+        wants_prompt = request.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=self.parent_id,
+            index=self.index,
+            token_ids=token_ids,
+            text=text,
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=(None, *self.prompt_logprobs) if is_first and wants_prompt else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            metrics=self.metrics() if finished or is_first else None,
         )

@@ -383,22 +383,8 @@ class Engine:
     def _output(
         self, choice: Choice, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None
     ) -> RequestOutput:
-        request = choice.request
-        finished = request.finish_reason is not None
-        is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1
-        wants_prompt = request.params.prompt_logprobs is not None
-        output = RequestOutput(
-            request_id=choice.parent_id,
-            index=choice.index,
-            token_ids=token_ids,
-            text=text,
-            logprobs=None if logprobs is None else (logprobs,),
-            prompt_logprobs=(None, *choice.prompt_logprobs) if is_first and wants_prompt else None,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            metrics=choice.metrics() if finished or is_first else None,
-        )
-        if finished:
+        output = choice.output(token_ids, text, logprobs)
+        if output.finish_reason is not None:
             self._forget(choice)
         return output
 

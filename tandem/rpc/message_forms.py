@@ -26,6 +26,7 @@ from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
 from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
 from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
 MAX_DECISIONS = 4096
@@ -89,7 +90,7 @@ _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_p
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)
 _forms.add(messages.StepSample, common_pb2.StepSample, duration_s=_AMOUNT)
 _forms.add(DraftCounts, common_pb2.DraftCounts)
-_forms.add(messages.RankReport, common_pb2.RankReport)
+_forms.add(RankReport, common_pb2.RankReport)
 _forms.add(ProcessUsage, common_pb2.ProcessUsage, cpu_cores=_AMOUNT)
 _forms.add(
     messages.WorkerStatus,

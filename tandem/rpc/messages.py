@@ -19,6 +19,7 @@ from tandem.kvcache.block_table import BlockRange
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.rank_messages import RankReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +211,6 @@ class StepSample:
     num_running: int
     num_context_tokens: int
     duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """Processes among which a worker's model is divided.
-
-    pids: by rank; the first is the worker's own.
-    num_epochs: how often the group was formed.
-    """
-
-    pids: tuple[int, ...]
-    num_epochs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.messages import Greeting, RankReport, WorkerAddress
+from tandem.rpc.messages import Greeting, WorkerAddress
+from tandem.rpc.rank_messages import RankReport
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
 from tandem.transport.choose import Site

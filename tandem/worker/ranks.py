@@ -6,7 +6,7 @@ from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.ranks.group import RankGroup, share_of
-from tandem.rpc.messages import RankReport
+from tandem.rpc.rank_messages import RankReport
 from tandem.worker.moves import refuse_moves_of_ranks
 from tandem.worker.settings import WorkerSettings
 

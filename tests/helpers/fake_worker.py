@@ -31,11 +31,11 @@ from tandem.rpc.messages import (
     ModelInfo,
     PrefillCall,
     PrefillUpdate,
-    RankReport,
     WorkerAddress,
     WorkerStatus,
 )
 from tandem.rpc.network import RpcServer
+from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.server import serve_worker
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import UnavailableError
 from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.operations import MAX_LINKS, Overview
-from tandem.rpc.messages import Decision, RankReport
+from tandem.rpc.messages import Decision
+from tandem.rpc.rank_messages import RankReport
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
 from tests.helpers.page_backend import listing, page_cluster
 

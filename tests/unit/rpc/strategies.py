@@ -42,7 +42,6 @@ from tandem.rpc.messages import (
     PrefillSample,
     PrefillUpdate,
     ProcessInfo,
-    RankReport,
     Registration,
     StepSample,
     WorkerAddress,
@@ -51,6 +50,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
