@@ -18,6 +18,7 @@ _KIB = 1024
 _RESET_PEAK = "5"  # NOTE: to clear_refs: the peak of resident memory starts anew
 _PRIORITY = "-10"
 _POLL_S = 0.001
+_STUCK_S = 1.0
 _MAPPING = re.compile(r"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
 _SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
@@ -58,12 +59,20 @@ class ProcessTrees:
         return total + sum(files.values())
 
     def stop(self) -> None:
-        """SIGSTOP to all of them, until none runs: a signal takes effect when its process is next due."""
+        """SIGSTOP to all of them, until none runs: a signal takes effect when its process is next due.
+
+        NOTE: a child that is stopped between vfork and exec keeps its parent from stopping, so all go on now and then.
+        """
+        go_on_s = time.monotonic() + _STUCK_S
         while running := [process for process in self._living() if _runs(process)]:
             for process in running:
                 with suppress(psutil.Error):
                     process.suspend()
             time.sleep(_POLL_S)
+            if time.monotonic() > go_on_s:
+                self.go_on()
+                time.sleep(_POLL_S)
+                go_on_s = time.monotonic() + _STUCK_S
 
     def go_on(self) -> None:
         """SIGCONT to all of them."""

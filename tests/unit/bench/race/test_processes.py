@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
+from bench.race import processes
 from bench.race.processes import ProcessTrees
 
 MB = 1_000_000
@@ -148,6 +151,34 @@ def test_trees_can_be_stopped_and_go_on() -> None:
         assert {psutil.Process(pid).status() for pid in told.trees.pids()} == {psutil.STATUS_STOPPED}
         told.trees.go_on()
         told.tell("burn 0")
+
+
+def test_a_child_that_is_stopped_before_it_runs_its_program_does_not_hold_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent cannot be stopped between vfork and exec, and its stopped child would never come to exec."""
+    monkeypatch.setattr(processes, "_STUCK_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    vforking = (
+        "import os, sys; actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]; "
+        "os.waitpid(os.posix_spawn('/bin/cat', ['cat'], {}, file_actions=actions), 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", vforking, str(pipe)]) as process:
+        trees = ProcessTrees([process.pid])
+        parent = psutil.Process(process.pid)
+        while not parent.children():
+            pass
+        child = parent.children()[0]
+        stopping = threading.Thread(target=trees.stop)
+        stopping.start()
+        while child.status() != psutil.STATUS_STOPPED:
+            pass
+        with pipe.open("w"):  # NOTE: the child waits for a writer before it runs its program
+            stopping.join(10)
+            assert not stopping.is_alive()
+            assert {psutil.Process(pid).status() for pid in trees.pids()} == {psutil.STATUS_STOPPED}
+            trees.go_on()
 
 
 def test_a_process_that_is_gone_costs_nothing() -> None:
