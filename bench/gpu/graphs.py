@@ -112,7 +112,7 @@ def _functions(stack: Stack) -> str:
         stack.engine.step()
     profile.disable()
     text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(NUM_LISTED)
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(NUM_LISTED)
     return "\n".join(line[:140] for line in text.getvalue().splitlines() if line.strip())
 
 
