@@ -18,13 +18,19 @@ from tandem.compute.attention import Backends
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.block_sparse import NativeBlockBackend
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.core.sampling_params import SamplingParams
 from tandem.models.loader import load_model
 from tests.golden.test_parity import RELATIVE_ERROR, chosen_after, random_prompt, reference_logits, relative_error
-from tests.golden.test_sparse import GREEDY, KERNELS, NATIVE, prompt_of
+from tests.golden.test_sparse import (
+    GREEDY,
+    KERNELS,
+    NATIVE,
+    check_that_no_bit_depends_on_what_shares_a_step,
+    prompt_of,
+    tokens_alone_and_shared,
+)
 from tests.helpers.checkpoints import load_reference
 from tests.helpers.choices import recorded_blocks
-from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
+from tests.helpers.engines import drain, serve_alone, tiny_engine
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS, NaiveModel, save_published_minimax_m3, save_tiny_minimax_m3
@@ -162,39 +168,14 @@ def test_choices_are_the_same_in_prefill_decode_and_after_a_failover(
 def test_shared_preempted_and_cached_requests_get_the_tokens_they_get_alone(
     checkpoint: Path, kernels: dict[str, Any]
 ) -> None:
-    """Steps of eleven tokens; a pool that holds one request of full length; and prefixes that are found."""
-    shared = prompt_of(40, 2)
-    prompts = {f"r{i}": shared[: 8 * i] + prompt_of(13 - i, 10 + i) for i in range(6)}
-    params = dict.fromkeys(prompts, replace(GREEDY, max_tokens=40))
-    expected = serve_alone(checkpoint, prompts, params, **kernels)
+    answers = tokens_alone_and_shared(checkpoint, kernels)
     if checkpoint.name.startswith("minimax_m3"):
         reference = load_reference(checkpoint)
-        assert expected == {name: chosen_after(reference, prompts[name], found) for name, found in expected.items()}
-    cache_bytes = least_kv_cache_bytes(checkpoint, 96, 16, "float32")
-    tight = {"max_model_len": 96, "max_num_batched_tokens": 11, "max_num_running": 6, "kv_cache_bytes": cache_bytes}
-    for sizes in (tight, {"max_num_batched_tokens": 11, "max_num_running": 6, "block_size": 8}):
-        engine = tiny_engine(checkpoint, **sizes, **kernels)
-        for _ in range(2):
-            for name, prompt in prompts.items():
-                engine.add_request(prompt, params[name], request_id=name)
-            outputs = drain(engine)
-            assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
-        assert engine.counters.num_preemptions >= 2 or sizes is not tight
-    assert engine.counters.num_cached_prompt_tokens >= 150
+        assert answers == {prompt: chosen_after(reference, list(prompt), found) for prompt, found in answers.items()}
 
 
 def test_in_bfloat16_no_token_depends_on_cuts_or_on_what_shares_a_step(checkpoint: Path) -> None:
-    """On the compiled kernels, where near ties are common."""
-    load_or_skip()
-    prompts = {f"r{i}": prompt_of(length, i) for i, length in enumerate((90, 3, 41, 17, 60))}
-    params = {name: SamplingParams(temperature=i % 2, seed=i, max_tokens=30) for i, name in enumerate(prompts)}
-    native = NATIVE | {"dtype": "bfloat16"}
-    expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, max_num_batched_tokens=256, **native)
-    engine = tiny_engine(checkpoint, max_num_batched_tokens=11, max_num_running=6, block_size=8, **native)
-    for name, prompt in prompts.items():
-        engine.add_request(prompt, params[name], request_id=name)
-    outputs = drain(engine)
-    assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
+    check_that_no_bit_depends_on_what_shares_a_step(checkpoint)
 
 
 def test_the_engine_reads_what_the_plan_says(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,17 +145,14 @@ def test_choices_are_the_same_in_prefill_decode_and_after_a_failover(
     assert record.num_computed > 2.5 * len(everywhere)
 
 
-def test_shared_preempted_and_cached_requests_get_the_tokens_they_get_alone(
-    checkpoint: Path, kernels: dict[str, Any]
-) -> None:
-    """Steps of eleven tokens; a pool that holds one request of full length; and prefixes that are found."""
-    reference = checkpoints.load_reference(checkpoint)
+def tokens_alone_and_shared(checkpoint: Path, kernels: dict[str, Any]) -> dict[tuple[int, ...], list[int]]:
+    """By prompt, the tokens of requests alone. They get the same in steps of eleven tokens, from a pool that holds one
+    request of full length, and behind prefixes that are found.
+    """
     shared = prompt_of(40, 2)
     prompts = {f"r{i}": shared[: 8 * i] + prompt_of(13 - i, 10 + i) for i in range(6)}
     params = dict.fromkeys(prompts, replace(GREEDY, max_tokens=40))
     expected = serve_alone(checkpoint, prompts, params, **kernels)
-    for name, prompt in prompts.items():
-        assert expected[name] == chosen_after(reference, prompt, expected[name])
     cache_bytes = least_kv_cache_bytes(checkpoint, 96, 16, "float32")
     tight = {"max_model_len": 96, "max_num_batched_tokens": 11, "max_num_running": 6, "kv_cache_bytes": cache_bytes}
     for sizes in (tight, {"max_num_batched_tokens": 11, "max_num_running": 6, "block_size": 8}):
@@ -167,10 +164,11 @@ def test_shared_preempted_and_cached_requests_get_the_tokens_they_get_alone(
             assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
         assert engine.counters.num_preemptions >= 2 or sizes is not tight
     assert engine.counters.num_cached_prompt_tokens >= 150
+    return {tuple(prompts[name]): tokens for name, tokens in expected.items()}
 
 
-def test_on_the_compiled_kernels_no_bit_depends_on_cuts_or_on_what_shares_a_step(checkpoint: Path) -> None:
-    """In bfloat16, where near ties are common."""
+def check_that_no_bit_depends_on_what_shares_a_step(checkpoint: Path) -> None:
+    """In bfloat16 on the compiled kernels, where near ties are common."""
     load_or_skip()
     prompts = {f"r{i}": prompt_of(length, i) for i, length in enumerate((90, 3, 41, 17, 60))}
     params = {name: SamplingParams(temperature=i % 2, seed=i, max_tokens=30) for i, name in enumerate(prompts)}
@@ -181,6 +179,18 @@ def test_on_the_compiled_kernels_no_bit_depends_on_cuts_or_on_what_shares_a_step
         engine.add_request(prompt, params[name], request_id=name)
     outputs = drain(engine)
     assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
+
+
+def test_shared_preempted_and_cached_requests_get_the_tokens_they_get_alone(
+    checkpoint: Path, kernels: dict[str, Any]
+) -> None:
+    reference = checkpoints.load_reference(checkpoint)
+    for prompt, found in tokens_alone_and_shared(checkpoint, kernels).items():
+        assert found == chosen_after(reference, list(prompt), found)
+
+
+def test_on_the_compiled_kernels_no_bit_depends_on_cuts_or_on_what_shares_a_step(checkpoint: Path) -> None:
+    check_that_no_bit_depends_on_what_shares_a_step(checkpoint)
 
 
 def test_the_engine_reads_what_the_plan_says(
