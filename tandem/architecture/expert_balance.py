@@ -1,4 +1,4 @@
-"""How evenly the ranks of a worker are busy whose experts lie whole on them, where every expert is chosen as often."""
+"""Balance of the ranks of a worker whose experts lie whole on them, where every expert is chosen as often."""
 
 from bisect import bisect_right
 from collections import Counter
