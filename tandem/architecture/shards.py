@@ -87,6 +87,11 @@ def head_bounds(vocab_size: int, num_ranks: int) -> tuple[int, ...]:
     return _bounds(vocab_size, num_ranks, _HEAD_ROWS)
 
 
+def expert_bounds(num_experts: int, num_ranks: int) -> tuple[int, ...]:
+    """Rank i has experts `bounds[i]` to `bounds[i + 1] - 1` of a layer."""
+    return _bounds(num_experts, num_ranks, 1)
+
+
 def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
     """Of parts that are as equal as can be, all but the last of whole units: where each begins, and the end."""
     units = -(-size // unit)
@@ -127,7 +132,7 @@ class _Shard:
         num_experts = len(spec.experts)
         if num_experts < self.part.num_ranks:
             raise IndivisibleError(f"{num_experts} experts, fewer than {self.part.num_ranks} ranks")
-        bounds = _bounds(num_experts, self.part.num_ranks, 1)
+        bounds = expert_bounds(num_experts, self.part.num_ranks)
         return replace(
             spec,
             experts=spec.experts[bounds[self.part.rank] : bounds[self.part.rank + 1]],

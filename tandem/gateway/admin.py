@@ -16,6 +16,7 @@ from tandem.gateway.gateway import Gateway
 from tandem.gateway.history import DEFAULT_SIZE, PROCESS
 from tandem.gateway.routers import RouterListing
 from tandem.rpc.messages import Decision, WorkerListing
+from tandem.rpc.rank_messages import RankReport
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
@@ -98,6 +99,13 @@ def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
     return (found[worker_id] for worker_id in sorted(found))
 
 
+def _ranks(report: RankReport) -> dict[str, Any]:
+    found = asdict(report)
+    if report.experts is not None and report.experts.imbalance is not None:
+        found["experts"]["imbalance"] = round(report.experts.imbalance, 3)
+    return found
+
+
 def _worker(listing: WorkerListing) -> dict[str, Any]:
     status, state = listing.status, listing.status.state
     return {
@@ -121,6 +129,6 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "links": [asdict(link) for link in status.links],
         "unreachable": list(status.unreachable),
         "drafts": None if status.drafts is None else asdict(status.drafts),
-        "ranks": None if status.ranks is None else asdict(status.ranks),
+        "ranks": None if status.ranks is None else _ranks(status.ranks),
         **_usage(status.usage),
     }

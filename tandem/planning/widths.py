@@ -5,16 +5,19 @@ A rank is an accelerator. What it keeps is counted from its part of the model (`
 ranks do not divide each has a copy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tandem.architecture.cost import ModelCost
 from tandem.architecture.exchange_cost import exchange_bytes
-from tandem.architecture.shards import WIDTHS, shard_model
+from tandem.architecture.expert_balance import expected_imbalance
+from tandem.architecture.shards import WIDTHS, expert_bounds, shard_model
 from tandem.core.errors import ConfigurationError
 from tandem.planning.pool_sizing import size_pools
 from tandem.planning.sizing import DeploymentSite, Sizing
 
+STEP_TOKENS = 1, 16, 64
 _ANY_DTYPE = "bfloat16"  # NOTE: shares of bytes do not depend on it
 Choices = dict[tuple[int, int], Sizing]
 
@@ -27,6 +30,8 @@ class WidthFacts:
         weight_bytes: of the rank with the most.
         kv_bytes_per_token: that a rank keeps.
         num_exchanges, exchanged_bytes_per_token: of one step, see `exchange_bytes`.
+        experts: whole ones of a layer that the rank with the most has; None = there are none.
+        expert_imbalance: by tokens of a step, see `expected_imbalance`.
     """
 
     width: int
@@ -34,6 +39,8 @@ class WidthFacts:
     kv_bytes_per_token: float
     num_exchanges: int
     exchanged_bytes_per_token: float
+    experts: int | None
+    expert_imbalance: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,16 @@ def width_facts(cost: ModelCost, width: int) -> WidthFacts:
     state = sum(spec.bytes_per_token for spec in model.kv_specs)
     kept = sum(spec.bytes_per_token for spec in shards[0].kv_specs)
     exchanged = exchange_bytes(shards[0], width)
+    routed = next((layer.routed for layer in model.layers if layer.routed is not None), None)
+    bounds = expert_bounds(routed.num_experts, width) if routed is not None else ()
     return WidthFacts(
         width=width,
         weight_bytes=cost.weight_bytes * largest / whole,
         kv_bytes_per_token=cost.kv_bytes_per_token * kept / state if state else 0.0,
         num_exchanges=len(exchanged),
         exchanged_bytes_per_token=sum(exchanged),
+        experts=None if routed is None else max(end - first for first, end in pairwise(bounds)),
+        expert_imbalance={} if routed is None else {n: expected_imbalance(routed, bounds, n) for n in STEP_TOKENS},
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import InvalidRequestError
 from tandem.core.events import BlockEvent
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_PINS, Pin
 from tandem.core.process_usage import ProcessUsage
@@ -90,6 +91,7 @@ _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_p
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)
 _forms.add(messages.StepSample, common_pb2.StepSample, duration_s=_AMOUNT)
 _forms.add(DraftCounts, common_pb2.DraftCounts)
+_forms.add(ExpertRows, common_pb2.ExpertRows)
 _forms.add(RankReport, common_pb2.RankReport)
 _forms.add(ProcessUsage, common_pb2.ProcessUsage, cpu_cores=_AMOUNT)
 _forms.add(

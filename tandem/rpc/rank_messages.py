@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tandem.core.expert_rows import ExpertRows
+
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
@@ -9,7 +11,9 @@ class RankReport:
 
     pids: by rank; the first is the worker's own.
     num_epochs: how often the group was formed.
+    experts: what the experts of each have computed; None = the model has none, or the sender does not count it.
     """
 
     pids: tuple[int, ...]
     num_epochs: int
+    experts: ExpertRows | None = None

@@ -11,6 +11,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.core.draft_counts import DraftCounts
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
@@ -105,6 +106,15 @@ class WorkerMetrics:
             registry=registry,
         )
         self._last_read_bytes = 0.0
+        self._expert_rows = Counter(
+            "tandem_expert_rows", "tokens at experts, by the rank that has the expert", ["rank"], registry=registry
+        )
+        self._busiest_rows = Counter(
+            "tandem_busiest_expert_rows",
+            "of these, of each layer and step the busiest rank's",
+            registry=registry,
+        )
+        self._last_rows = ExpertRows()
         self._held_bytes = Gauge(
             "tandem_state_held_bytes",
             "state (KV and others) that the next queries of requests see, and all pages that requests hold",
@@ -158,6 +168,14 @@ class WorkerMetrics:
         """Export the state read so far, bytes; it must not decrease."""
         self._read_bytes.inc(num_bytes - self._last_read_bytes)
         self._last_read_bytes = num_bytes
+
+    def observe_experts(self, rows: ExpertRows) -> None:
+        """Export what the experts of each rank have computed so far; totals must not decrease."""
+        last = self._last_rows.by_rank or (0,) * len(rows.by_rank)
+        for rank, (now, before) in enumerate(zip(rows.by_rank, last, strict=True)):
+            self._expert_rows.labels(str(rank)).inc(now - before)
+        self._busiest_rows.inc(rows.busiest - self._last_rows.busiest)
+        self._last_rows = rows
 
     def observe_held(self, num_bytes: int, page_bytes: int) -> None:
         """Export the state that requests hold now, and the pages of it, bytes."""

@@ -26,8 +26,11 @@ def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None
 
 
 def report_of(group: RankGroup | None) -> RankReport | None:
-    """Its processes now; None = there is no group."""
-    return None if group is None else RankReport((os.getpid(), *group.process_ids.values()), group.num_epochs)
+    """Its processes now, and how even the work of experts was; None = there is no group."""
+    if group is None:
+        return None
+    rows = group.collectives.expert_rows
+    return RankReport((os.getpid(), *group.process_ids.values()), group.num_epochs, rows if rows.busiest else None)
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:

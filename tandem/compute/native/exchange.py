@@ -18,12 +18,13 @@ from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.core.errors import RanksLostError
+from tandem.core.expert_rows import ExpertRows
 
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
 GATHER_FIELDS = "group part out m row_bytes"
 COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
-GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer")
+GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer", "rows")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
 _HEADER_BYTES = 4096
 _COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
@@ -69,6 +70,7 @@ class SharedExchange:
         self._rank, self._num_ranks, self._buffer_bytes = rank, num_ranks, buffer_bytes
         self._deadline_s = deadline_s
         self._group = (ctypes.c_int64 * len(GROUP_FIELDS))()
+        self._rows = (ctypes.c_int64 * (num_ranks + 1))()
         self.open(descriptor)
         self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
         self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
@@ -76,11 +78,12 @@ class SharedExchange:
         self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
 
     def open(self, descriptor: int) -> None:
-        """Takes part in a new group, of as many ranks, by its memory; nothing is left of the former one."""
+        """Takes part in a new group, of as many ranks, by its memory; of the former one `expert_rows` alone is left."""
         self._map = mmap.mmap(descriptor, num_bytes(self._num_ranks, self._buffer_bytes))
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         deadline_ns = int(self._deadline_s * 1e9)
-        self._group[:] = [memory, self._rank, self._num_ranks, self._buffer_bytes, deadline_ns, 0, 0, 0]
+        self._group[:] = [memory, self._rank, self._num_ranks, self._buffer_bytes, deadline_ns, 0, 0, 0, 0]
+        self._group[GROUP_FIELDS.index("rows")] = ctypes.addressof(self._rows)
         self._step, self._count_before = 0, 0
 
     @property
@@ -99,6 +102,12 @@ class SharedExchange:
     @property
     def num_exchanges(self) -> int:
         return self._group[_COUNT]
+
+    @property
+    def expert_rows(self) -> ExpertRows:
+        """What `collect` has added so far."""
+        *by_rank, busiest = self._rows
+        return ExpertRows(tuple(by_rank), busiest)
 
     def begin_step(self, number: int) -> None:
         """What follows belongs to that step, for messages."""

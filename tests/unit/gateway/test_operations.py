@@ -9,6 +9,7 @@ import orjson
 from tandem.core.clock import ManualClock
 from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import UnavailableError
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.operations import MAX_LINKS, Overview
 from tandem.rpc.messages import Decision
@@ -90,9 +91,10 @@ def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
 
 def test_workers_tell_their_ranks_or_that_there_is_one(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        cluster.workers[0].ranks = RankReport((7, 12), 2)
+        cluster.workers[0].ranks = RankReport((7, 12), 2, ExpertRows((30, 50), 60))
         *_, ranked, single = (await client.get("/admin/workers")).json()["workers"]
-        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2}
+        experts = {"by_rank": [30, 50], "busiest": 60, "imbalance": 1.5}
+        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2, "experts": experts}
         assert single["ranks"] is None
 
     tell(tmp_path, story)

@@ -42,6 +42,15 @@ def test_copies_are_counted() -> None:
     assert width_facts(experts, 2).num_exchanges == 2 * 48 + 1, "of a layer attention's and the experts'"
 
 
+def test_experts_lie_whole_on_ranks_and_more_tokens_make_them_more_even() -> None:
+    four = width_facts(find_cost("qwen3-30b-a3b"), 4)
+    assert four.experts == 32
+    one, sixteen, many = four.expert_imbalance.values()
+    assert 1.7 < one < 2.0, "of eight experts the rank with the most has nearly four"
+    assert 1.0 < many < 1.1 < sixteen < 1.25
+    assert width_facts(find_cost("llama-3-70b"), 4).experts is None
+
+
 def test_the_cheapest_pair_that_holds_the_model_is_chosen_and_the_others_have_reasons() -> None:
     found = search_widths(lambda prefill, decode: site_of("llama-3-70b", prefill, decode), 2.0)
     assert (found.prefill, found.decode) == (2, 4)

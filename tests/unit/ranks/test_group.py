@@ -164,8 +164,10 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
     else:
         path = coded(tmp_path, name, checkpoints.save_tiny_qwen3_moe)
     expected = answers(build_engine(ranked_config(path)))
-    with led_engine(ranked_config(path), 2) as (engine, _):
+    with led_engine(ranked_config(path), 2) as (engine, group):
         assert answers(engine) == expected
+        rows = group.collectives.expert_rows
+        assert rows.busiest <= sum(rows.by_rank) < 2 * rows.busiest, "both ranks have some, and not the same"
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid"])

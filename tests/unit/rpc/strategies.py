@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.core.draft_counts import DraftCounts
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_TTL_S, Pin
 from tandem.core.process_usage import ProcessUsage
@@ -194,7 +195,14 @@ STATUS = st.builds(
     unreachable=tuples(NAME),
     usage=maybe(USAGE),
     drafts=maybe(st.builds(DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT))),
-    ranks=maybe(st.builds(RankReport, pids=tuples(COUNT), num_epochs=COUNT)),
+    ranks=maybe(
+        st.builds(
+            RankReport,
+            pids=tuples(COUNT),
+            num_epochs=COUNT,
+            experts=maybe(st.builds(ExpertRows, by_rank=tuples(COUNT), busiest=COUNT)),
+        )
+    ),
 )
 SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(

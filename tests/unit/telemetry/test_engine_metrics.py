@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.draft_counts import DraftCounts
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
@@ -229,6 +230,16 @@ def test_bytes_read_are_those_since_the_start() -> None:
     for total in (0.0, 300.0, 300.0, 5000.0):
         metrics.observe_reads(total)
     assert exported(registry)["tandem_state_read_bytes_total", ()] == 5000
+
+
+def test_rows_of_experts_are_those_since_the_start() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for rows in (ExpertRows((3, 5), 5), ExpertRows((3, 5), 5), ExpertRows((10, 6), 12)):
+        metrics.observe_experts(rows)
+    found = exported(registry)
+    assert [found["tandem_expert_rows_total", (("rank", rank),)] for rank in "01"] == [10, 6]
+    assert found["tandem_busiest_expert_rows_total", ()] == 12
 
 
 def test_state_that_requests_hold_is_told_with_its_pages() -> None:

@@ -268,6 +268,7 @@ struct RankGroup {
   int64_t rank, num_ranks, buffer_bytes, deadline_ns;
   int64_t count;  // of exchanges so far
   int64_t failure, peer;  // a `RankFailure`, and the rank that was waited for
+  int64_t* rows;  // [num_ranks + 1]: terms of `collect` so far by the rank that had them, then the most of each call added
 };
 
 struct AddOverRanksArguments {

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -82,6 +83,7 @@ class Exchange {
   void collect(const float* own, const int64_t* owners, T* out, int64_t m, int64_t k, int64_t n, int threads) {
     const int64_t at_once = g.buffer_bytes / int64_t(k * n * sizeof(float));
     std::vector<const float*> terms;
+    int64_t sums[kMaxRanks] = {};
     for (int64_t first = 0; first < m; first += at_once) {
       const int64_t tokens = min64(at_once, m - first);
       const int64_t* const owner = owners + first * k;
@@ -89,6 +91,7 @@ class Exchange {
       for (int64_t i = 0; i < tokens * k; ++i) ++counts[owner[i]];
       if (!swap(own, counts[g.rank] * n * int64_t(sizeof(float)))) return;
       own += counts[g.rank] * n;
+      for (int64_t r = 0; r < g.num_ranks; ++r) sums[r] += counts[r];
       const float* next[kMaxRanks];
       for (int64_t r = 0; r < g.num_ranks; ++r) next[r] = buffer(r);
       terms.resize(size_t(tokens * k));
@@ -101,6 +104,8 @@ class Exchange {
         for (; token < last; ++token) add_terms(&terms[size_t(token * k)], k, out + (first + token) * n, n);
       });
     }
+    for (int64_t r = 0; r < g.num_ranks; ++r) g.rows[r] += sums[r];
+    g.rows[g.num_ranks] += *std::max_element(sums, sums + g.num_ranks);
   }
 
  private:

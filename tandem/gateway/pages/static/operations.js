@@ -45,8 +45,9 @@ const PROCESSES = [
 /** How many processes share the model; their ids, and how often they were started together, when pointed at. */
 function ranksOf(process) {
   if (!process.ranks) return NONE;
-  const { pids, num_epochs } = process.ranks;
-  return el("span", { title: `pids ${pids.join(", ")}; group ${num_epochs}` }, String(pids.length));
+  const { pids, num_epochs, experts } = process.ranks;
+  const balance = experts?.imbalance ? `; the busiest computes ${experts.imbalance} x the mean of experts' rows` : "";
+  return el("span", { title: `pids ${pids.join(", ")}; group ${num_epochs}${balance}` }, String(pids.length));
 }
 
 class Operations {

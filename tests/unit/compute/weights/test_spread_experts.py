@@ -10,6 +10,7 @@ import torch
 from tandem.compute.collectives import Collectives
 from tandem.compute.native.exchange import SharedExchange, make_memory
 from tandem.compute.weights.shards import SpreadExperts
+from tandem.core.expert_rows import ExpertRows
 from tests.helpers.native_kernels import load_or_skip
 
 NUM_EXPERTS, TOP_K, HIDDEN = 7, 3, 40
@@ -69,3 +70,23 @@ def test_no_tokens_give_no_rows() -> None:
     load_or_skip()
     nothing = torch.zeros(0, HIDDEN), torch.zeros(0, TOP_K), torch.zeros(0, TOP_K, dtype=torch.int64)
     assert [found.shape for found in on_all_ranks((0, 3, 7), lambda experts: experts(*nothing))] == [(0, HIDDEN)] * 2
+
+
+def test_rows_are_counted_by_rank_and_those_of_the_busiest() -> None:
+    """Of two calls of three tokens: all at the experts of rank 0, then at both ranks'; and what a new group adds."""
+    load_or_skip()
+    descriptor = make_memory(2)
+    groups = [SharedExchange(descriptor, rank, 2, deadline_s=30.0) for rank in range(2)]
+
+    def count(group: SharedExchange) -> ExpertRows:
+        experts = SpreadExperts(ScalingExperts(SCALES), group, (0, 3, 7))
+        for chosen in ([0, 2], [2, 6]):
+            experts(torch.ones(3, HIDDEN), torch.ones(3, 2), torch.tensor([chosen] * 3))
+        return group.expert_rows
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(count, groups)] == [ExpertRows((9, 3), 9)] * 2
+    groups[0].open(descriptor)
+    os.close(descriptor)
+    assert groups[0].expert_rows == ExpertRows((9, 3), 9)
+    assert groups[0].expert_rows.imbalance == 1.5

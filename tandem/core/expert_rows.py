@@ -1,0 +1,22 @@
+"""Rows that the experts of each rank of a worker have computed: whether some ranks have more to do than others."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Totals over all layers and steps. A row is one token at one of its experts.
+
+    by_rank: rows of the experts that each rank has.
+    busiest: of each layer in each step the rows of the rank with the most, added up. All ranks wait for that one, so it
+        is `sum(by_rank) / len(by_rank)` where the work is always even, and `sum(by_rank)` where one rank has it all.
+    """
+
+    by_rank: tuple[int, ...] = ()
+    busiest: int = 0
+
+    @property
+    def imbalance(self) -> float | None:
+        """How many times as long the busiest rank takes as if all had the same, from 1; None = there were no rows."""
+        total = sum(self.by_rank)
+        return self.busiest * len(self.by_rank) / total if total else None
