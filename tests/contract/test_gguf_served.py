@@ -24,6 +24,7 @@ from tandem.models.loader import LoadedModel, load_model
 from tests.helpers.checkpoints import (
     Builder,
     edit_config,
+    save_tiny_deepseek_v3,
     save_tiny_gemma3,
     save_tiny_gpt_oss,
     save_tiny_llama,
@@ -33,10 +34,21 @@ from tests.helpers.checkpoints import (
     save_tiny_qwen3,
     save_tiny_qwen3_moe,
 )
-from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
+from tests.helpers.delta_checkpoints import (
+    save_tiny_kimi_linear,
+    save_tiny_qwen3_5,
+    save_tiny_qwen3_5_moe,
+    save_tiny_qwen3_next,
+)
 from tests.helpers.engines import TINY, drain, token_ids
 from tests.helpers.gguf_files import write_gguf
-from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2
+from tests.helpers.hybrid_checkpoints import (
+    save_tiny_falcon_h1,
+    save_tiny_granite_hybrid,
+    save_tiny_lfm2,
+    save_tiny_nemotron_h,
+    save_tiny_nemotron_latent,
+)
 from tests.helpers.native_kernels import load_or_skip
 
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -47,7 +59,24 @@ EXPERTS = [
     (save_tiny_gpt_oss, "MXFP4", False),
     (partial(save_tiny_qwen3_moe, mlp_only_layers=[], moe_intermediate_size=256, head_dim=64), "Q4_K", False),
 ]
+HYBRID: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4}
+WITHOUT_BLOCKS: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"]
+}
+WITHOUT_MIXTURES: dict[str, Any] = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+MOVED_BLOCKS = (partial(save_tiny_qwen3_5, linear_value_head_dim=32, **HYBRID), "Q8_0", True)
+CUT_BLOCKS = (partial(save_tiny_qwen3_5, head_dim=64, linear_value_head_dim=64, **HYBRID), "Q4_K", False)
+LATENTS: dict[str, Any] = {
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 OTHERS = [
+    CUT_BLOCKS,
+    (partial(save_tiny_deepseek_v3, **LATENTS), "Q8_0", False),
     (partial(save_tiny_gemma3, head_dim=64, query_pre_attn_scalar=64, layer_types=None), "Q4_K", True),
     (save_tiny_phi3, "Q4_K", False),
     (save_tiny_phi3, "Q4_0", False),
@@ -96,7 +125,8 @@ def loaded(path: Path, kernels: Kernels, **options: Any) -> LoadedModel:
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
 @pytest.mark.parametrize(
-    ("save", "type_name", "tied"), [*CASES, *EXPERTS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+    ("save", "type_name", "tied"),
+    [*CASES, *EXPERTS, MOVED_BLOCKS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
 )
 def test_answers_are_those_of_the_decoded_file(
     tmp_path: Path, save: Any, type_name: str, tied: bool, is_native: bool
@@ -131,12 +161,24 @@ WITHOUT_EXPERTS: dict[str, Any] = {"num_local_experts": 0, "num_experts_per_tok"
         save_tiny_granite_hybrid,
         partial(save_tiny_granite_hybrid, **WITHOUT_EXPERTS),
         partial(save_tiny_qwen3_next, norm_topk_prob=True, mlp_only_layers=[]),
+        save_tiny_qwen3_5,
+        save_tiny_qwen3_5_moe,
+        partial(save_tiny_kimi_linear, num_expert_group=1, topk_group=1),
+        partial(save_tiny_falcon_h1, tie_word_embeddings=False),
+        partial(save_tiny_falcon_h1, tie_word_embeddings=False, mamba_rms_norm=True),
+        partial(save_tiny_nemotron_h, **WITHOUT_MIXTURES),
+        partial(save_tiny_nemotron_h, **WITHOUT_BLOCKS),
+        partial(save_tiny_nemotron_latent, **WITHOUT_BLOCKS),
     ],
-    ids=["gpt-oss", "granitehybrid", "granitehybrid without experts", "qwen3next"],
+    ids=[
+        *("gpt-oss", "granitehybrid", "granitehybrid without experts", "qwen3next", "qwen35", "qwen35moe"),
+        *("kimi-linear", "falcon-h1", "falcon-h1 with a norm", "nemotron_h", "nemotron_h_moe"),
+        "nemotron_h_moe with latents",
+    ],
 )
 def test_models_whose_checkpoints_have_other_tensors_answer_as_these(tmp_path: Path, save: Builder) -> None:
-    """Stacks and fused maps are apart in the file, decays are stored as what they are the logarithms of, and gpt-oss'
-    YaRN is not cut to whole dimensions.
+    """Stacks and fused maps are apart in the file, decays are stored as what they are the logarithms of, multipliers
+    are in the weights, and gpt-oss' YaRN is not cut to whole dimensions.
     """
     plain = save(tmp_path / "plain")
     made = converted(write_gguf(plain, tmp_path / "a.gguf"), tmp_path / "cache")

@@ -24,6 +24,7 @@ from tests.helpers.checkpoints import (
     save_tiny_qwen3,
     save_tiny_qwen3_moe,
 )
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_5, save_tiny_qwen3_5_moe
 from tests.helpers.engines import TINY, drain, token_ids
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
@@ -46,9 +47,12 @@ MODELS: dict[str, Callable[..., Path]] = {
     "qwen3moe": partial(save_tiny_qwen3_moe, mlp_only_layers=[], moe_intermediate_size=768),
     "gemma3": partial(save_tiny_gemma3, **GEMMA),
     "phi3": save_tiny_phi3,
+    "qwen35": save_tiny_qwen3_5,
+    "qwen35moe": save_tiny_qwen3_5_moe,
     "lfm2": partial(save_tiny_lfm2, tie_word_embeddings=True),
 }
-CASES = [("lfm2", "Q4_0"), *(pytest.param(name, "F32", marks=pytest.mark.slow) for name in MODELS)]
+QUICK = [("lfm2", "Q4_0"), ("qwen35", "F32")]
+CASES = [*QUICK, *(pytest.param(name, "F32", marks=pytest.mark.slow) for name in MODELS if name != "qwen35")]
 
 
 @pytest.mark.parametrize(("name", "type_name"), CASES)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
-from tests.helpers.gguf_rules import RULES, Rules
+from tests.helpers.gguf_more_rules import find_rules
+from tests.helpers.gguf_rules import Rules
 
 # Where each block has its scales in float16, as bytes from its beginning.
 SCALES = {
@@ -23,6 +24,7 @@ SCALES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
 }
+_MOST_LAYERS = 8
 _NEVER_CODED = ("ffn_gate_inp", "conv", "ssm_a", "ssm_d", "norm")
 _QUANTISED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")  # by the package `gguf`
 
@@ -61,14 +63,14 @@ def write_gguf(
         values: metadata that replaces what would be written, with __ for dots; None = left out.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    rules = RULES[config["model_type"]]
+    rules = find_rules(config)
     tensors = rules.change(load_file(checkpoint / "model.safetensors"), config)
     replaced = {name.replace("__", "."): value for name, value in values.items()}
     writer = gguf.GGUFWriter(target, str(replaced.pop("general.architecture", rules.name)))
     for name, value in (_metadata(rules, config) | replaced).items():
         _add(writer, name, value)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.name)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(arch, _MOST_LAYERS)
     for name, tensor in tensors.items():
         theirs = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
@@ -95,13 +97,13 @@ def _stored(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDA
 
 
 def _metadata(rules: Rules, config: Mapping[str, Any]) -> dict[str, Value | None]:
-    name, rope = rules.name, config["rope_parameters"]
+    name, rope = rules.name, config.get("rope_parameters") or {"rope_type": "default"}
     size = config["vocab_size"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
     tokens = [*alphabet, "ab"]
     return {
-        f"{name}.block_count": config["num_hidden_layers"],
-        f"{name}.context_length": config["max_position_embeddings"],
+        f"{name}.block_count": config.get("num_hidden_layers"),
+        f"{name}.context_length": config.get("max_position_embeddings"),
         f"{name}.embedding_length": config["hidden_size"],
         f"{name}.feed_forward_length": config["intermediate_size"],
         f"{name}.attention.head_count": config["num_attention_heads"],
@@ -109,7 +111,7 @@ def _metadata(rules: Rules, config: Mapping[str, Any]) -> dict[str, Value | None
         f"{name}.attention.key_length": config.get("head_dim")
         or config["hidden_size"] // config["num_attention_heads"],
         f"{name}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
-        f"{name}.rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
+        f"{name}.rope.freq_base": rope.get("full_attention", rope).get("rope_theta"),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,

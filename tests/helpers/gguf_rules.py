@@ -94,7 +94,7 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
     return _experts(config) | {"expert_feed_forward_length": width, "attention.sliding_window": window}
 
 
-def _plus_one(tensors: Tensors, config: Config) -> Tensors:
+def plus_one(tensors: Tensors, config: Config) -> Tensors:
     return {
         name: tensor + np.float32(1) if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()
     }
@@ -150,7 +150,7 @@ def _lfm2(config: Config) -> dict[str, Any]:
     }
 
 
-def _state_space(name: str, values: Array, num_groups: int) -> tuple[str, Array]:
+def state_space(name: str, values: Array, num_groups: int) -> tuple[str, Array]:
     """What converters do to a tensor of Mamba-2 or of a gated DeltaNet, and its name for the package `gguf`."""
     if name.endswith(".A_log"):
         return name, -np.exp(values)[:, None]
@@ -173,7 +173,7 @@ def _granite_tensors(tensors: Tensors, config: Config) -> Tensors:
             gate, up = np.split(values, 2, axis=-2)
             found |= {f"blk.{layer}.ffn_gate_{suffix}.weight": gate, f"blk.{layer}.ffn_up_{suffix}.weight": up}
         else:
-            theirs, changed = _state_space(name, values, config["mamba_n_groups"])
+            theirs, changed = state_space(name, values, config["mamba_n_groups"])
             found[theirs] = changed
     if config["num_local_experts"]:
         return found
@@ -215,7 +215,7 @@ def _qwen_next_tensors(tensors: Tensors, config: Config) -> Tensors:
             found |= {f"blk.{layer}.attn_qkv.weight": np.concatenate([q, k, v]), f"blk.{layer}.attn_gate.weight": z}
             continue
         shifted = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        theirs, changed = _state_space(name, values + np.float32(1) if shifted else values, groups)
+        theirs, changed = state_space(name, values + np.float32(1) if shifted else values, groups)
         found[theirs] = changed
     return found
 
@@ -241,7 +241,7 @@ RULES = {
     "qwen2_moe": Rules("qwen2moe", stacked, _experts),
     "qwen3_moe": Rules("qwen3moe", stacked, _experts),
     "gpt_oss": Rules("gpt-oss", _taken_apart, _gpt_oss),
-    "gemma3_text": Rules("gemma3", _plus_one, _gemma3),
+    "gemma3_text": Rules("gemma3", plus_one, _gemma3),
     "phi3": Rules("phi3", keys=_phi3),
     "granite": Rules("granite", in_pairs, _granite),
     "olmo2": Rules("olmo2"),

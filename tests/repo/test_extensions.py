@@ -21,7 +21,11 @@ from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.unit.models.gguf.test_convert import SAVERS
 
 DOCS = Path(__file__).parents[2] / "docs"
-GGUF, WITH_OTHER_TENSORS = "gguf", {"gpt-oss", "granitehybrid", "qwen3next"}  # see tests/contract/test_gguf_served.py
+GGUF = "gguf"
+WITH_OTHER_TENSORS = {  # see tests/contract/test_gguf_served.py
+    *("gpt-oss", "granitehybrid", "qwen3next", "qwen35", "qwen35moe", "kimi-linear", "falcon-h1", "nemotron_h"),
+    "nemotron_h_moe",
+}
 
 
 def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:

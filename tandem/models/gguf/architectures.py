@@ -7,7 +7,24 @@ from dataclasses import replace
 import numpy as np
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.gguf.families import dense, gemma, gpt_oss, granite, lfm2, llama, phi, qwen, qwen_next
+from tandem.models.gguf.families import (
+    deepseek,
+    dense,
+    falcon,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    kimi,
+    lfm2,
+    llama,
+    minimax,
+    nemotron,
+    phi,
+    qwen,
+    qwen35,
+    qwen_next,
+)
 from tandem.models.gguf.families.base import Architecture, Floats, Place
 from tandem.models.gguf.file import GgufFile
 
@@ -30,6 +47,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2": lfm2.LFM2,
     "granitehybrid": granite.GRANITE_HYBRID,
     "qwen3next": qwen_next.QWEN3_NEXT,
+    "qwen35": qwen35.QWEN35,
+    "qwen35moe": qwen35.QWEN35_MOE,
+    "deepseek2": deepseek.DEEPSEEK2,
+    "glm4moe": glm.GLM4_MOE,
+    "minimax-m2": minimax.MINIMAX_M2,
+    "falcon-h1": falcon.FALCON_H1,
+    "nemotron_h": nemotron.NEMOTRON_H,
+    "nemotron_h_moe": nemotron.NEMOTRON_H_MOE,
+    "kimi-linear": kimi.KIMI_LINEAR,
 }
 
 
@@ -83,7 +109,7 @@ def _find_places(architecture: Architecture, name: str) -> tuple[Place, ...] | N
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return None
-    prefix, rest, suffix = f"model.layers.{layer[1]}.", layer[2], ""
+    prefix, rest, suffix = f"{architecture.layers}.{layer[1]}.", layer[2], ""
     found = architecture.inner.get(rest)
     parameter = _PARAMETER.fullmatch(rest)
     if found is None and parameter is not None:

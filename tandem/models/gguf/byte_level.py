@@ -26,7 +26,19 @@ _WORD = (
 )
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT_4O = _WORD.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}|" + _REST
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}\p{N}]", r" ?[^\s\p{L}\p{M}\p{N}]")
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _TEKKEN = _WORD.replace("END", "") + r"|\p{N}|" + _REST
+_KIMI = (
+    r"[\p{Han}]+|"
+    + _WORD.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +66,18 @@ def _smollm() -> PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _by_pattern(pattern: str) -> Callable[[], PreTokenizer]:
+def _by_pattern(*patterns: str) -> Callable[[], PreTokenizer]:
+    """Cuts by each pattern in turn, within what is left of those before."""
     return lambda: pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
 
 
 _OF_LLAMA3 = Split(_by_pattern(_LLAMA3), ignore_merges=True, adds_bos=True)
+_OF_GLM4 = Split(_by_pattern(_LLAMA3), ignore_merges=True)
 _OF_QWEN2 = Split(_by_pattern(_QWEN2), normalizers.NFC)
 SPLITS = {
     "gpt-2": Split(_gpt2),
@@ -72,11 +86,19 @@ SPLITS = {
     "llama3": _OF_LLAMA3,
     "llama-v3": _OF_LLAMA3,
     "lfm2": _OF_LLAMA3,
+    "falcon-h1": _OF_LLAMA3,
+    "pixtral": _OF_LLAMA3,
+    "glm4": _OF_GLM4,
+    "chatglm-bpe": _OF_GLM4,
     "refact": Split(_smollm),
     "dbrx": Split(_by_pattern(_LLAMA3)),
     "qwen2": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
+    "qwen35": Split(_by_pattern(_QWEN35), normalizers.NFC),
     "gpt-4o": Split(_by_pattern(_GPT_4O)),
+    "minimax-m2": Split(_by_pattern(_GPT_4O)),
+    "deepseek-v3": Split(_by_pattern(*_DEEPSEEK3)),
+    "kimi-k2": Split(_by_pattern(_KIMI), ignore_merges=True),
     "tekken": Split(_by_pattern(_TEKKEN), ignore_merges=True, adds_bos=True),
 }
 

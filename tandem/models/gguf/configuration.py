@@ -38,22 +38,25 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
     fields = Fields(_of(file, name), f"{file.path}: {name}")
     heads = fields.count("attention.head_count", high=1 << 12)
     hidden = fields.count("embedding_length", high=1 << 17)
-    head_dim = fields.count("attention.key_length", hidden // heads, low=2, high=1 << 12)
-    fields.only("attention.value_length", (head_dim,), f"as attention.key_length, {head_dim}")
     num_tokens = _num_rows(file, EMBEDDING)
     fields.only("vocab_size", (num_tokens,), f"the rows of {EMBEDDING}, {num_tokens}")
     if architecture.with_experts is not None:
         for key in ("expert_count", "expert_used_count"):
             fields.only(key, (0,), "0")
+    kv_heads, head_dim = (
+        _read_latent_heads(fields, heads)
+        if architecture.is_latent
+        else _read_heads(fields, architecture, heads, hidden // heads)
+    )
     config: dict[str, object] = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "dtype": dtype,
         "hidden_size": hidden,
-        "intermediate_size": fields.count("feed_forward_length", high=1 << 20),
-        "num_hidden_layers": fields.count("block_count", high=1 << 10),
+        "intermediate_size": _read_width(fields),
+        **_read_num_layers(fields, architecture),
         "num_attention_heads": heads,
-        "num_key_value_heads": _read_kv_heads(fields, architecture, heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         architecture.activation[0]: architecture.activation[1],
         "rms_norm_eps": required(fields, "attention.layer_norm_rms_epsilon"),
@@ -75,17 +78,55 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
     return config
 
 
-def _read_kv_heads(fields: Fields, architecture: Architecture, heads: int) -> int:
-    """Those of layers with attention; a hybrid lists all layers, and 0 where there is none."""
+def _read_heads(fields: Fields, architecture: Architecture, heads: int, share: int) -> tuple[int, int]:
+    """The number of heads of k and v of layers with attention, and the size of a head. `share`: a head's of the hidden
+    state.
+    """
+    head_dim = fields.count("attention.key_length", share, low=2, high=1 << 12)
+    fields.only("attention.value_length", (head_dim,), f"as attention.key_length, {head_dim}")
     name = "attention.head_count_kv"
-    counts = fields.get(name)
-    if not architecture.is_hybrid or not isinstance(counts, list):
-        return fields.count(name, heads, high=1 << 12)
-    found = set(fields.indices(name, 1 << 12)) - {0}
-    num_layers = fields.count("block_count", high=1 << 10)
-    if len(counts) != num_layers or len(found) != 1:
+    if not architecture.is_hybrid or not isinstance(fields.get(name), list):
+        return fields.count(name, heads, high=1 << 12), head_dim
+    return _read_for_some(fields, name, 1 << 12), head_dim
+
+
+def _read_latent_heads(fields: Fields, heads: int) -> tuple[int, int]:
+    """As many heads of k and v as of q, which keep one latent together, and the part of a head that is rotated.
+
+    NOTE: files say the latent's sizes as those of one head. Those of before 2025 have the heads'.
+    """
+    counts = fields.get("attention.head_count_kv")
+    given = [count for count in counts if count] if isinstance(counts, list) else [counts]
+    if not given or {*given} - {None, 1, heads}:
+        raise fields.wrong("attention.head_count_kv", f"1 (a latent), or attention.head_count={heads}")
+    return heads, fields.count("rope.dimension_count", low=2, high=1 << 12)
+
+
+def _read_width(fields: Fields) -> int:
+    """A layer's width, which files of experts alone may leave out."""
+    name, experts = "feed_forward_length", "expert_feed_forward_length"
+    if isinstance(fields.get(name), list):
+        return _read_for_some(fields, name, 1 << 20)
+    return fields.count(name if fields.has(name) else experts, high=1 << 20)
+
+
+def _read_for_some(fields: Fields, name: str, high: int) -> int:
+    """A hybrid's value for all layers that have it; the list has 0 for those that do not."""
+    counts, num_layers = fields.get(name), fields.count("block_count", high=1 << 10)
+    found = set(fields.indices(name, high)) - {0}
+    if not isinstance(counts, list) or len(counts) != num_layers or len(found) != 1:
         raise fields.wrong(name, f"a list of {num_layers} numbers, 0 or one that is the same for all layers")
     return found.pop()
+
+
+def _read_num_layers(fields: Fields, architecture: Architecture) -> dict[str, object]:
+    """Without those that predict further tokens, which a file counts among its blocks."""
+    num_blocks = fields.count("block_count", high=1 << 10)
+    if not architecture.has_further:
+        return {"num_hidden_layers": num_blocks}
+    num_further = fields.count("nextn_predict_layers", 0, low=0, high=num_blocks - 1)
+    found: dict[str, object] = {"num_hidden_layers": num_blocks - num_further}
+    return found if not num_further or architecture.further is None else found | {architecture.further: num_further}
 
 
 def _read_rope_share(fields: Fields, architecture: Architecture, head_dim: int) -> dict[str, object]:

@@ -15,30 +15,24 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
-from tandem.models.gguf.architectures import find_architecture, find_places
+from tandem.models.gguf.architectures import find_architecture
 from tandem.models.gguf.configuration import read_config
-from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
-from tandem.models.gguf.families.base import Config, Place
-from tandem.models.gguf.file import GgufFile, TensorEntry
+from tandem.models.gguf.file import GgufFile
+from tandem.models.gguf.tensors import Tensor, find_tensors
 from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from tandem.models.gguf.vocabulary import read_id, read_tokens
 from tandem.models.safetensors_header import safetensors_header
 
-_VERSION = "2"  # of what is made of a file
+_VERSION = "3"  # of what is made of a file
 _USUAL_DTYPE, _CODES = "bfloat16", "codes"
 _KEPT_S = 30 * 86400.0  # after it was last asked for
 _ABANDONED_S = 86400.0
-_BYTES = "U8"  # what safetensors calls them
 _UNFINISHED = "converting-"
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -51,34 +45,6 @@ _SAMPLING = {
 }
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """`name`, `shape`: Hugging Face's. `dtype`: of the floats that are written; None = the file's blocks. `rows`: those
-    of the file, in order; None = all as they are.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    entry: TensorEntry
-    place: Place
-    dtype: str | None
-    rows: NDArray[np.intp] | None
-
-    @property
-    def num_bytes(self) -> int:
-        if self.dtype is not None:
-            return prod(self.shape) * ITEM_BYTES[self.dtype]
-        return self.entry.num_bytes // self.entry.shape[0] * self.shape[0]
-
-    @property
-    def header(self) -> tuple[str, tuple[int, ...], str, int]:
-        """For safetensors."""
-        if self.dtype is not None:
-            return self.name, self.shape, NAMES[self.dtype], self.num_bytes
-        shape = (self.shape[0], self.num_bytes // self.shape[0])
-        return self.name, shape, _BYTES, self.num_bytes
 
 
 def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has_weights: bool = True) -> Path:
@@ -124,7 +90,7 @@ def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> Non
     began_s = time.monotonic()
     with GgufFile(path) as file, _unfinished(target) as directory:
         config = read_config(file, dtype or _USUAL_DTYPE)
-        tensors = _tensors(file, config, dtype)
+        tensors = find_tensors(file, config, dtype)
         if dtype is None:
             config["quantization_config"] = _quantisation(tensors)
         _write_json(directory / "tokenizer_config.json", tokenizer_config(file))
@@ -174,44 +140,7 @@ def _check_free(directory: Path, num_bytes: int) -> None:
         raise OSError(f"{free >> 20} MiB are free, {num_bytes >> 20} are needed")
 
 
-def _tensors(file: GgufFile, config: Config, dtype: str | None) -> list[_Tensor]:
-    """The tensors to write, in order: of a stack, each entry by itself."""
-    _, architecture = find_architecture(file)
-    return [
-        _tensor(file, part, index, place, config, dtype)
-        for name, entry in file.tensors.items()
-        for place in find_places(file, architecture, name)
-        for index, part in enumerate(file.entries_of(entry) if place.is_stack else (entry,))
-    ]
-
-
-def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config: Config, dtype: str | None) -> _Tensor:
-    """`index`: of the entry in its stack."""
-    shape, rows = entry.shape, None
-    if place.order is not None:
-        try:
-            rows = place.order(entry.shape[0], config)
-        except CorruptCheckpointError as error:
-            raise CorruptCheckpointError(f"{file.path}: tensor {entry.name!r}: {error}") from error
-        shape = (len(rows), *entry.shape[1:])
-    if place.change is not None:
-        shape = place.change(-np.ones(shape, np.float32)).shape
-    written_as = _written_as(entry, place) if dtype is None else dtype
-    return _Tensor(place.name.replace("{}", str(index)), shape, entry, place, written_as, rows)
-
-
-def _written_as(entry: TensorEntry, place: Place) -> str | None:
-    """The dtype of floats, which stay what they are unless they change; None: a matrix of codes. Vectors are never
-    codes.
-    """
-    if place.change is not None:
-        return "float32"
-    if entry.type_name in FLOATS:
-        return FLOATS[entry.type_name]
-    return None if len(entry.shape) > 1 else "float32"
-
-
-def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
+def _quantisation(tensors: Sequence[Tensor]) -> dict[str, object]:
     """The `quantization_config`: names of tensors and number of weights, by type."""
     names: dict[str, list[str]] = defaultdict(list)
     numbers: Counter[str] = Counter()
@@ -223,19 +152,10 @@ def _quantisation(tensors: Sequence[_Tensor]) -> dict[str, object]:
     return {"quant_method": "gguf", "numbers": dict(numbers), "tensors": dict(names)}
 
 
-def _write_weights(file: GgufFile, tensors: Sequence[_Tensor], weights: BinaryIO) -> None:
+def _write_weights(file: GgufFile, tensors: Sequence[Tensor], weights: BinaryIO) -> None:
     weights.write(safetensors_header([tensor.header for tensor in tensors], {"format": "pt"}))
     for tensor in tensors:
-        entry, place, where = tensor.entry, tensor.place, f"{file.path}: tensor {tensor.entry.name!r}"
-        rows = file.rows(entry) if tensor.rows is None else file.rows(entry)[tensor.rows]
-        if tensor.dtype is None:
-            weights.write(rows.data)
-            continue
-        type_name = entry.type_name
-        if place.change is not None:
-            rows, type_name = changed(rows, entry, place.change), "F32"
-        for piece in decoded(rows, type_name, tensor.dtype, where):
-            weights.write(piece)
+        tensor.write(file, weights)
     weights.flush()
     os.fsync(weights.fileno())
 

@@ -3,7 +3,7 @@
 What is not finite, before or after rounding, is refused, never stored.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -46,13 +46,22 @@ def decoded(rows: NDArray[np.uint8], type_name: str, dtype: str, where: str) -> 
 
 
 def changed(
-    rows: NDArray[np.uint8], entry: TensorEntry, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    sources: Sequence[tuple[NDArray[np.uint8], TensorEntry]], change: Callable[..., NDArray[np.float32]]
 ) -> NDArray[np.uint8]:
-    """The rows of float32 of what `change` makes of a tensor's numbers, which it is given in the tensor's shape."""
+    """The rows of float32 of what `change` makes of tensors' numbers, which it is given in their shapes.
+
+    Args:
+        sources: rows that were taken of each tensor, as stored.
+    """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        values = dequantize(rows, GGMLQuantizationType[entry.type_name]).reshape(entry.shape)
-        found = np.ascontiguousarray(change(values), np.float32)
+        values = [_shaped(rows, entry) for rows, entry in sources]
+        found = np.ascontiguousarray(change(*values), np.float32)
     return found.view(np.uint8).reshape(len(found), -1)
+
+
+def _shaped(rows: NDArray[np.uint8], entry: TensorEntry) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType[entry.type_name])
+    return values.reshape(-1 if len(entry.shape) == 1 else len(rows), *entry.shape[1:])
 
 
 def _rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

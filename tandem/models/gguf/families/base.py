@@ -24,7 +24,8 @@ OUTER: Final = {
 }
 
 Floats = NDArray[np.float32]
-RowOrder = Callable[[int, Config], NDArray[np.intp]]
+IndexOrder = Callable[[int, Config], NDArray[np.intp]]
+"""From the number of rows or columns, those of the file that a checkpoint has, in its order."""
 Reader = Callable[[GgufFile, Fields, Config], dict[str, object]]
 
 
@@ -34,13 +35,17 @@ class Place:
 
     Args:
         name: below its layer's; with `{}`, it is a stack whose entry i goes to the name that has i there.
-        order: from the number of rows, those of the file that it has, in the checkpoint's order.
-        change: the checkpoint's numbers, from the file's. Only for tensors that are never codes.
+        order: of rows.
+        columns: their order. Blocks of codes move whole; those that it cuts are decoded.
+        change: the checkpoint's numbers, from the file's. They are decoded.
+        others: tensors of the same layer, in full below it, that `change` is given after this one.
     """
 
     name: str
-    order: RowOrder | None = None
-    change: Callable[[Floats], Floats] | None = None
+    order: IndexOrder | None = None
+    columns: IndexOrder | None = None
+    change: Callable[..., Floats] | None = None
+    others: tuple[str, ...] = ()
 
     @property
     def is_stack(self) -> bool:
@@ -49,7 +54,7 @@ class Place:
 
 Places = Mapping[str, Place | tuple[Place, ...]]
 """By GGUF's name below its layer's: in full, as `ssm_a`, or without the `.weight` or `.bias` that both names have.
-Several places share the rows of one tensor.
+Several places share the rows of one tensor; one with none is among the `others` of a place.
 """
 
 
@@ -85,12 +90,16 @@ class Architecture:
         inner: places of a layer's tensors.
         read: its own keys of the configuration.
         outer: names of the tensors outside of layers, by GGUF's.
+        layers: what the names of a layer's tensors begin with, before its number.
         factors: tensors of the rotary embedding, which become part of the configuration.
         activation: the key of the configuration, and its value.
         with_experts: the row where the file has experts.
         ends: tokens that end an answer by the published `generation_config.json`, though files name only one.
         norm_offset: what norms have more in the file than in a checkpoint.
         is_hybrid: there are layers without heads of k and v, and so without attention.
+        is_latent: keys and values are a latent of all heads.
+        further: the key for the number of layers behind the last that predict further tokens; None = they are left out.
+        has_further: there may be such layers.
         has_partial_rope: `rope.dimension_count` may be a part of a head.
         has_bias_option: `attention_bias` says whether projections have biases; otherwise the family always knows.
     """
@@ -100,18 +109,22 @@ class Architecture:
     inner: Places
     read: Reader = lambda file, fields, config: {}
     outer: Mapping[str, str] = field(default_factory=OUTER.copy)
+    layers: str = "model.layers"
     factors: tuple[str, ...] = (ROPE_FACTORS,)
     activation: tuple[str, str] = ("hidden_act", "silu")
     with_experts: "Architecture | None" = None
     ends: tuple[str, ...] = ()
     norm_offset: float = 0.0
     is_hybrid: bool = False
+    is_latent: bool = False
+    further: str | None = None
+    has_further: bool = False
     has_partial_rope: bool = False
     has_bias_option: bool = False
     sentencepiece: SentencePiece = SentencePiece()
 
 
-def in_halves(heads: str) -> RowOrder:
+def in_halves(heads: str) -> IndexOrder:
     """The rows of each head's halves after each other, where the file has pairs that turn together in turn.
 
     Args:

@@ -8,12 +8,10 @@ from tandem.models.gguf.families.base import (
     Architecture,
     Config,
     Place,
-    channelwise,
-    flat,
     have_attention,
-    log_of_negated,
     required,
 )
+from tandem.models.gguf.families.state_space import read_state_space, state_space
 from tandem.models.gguf.file import GgufFile
 
 _MULTIPLIERS = {
@@ -23,16 +21,6 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 _HAS_ROPE = "rope.scaling.finetuned"  # NOTE: so these files say whether anything is rotated
-_STATE_SPACE = {
-    "ssm_in": Place("mamba.in_proj"),
-    "ssm_conv1d.weight": Place("mamba.conv1d.weight", change=channelwise),
-    "ssm_conv1d.bias": Place("mamba.conv1d.bias"),
-    "ssm_dt.bias": Place("mamba.dt_bias"),
-    "ssm_a": Place("mamba.A_log", change=log_of_negated),
-    "ssm_d": Place("mamba.D", change=flat),
-    "ssm_norm": Place("mamba.norm", change=flat),
-    "ssm_out": Place("mamba.out_proj"),
-}
 _BLOCK = {
     "ffn_gate": Place("shared_mlp.gate_proj"),
     "ffn_up": Place("shared_mlp.up_proj"),
@@ -57,29 +45,28 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_hybrid(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    heads, inner = fields.count("ssm.time_step_rank", high=1 << 12), fields.count("ssm.inner_size", high=1 << 20)
-    hidden = config["hidden_size"]
+    sizes, hidden = read_state_space(file, fields), config["hidden_size"]
     assert isinstance(hidden, int)
-    if inner % heads or inner % hidden:
-        raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads} and embedding_length={hidden}")
+    if sizes.inner % hidden:
+        raise fields.wrong("ssm.inner_size", f"a multiple of embedding_length={hidden}")
     attends = have_attention(fields, config)
     return _read_multipliers(fields) | {
         "layer_types": ["attention" if has_heads else "mamba" for has_heads in attends],
         "position_embedding_type": "rope" if fields.flag(_HAS_ROPE, True) else "nope",
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_expand": inner // hidden,
-        "mamba_n_groups": fields.count("ssm.group_count", high=1 << 12),
-        "mamba_d_state": fields.count("ssm.state_size", high=1 << 12),
-        "mamba_d_conv": fields.count("ssm.conv_kernel", low=2, high=64),
-        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in file.tensors),
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.head_dim,
+        "mamba_expand": sizes.inner // hidden,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_state": sizes.state_dim,
+        "mamba_d_conv": sizes.taps,
+        "mamba_conv_bias": sizes.conv_bias,
         "shared_intermediate_size": fields.count("expert_shared_feed_forward_length", high=1 << 20),
         "num_local_experts": fields.count("expert_count", 0, low=0, high=1 << 12),
         "num_experts_per_tok": fields.count("expert_used_count", 0, low=0, high=1 << 12),
     }
 
 
-_INNER = PRE_NORMS | IN_TURN | _STATE_SPACE
+_INNER = PRE_NORMS | IN_TURN | state_space("mamba")
 _CLASS = "GraniteMoeHybridForCausalLM"
 GRANITE = Architecture("granite", "GraniteForCausalLM", PRE_NORMS | IN_TURN | GATED, _read, has_bias_option=True)
 GRANITE_HYBRID = Architecture(

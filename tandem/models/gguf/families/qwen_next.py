@@ -10,9 +10,9 @@ from tandem.models.gguf.families.base import (
     HEAD_NORMS,
     Architecture,
     Config,
+    IndexOrder,
     Place,
     Places,
-    RowOrder,
     channelwise,
     log_of_negated,
 )
@@ -22,7 +22,7 @@ from tandem.models.gguf.file import GgufFile
 _MOST = 1 << 12
 
 
-def _half_of_groups(half: int) -> RowOrder:
+def _half_of_groups(half: int) -> IndexOrder:
     """Each group's first or second half of rows."""
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
@@ -58,13 +58,12 @@ _INNER: Places = (
 )
 
 
-def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+def read_delta_net(fields: Fields) -> dict[str, object]:
+    """Sizes of the recurrent layers, and how often one of attention comes."""
     heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
-    experts = read_shared_expert(file, fields, config)
-    return experts | {
-        "norm_topk_prob": True,
+    return {
         "full_attention_interval": fields.count("full_attention_interval", 4),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
@@ -72,6 +71,10 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
         "linear_key_head_dim": fields.count("ssm.state_size", high=_MOST),
         "linear_conv_kernel_dim": fields.count("ssm.conv_kernel", low=2, high=64),
     }
+
+
+def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    return read_shared_expert(file, fields, config) | {"norm_topk_prob": True} | read_delta_net(fields)
 
 
 QWEN3_NEXT = Architecture(

@@ -146,7 +146,7 @@ def test_missing_metadata_is_named(tmp_path: Path, checkpoint: Path, name: str) 
         ({"llama__rope__scaling__type": "longrope"}, 'rope.scaling.type="longrope" is not served'),
         ({"tokenizer__ggml__model": "rwkv"}, "tokenizer.ggml.model='rwkv' is not served"),
         ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__merges": None}, "scores must have one number a token"),
-        ({"tokenizer__ggml__pre": "pixtral"}, "tokenizer.ggml.pre='pixtral': how this tokenizer splits"),
+        ({"tokenizer__ggml__pre": "exaone"}, "tokenizer.ggml.pre='exaone': how this tokenizer splits"),
         ({"tokenizer__ggml__add_eos_token": True}, "add_eos_token=true is not served"),
         ({"tokenizer__ggml__eos_token_id": 4096}, "eos_token_id=4096 is no token"),
         ({"tokenizer__ggml__merges": ["a bc"]}, "merges has 'a bc'"),

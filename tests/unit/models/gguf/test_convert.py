@@ -24,9 +24,13 @@ from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.checkpoints import (
+    save_tiny_deepseek_v2,
+    save_tiny_deepseek_v3,
     save_tiny_gemma3,
+    save_tiny_glm4_moe,
     save_tiny_granite,
     save_tiny_llama,
+    save_tiny_minimax_m2,
     save_tiny_mixtral,
     save_tiny_olmo2,
     save_tiny_phi3,
@@ -49,6 +53,20 @@ LONG_ROPE: dict[str, Any] = {
         "original_max_position_embeddings": 256,
     }
 }
+YARN: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.7,
+        "original_max_position_embeddings": 32,
+    }
+}
+ALONE: dict[str, Any] = {"n_group": 1, "topk_group": 1}
+IN_GROUPS: dict[str, Any] = {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "q_lora_rank": 24}
 
 
 def _save_gemma3(path: Path, **options: Any) -> Path:
@@ -73,6 +91,13 @@ SAVERS: dict[str, list[Callable[..., Path]]] = {
     "granite": [save_tiny_granite],
     "olmo2": [save_tiny_olmo2],
     "lfm2": [save_tiny_lfm2],
+    "deepseek2": [
+        partial(save_tiny_deepseek_v2, **ALONE | YARN),
+        partial(save_tiny_deepseek_v2, **IN_GROUPS | YARN),
+        partial(save_tiny_deepseek_v3, **YARN),
+    ],
+    "glm4moe": [save_tiny_glm4_moe],
+    "minimax-m2": [save_tiny_minimax_m2],
     "smollm3": [partial(save_tiny_smollm3, num_hidden_layers=4, no_rope_layer_interval=4)],
 }
 """Checkpoints of each architecture of GGUF; that of gpt-oss has other tensors, see `test_gpt_oss`."""

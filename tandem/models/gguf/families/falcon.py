@@ -1,0 +1,51 @@
+"""Falcon-H1: attention and Mamba-2 beside each other. Its multipliers are in the file's weights."""
+
+from tandem.architecture.fields import Fields
+from tandem.core.errors import UnsupportedCheckpointError
+from tandem.models.gguf.families.base import ATTENTION, OUTER, Architecture, Config, Place
+from tandem.models.gguf.families.state_space import read_state_space, state_space
+from tandem.models.gguf.file import GgufFile
+
+_INNER = (
+    ATTENTION
+    | state_space("mamba")
+    | {
+        "attn_norm": Place("input_layernorm"),
+        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), Place("pre_ff_layernorm.weight")),
+        "ffn_gate": Place("feed_forward.gate_proj"),
+        "ffn_up": Place("feed_forward.up_proj"),
+        "ffn_down": Place("feed_forward.down_proj"),
+    }
+)
+_HEAD = "output.weight"
+
+
+def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    """NOTE: embedding and head have multipliers of their own, so one tensor cannot have both."""
+    if _HEAD not in file.tensors:
+        raise UnsupportedCheckpointError(
+            f"{file.path} has no tensor {_HEAD!r}: the multiplier of a head that is the embedding is not in GGUF "
+            "files; take the model's Hugging Face directory instead"
+        )
+    sizes = read_state_space(file, fields)
+    return {
+        "mamba_d_ssm": sizes.inner,
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.head_dim,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_state": sizes.state_dim,
+        "mamba_d_conv": sizes.taps,
+        "mamba_conv_bias": sizes.conv_bias,
+        "mamba_proj_bias": False,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "mamba_norm_before_gate": False,
+    }
+
+
+FALCON_H1 = Architecture(
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    _INNER,
+    _read,
+    outer=OUTER | {"output_norm.weight": "model.final_layernorm.weight"},
+)

@@ -1,0 +1,34 @@
+"""GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a layer predicts further tokens."""
+
+from tandem.architecture.fields import Fields
+from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, Place
+from tandem.models.gguf.families.experts import GROUPED, NEXT, SIGMOID, read_grouped_experts
+from tandem.models.gguf.file import GgufFile
+
+_NORMS = {
+    "attn_norm": Place("input_layernorm"),
+    "post_attention_norm": Place("post_attention_layernorm"),
+}
+
+
+def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    fields.only("expert_gating_func", (SIGMOID,), f"{SIGMOID} (sigmoid)")
+    experts = read_grouped_experts(fields)
+    groups = fields.count("expert_group_count", 1, high=1 << 12)
+    return experts | {
+        "n_group": groups,
+        "topk_group": fields.count("expert_group_used_count", 1, high=groups),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+GLM4_MOE = Architecture(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    ATTENTION | HEAD_NORMS | GROUPED | NEXT | _NORMS,
+    _read,
+    further="num_nextn_predict_layers",
+    has_further=True,
+    has_partial_rope=True,
+    has_bias_option=True,
+)

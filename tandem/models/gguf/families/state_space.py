@@ -1,0 +1,54 @@
+"""Mamba-2 in hybrids: places of its tensors, and its sizes."""
+
+from dataclasses import dataclass
+
+from tandem.architecture.fields import Fields
+from tandem.models.gguf.families.base import Place, channelwise, flat, log_of_negated
+from tandem.models.gguf.file import GgufFile
+
+_MOST = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Sizes in elements, but for numbers of `heads` and `groups`. `inner`: of all heads."""
+
+    inner: int
+    heads: int
+    groups: int
+    state_dim: int
+    taps: int
+    conv_bias: bool
+
+    @property
+    def head_dim(self) -> int:
+        return self.inner // self.heads
+
+
+def state_space(prefix: str) -> dict[str, Place]:
+    """Places of the tensors of a mixer whose own are below `prefix`."""
+    return {
+        "ssm_in": Place(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": Place(f"{prefix}.conv1d.weight", change=channelwise),
+        "ssm_conv1d.bias": Place(f"{prefix}.conv1d.bias"),
+        "ssm_dt.bias": Place(f"{prefix}.dt_bias"),
+        "ssm_a": Place(f"{prefix}.A_log", change=log_of_negated),
+        "ssm_d": Place(f"{prefix}.D", change=flat),
+        "ssm_norm": Place(f"{prefix}.norm", change=flat),
+        "ssm_out": Place(f"{prefix}.out_proj"),
+    }
+
+
+def read_state_space(file: GgufFile, fields: Fields) -> StateSpace:
+    """The sizes of all layers that have one."""
+    heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
+    if inner % heads:
+        raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
+    return StateSpace(
+        inner=inner,
+        heads=heads,
+        groups=fields.count("ssm.group_count", high=_MOST),
+        state_dim=fields.count("ssm.state_size", high=_MOST),
+        taps=fields.count("ssm.conv_kernel", low=2, high=64),
+        conv_bias=any(name.endswith(".ssm_conv1d.bias") for name in file.tensors),
+    )

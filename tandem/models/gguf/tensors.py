@@ -1,0 +1,173 @@
+"""A checkpoint's tensors from those of a GGUF file: names, shapes and bytes, a tensor at a time."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import BinaryIO
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+
+from tandem.core.errors import CorruptCheckpointError
+from tandem.models.gguf.architectures import find_architecture, find_places
+from tandem.models.gguf.decode import FLOATS, ITEM_BYTES, NAMES, changed, decoded
+from tandem.models.gguf.families.base import Config, Floats, Place
+from tandem.models.gguf.file import GgufFile, TensorEntry
+
+_BYTES = "U8"  # what safetensors calls them
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to write.
+
+    Args:
+        name, shape: Hugging Face's.
+        entry, others: the file's; all of them are given to `change`.
+        dtype: of the floats that are written; None = the file's blocks.
+        rows: those of `entry`, in order; None = all as they are.
+        blocks: those of a row, in order; None = all as they are.
+        change: the numbers that are written, from the file's; None = they are the file's.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    entry: TensorEntry
+    others: tuple[TensorEntry, ...]
+    dtype: str | None
+    rows: NDArray[np.intp] | None
+    blocks: NDArray[np.intp] | None
+    change: Callable[..., Floats] | None
+
+    @property
+    def num_bytes(self) -> int:
+        if self.dtype is not None:
+            return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return self.entry.num_bytes // self.entry.shape[0] * self.shape[0]
+
+    @property
+    def header(self) -> tuple[str, tuple[int, ...], str, int]:
+        """For safetensors."""
+        if self.dtype is not None:
+            return self.name, self.shape, NAMES[self.dtype], self.num_bytes
+        shape = (self.shape[0], self.num_bytes // self.shape[0])
+        return self.name, shape, _BYTES, self.num_bytes
+
+    def write(self, file: GgufFile, target: BinaryIO) -> None:
+        """Writes its bytes.
+
+        Raises:
+            CorruptCheckpointError: a value is not finite.
+        """
+        rows = self._rows(file)
+        if self.dtype is None:
+            target.write(rows.data)
+            return
+        type_name = self.entry.type_name
+        if self.change is not None:
+            sources = [(rows, self.entry), *((file.rows(entry), entry) for entry in self.others)]
+            rows, type_name = changed(sources, self.change), "F32"
+        for piece in decoded(rows, type_name, self.dtype, f"{file.path}: tensor {self.entry.name!r}"):
+            target.write(piece)
+
+    def _rows(self, file: GgufFile) -> NDArray[np.uint8]:
+        rows = file.rows(self.entry)
+        if self.rows is not None:
+            rows = rows[self.rows]
+        if self.blocks is None:
+            return rows
+        in_blocks = rows.reshape(len(rows), len(self.blocks), -1)
+        return np.ascontiguousarray(in_blocks[:, self.blocks]).reshape(len(rows), -1)
+
+
+def find_tensors(file: GgufFile, config: Config, dtype: str | None) -> list[Tensor]:
+    """The tensors to write, in order: of a stack, each entry by itself.
+
+    Args:
+        dtype: what all are decoded to; None = codes stay codes, and floats what they are.
+
+    Raises:
+        CheckpointError: a tensor that the architecture does not have, or that does not fit the configuration.
+    """
+    _, architecture = find_architecture(file)
+    num_layers = config["num_hidden_layers"]
+    assert isinstance(num_layers, int)
+    found, left_out = [], 0
+    for name, entry in file.tensors.items():
+        if architecture.has_further and architecture.further is None and _layer(name) >= num_layers:
+            left_out += 1
+            continue
+        for place in find_places(file, architecture, name):
+            parts = file.entries_of(entry) if place.is_stack else (entry,)
+            found += [_tensor(file, part, index, place, config, dtype) for index, part in enumerate(parts)]
+    if left_out:
+        _log.info("%s: leaves out %d tensors of layers that predict further tokens", file.path.name, left_out)
+    return found
+
+
+def _layer(name: str) -> int:
+    """The layer of one of the file's tensors; -1: it is outside of layers."""
+    layer = _LAYER.match(name)
+    return -1 if layer is None else int(layer[1])
+
+
+def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config: Config, dtype: str | None) -> Tensor:
+    """`index`: of the entry in its stack."""
+    shape, rows, blocks, change = entry.shape, None, None, place.change
+    others = tuple(_find_other(file, entry.name, other) for other in place.others)
+    try:
+        if place.order is not None:
+            rows = place.order(entry.shape[0], config)
+            shape = (len(rows), *entry.shape[1:])
+        if place.columns is not None:
+            columns = place.columns(entry.shape[-1], config)
+            blocks = _in_blocks(columns, entry.type_name)
+            if blocks is None:
+                change = _reordered(columns)
+        if change is not None:
+            shape = change(-np.ones(shape, np.float32), *(-np.ones(other.shape, np.float32) for other in others)).shape
+    except (CorruptCheckpointError, ValueError) as error:  # NOTE: a ValueError: shapes that do not go together
+        raise CorruptCheckpointError(f"{file.path}: tensor {entry.name!r}: {error}") from error
+    written_as = _written_as(entry, change is not None) if dtype is None else dtype
+    name = place.name.replace("{}", str(index))
+    return Tensor(name, shape, entry, others, written_as, rows, blocks, change)
+
+
+def _find_other(file: GgufFile, name: str, other: str) -> TensorEntry:
+    """The tensor `other` of the layer that tensor `name` is of."""
+    layer = _LAYER.match(name)
+    found = file.tensors.get(other if layer is None else f"{layer[0]}{other}")
+    if found is None:
+        raise CorruptCheckpointError(f"{file.path} has {name!r} and no {other!r} beside it; download it again")
+    return found
+
+
+def _in_blocks(columns: NDArray[np.intp], type_name: str) -> NDArray[np.intp] | None:
+    """The order of a row's blocks that an order of its columns is; None: it cuts a block."""
+    size, _ = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    by_block = columns.reshape(-1, size)
+    starts = by_block[:, 0]
+    if (starts % size).any() or (by_block - starts[:, None] != np.arange(size)).any():
+        return None
+    return starts // size
+
+
+def _reordered(columns: NDArray[np.intp]) -> Callable[..., Floats]:
+    return lambda values: values[:, columns]
+
+
+def _written_as(entry: TensorEntry, is_changed: bool) -> str | None:
+    """The dtype of floats, which stay what they are unless they change; None: a matrix of codes. Vectors are never
+    codes.
+    """
+    if is_changed:
+        return "float32"
+    if entry.type_name in FLOATS:
+        return FLOATS[entry.type_name]
+    return None if len(entry.shape) > 1 else "float32"
