@@ -103,6 +103,11 @@ class StateSpec(ABC):
         return self
 
     @property
+    def is_divided(self) -> bool:
+        """Whether ranks keep parts of it; else each keeps all of it."""
+        return any(plane.by_head for plane in self.planes)
+
+    @property
     def can_rewind(self) -> bool:
         """Whether what is kept of some tokens also serves a request of fewer: not where a plane holds only the state
         after the last one.
@@ -267,6 +272,10 @@ class ChosenKVSpec(StateSpec):
         summaries = (Plane(name, rows, self.dtype, token_axis=1, by_head=True) for name in self.summaries)
         return (*kv, *index, *summaries)
 
+    def shard(self, num_ranks: int) -> "ChosenKVSpec":
+        """Equal parts of the heads; of fewer heads than ranks, one each. Index keys are whole."""
+        return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
+
     @property
     def is_bounded(self) -> bool:
         return False
@@ -293,7 +302,8 @@ class RecurrentSpec(StateSpec):
     Args:
         channels: of the convolution.
         heads: (number of heads, rows, columns of a head's matrix); () = there is no such matrix.
-        parts: (number of heads, channels of each) of which the channels consist; () = ranks do not divide them.
+        parts: (number of heads, or of parts without any, channels of each) of which the channels consist; () = ranks do
+            not divide them.
     """
 
     channels: int
@@ -309,6 +319,11 @@ class RecurrentSpec(StateSpec):
         return (*matrices, Plane("columns", (self.columns, self.channels), self.dtype, token_axis=None))
 
     @property
+    def is_divided(self) -> bool:
+        """Its columns are, where it has parts."""
+        return bool(self.parts)
+
+    @property
     def _matrices(self) -> Plane:
         return Plane("matrices", self.heads, "float32", token_axis=None, by_head=bool(self.parts))
 
@@ -316,20 +331,21 @@ class RecurrentSpec(StateSpec):
         """Each column has all parts, and each part its heads."""
         if not self.parts:
             return StateSpec.segments(self, block_size)
-        matrices = self._matrices
         columns = (
             Segment(f"column {column} part {part}", num_heads, size * DTYPE_BYTES[self.dtype])
             for column in range(self.columns)
             for part, (num_heads, size) in enumerate(self.parts)
         )
-        return Segment(matrices.name, matrices.num_heads, matrices.num_bytes // matrices.num_heads), *columns
+        planes = (self._matrices,) if self.heads else ()
+        matrices = (Segment(each.name, each.num_heads, each.num_bytes // each.num_heads) for each in planes)
+        return *matrices, *columns
 
     def shard(self, num_ranks: int) -> "RecurrentSpec":
         """Equal parts of all heads; of fewer heads of a part than ranks, one each."""
         if not self.parts:
             return self
         parts = tuple((len(head_range(num_heads, 0, num_ranks)), size) for num_heads, size in self.parts)
-        heads = len(head_range(self.heads[0], 0, num_ranks)), *self.heads[1:]
+        heads = (len(head_range(self.heads[0], 0, num_ranks)), *self.heads[1:]) if self.heads else ()
         channels = sum(num_heads * size for num_heads, size in parts)
         return replace(self, channels=channels, heads=heads, parts=parts)
 

@@ -17,8 +17,7 @@ from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
 
 def num_parts(layout: KVLayout, num_ranks: int) -> int:
     """In how many parts so many ranks keep the state: one that all of them share where no plane has heads."""
-    planes = (plane for group in layout.groups for plane in group.spec.planes)
-    return num_ranks if any(plane.by_head for plane in planes) else 1
+    return num_ranks if any(group.spec.is_divided for group in layout.groups) else 1
 
 
 @dataclass(frozen=True, slots=True)

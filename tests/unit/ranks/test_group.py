@@ -38,10 +38,13 @@ from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
-FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS
+FAMILIES = (
+    checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
+)
 NO_RECURRENCE: dict[str, Any] = {  # experts of squared ReLUs behind maps to fewer elements, and such a block alone
     "layers_block_type": ["full_attention", "moe", "full_attention", "mlp"],
     "moe_shared_expert_intermediate_size": 64,
@@ -170,9 +173,11 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
         assert rows.busiest <= sum(rows.by_rank) < 2 * rows.busiest, "both ranks have some, and not the same"
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid"])
+@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid", "kimi_linear", "nsa"])
 def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, family: str) -> None:
-    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state."""
+    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state;
+    decays of columns, with a copy of latents for each rank beside them; choices by the heads that share K and V.
+    """
     path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, _):
@@ -213,6 +218,8 @@ def test_every_width_has_the_bits_of_one_with_codes(
     [
         ("compressed int4 groups", "granite_hybrid"),
         ("compressed int4 groups", "qwen3_next"),
+        ("compressed int4 groups", "lfm2"),
+        ("compressed int4 groups", "kimi_linear"),
         ("fp8 channels", "qwen3_next"),
     ],
 )
@@ -264,6 +271,12 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
         ("falcon_h1", "bfloat16", {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
         ("qwen3_next", "bfloat16", {}),
         ("qwen3_5", "bfloat16", {"linear_num_key_heads": 4}),
+        ("lfm2", "bfloat16", {"conv_bias": True}),
+        ("lfm2_moe", "float16", {}),
+        ("kimi_linear", "bfloat16", {}),
+        ("minimax_m3", "bfloat16", {}),
+        ("moba", "float16", {"num_key_value_heads": 2}),
+        ("nsa", "bfloat16", {"num_key_value_heads": 4}),
         ("llama", "float32", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", {}),
         ("gemma3", "float16", {}),

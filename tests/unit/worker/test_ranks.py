@@ -18,10 +18,11 @@ from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.handoffs import PROMPT, call_of
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of, settings_of
 
-FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS
+FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
@@ -104,7 +105,7 @@ async def check(path: Path, prefill: int, decode: int, *, is_shared: bool = Fals
 
 @pytest.mark.parametrize(
     ("family", "kv_heads", "prefill", "decode"),
-    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1)],
+    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1), ("kimi_linear", 4, 1, 2)],
 )
 def test_two_widths_give_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
@@ -124,6 +125,18 @@ def test_every_pair_of_widths_pulls_latents_once(
 ) -> None:
     """Index keys beside them too."""
     asyncio.run(check(model_of(family, 4), prefill, decode, is_shared=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [("lfm2", 2), ("kimi_linear", 4), ("minimax_m3", 2), ("moba", 2), ("nsa", 4)]
+)
+def test_states_of_several_kinds_are_handed_between_widths(
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
+) -> None:
+    """Parts of a convolution alone; latents or index keys, which each rank has, beside what ranks divide."""
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
 
 @pytest.mark.slow
