@@ -150,7 +150,7 @@ def assemble(
     parts = num_parts(layout, num_ranks)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * num_ranks // parts)
-    network = load_network(config, drafter, served, num_ranks)
+    network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
@@ -184,8 +184,10 @@ def assemble(
     if speculation is None and drafter is not None:
         speculation = _speculation(config, drafter, network, model.spec, sizes, device, draws)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
+    layers_read = () if speculation is None else speculation.layers_read
+    shard_sizes = ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running, layers_read)
     engine = Engine(
-        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, shard_sizes),
         scheduler,
         kv,
         _identity(model, drafter),
@@ -224,10 +226,8 @@ def _speculation(
     return Speculation(drafter, config.num_speculative_tokens)
 
 
-def _led(
-    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
-) -> Executor:
-    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:
+    ranks.prepare(fingerprint, sizes)
     return ranks.lead(own)
 
 

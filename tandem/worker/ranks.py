@@ -7,17 +7,11 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.ranks.group import RankGroup, share_of
 from tandem.rpc.rank_messages import RankReport
-from tandem.worker.moves import refuse_moves_of_ranks
 from tandem.worker.settings import WorkerSettings
 
 
 def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None]:
-    """The engine's configuration, and the group that it leads; None = it computes everything itself.
-
-    Raises:
-        ConfigurationError: a setting cannot be honoured with several ranks.
-    """
-    refuse_moves_of_ranks(settings)
+    """The engine's configuration, and the group that it leads; None = it computes everything itself."""
     config = settings.engine_config()
     if settings.tp == 1:
         return config, None
