@@ -39,7 +39,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.resumable import resumable_events
-from tandem.kvcache.spec import KVLayout, build_layout, fuller_layout
+from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -137,12 +137,6 @@ def assemble(
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
     layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
-    if (fuller := fuller_layout(model.spec.kv_specs, layout)) is not None:
-        _log.warning(
-            "pages of %d tokens are %.0f %% full, since one has room for a layer's recurrent state; with --block-size "
-            "%d, on all workers, the same memory holds %.1f x as many tokens, and a hand-off moves as much less",
-            *(layout.block_size, 100 * layout.fill, fuller.block_size, fuller.fill / layout.fill),
-        )
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)

@@ -49,16 +49,17 @@ class HostPages:
             raise ConfigurationError(f"host_kv_gib={num_bytes / 2**30:g} cannot be had: {error}; lower it") from error
 
     def store(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copies blocks into slots, (block id, slot) each; returns when they are stored. Any thread."""
-        for block_id, slot in pairs:
-            self._pages[slot].copy_(self._arena[:, block_id], non_blocking=True)
+        """Copies pages into slots, (page, slot) each; returns when they are stored. Any thread."""
+        for page, slot in pairs:
+            self._pages[slot].copy_(self._arena[:, page], non_blocking=True)
         self._wait()
 
     def load(self, reads: Iterable[HostRead]) -> None:
         """Copies slots, or other blocks, into blocks; returns when they are loaded. Any thread."""
         for read in reads:
-            source = self._arena[:, read.source_id] if read.slot is None else self._pages[read.slot]
-            self._arena[:, read.block_id].copy_(source, non_blocking=True)
+            for page, place in zip(read.pages, read.slots or read.source_pages, strict=True):
+                source = self._pages[place] if read.slots else self._arena[:, place]
+                self._arena[:, page].copy_(source, non_blocking=True)
         self._wait()
 
     def _wait(self) -> None:

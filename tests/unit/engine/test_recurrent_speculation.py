@@ -101,6 +101,7 @@ def test_chunks_hits_preemption_and_aborts_change_nothing(family: str, tmp_path:
             "max_num_running": 8,
             "max_model_len": model_len,
             "kv_cache_bytes": int(1.5 * num_bytes),
+            "block_size": 32,  # most prompts are one block, so that more are admitted than states have room for
         },
     )
     for round_ in range(2):

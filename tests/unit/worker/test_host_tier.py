@@ -33,7 +33,7 @@ def test_pages_come_back_bit_by_bit_and_touch_no_others(arena: Arena, num_parts:
     pages = HostPages(own, 3 * num_parts * arena.layout.page_bytes + 1)
     assert pages.num_slots == 3
     pages.store([(1, 2), (4, 0)])
-    pages.load([HostRead(0, 0, 5, 2), HostRead(0, 1, 3, 0), HostRead(0, 2, 2, None, source_id=4)])
+    pages.load([HostRead(0, 0, (5, 3), (2, 0)), HostRead(0, 2, (2,), (), 4, source_pages=(4,))])
     assert torch.equal(own[:, [5, 3, 2]], before[:, [1, 4, 4]])
     assert torch.equal(own[:, [0, 1, 4]], before[:, [0, 1, 4]])
 

@@ -81,7 +81,7 @@ async def check(path: Path, prefill: int, decode: int, *, is_shared: bool = Fals
     expected = await alone(path)
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
-        used_bytes = [core.ranked.used_bytes(group) for group in range(len(core.ranked.whole.groups))]
+        used_bytes = [sum(core.ranked.used_bytes(group)) for group in range(len(core.ranked.whole.groups))]
         greedy, transfers = await answered(pair, call_of(pair))
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
