@@ -256,10 +256,9 @@ class KVCacheManager:
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:
             return 0, ()
-        ranges = []
-        for block_ids, dropped in zip(match.block_ids, match.num_dropped, strict=True):
-            ranges.append(BlockRange(dropped, block_ids[dropped:]))
-            self._keep(name, block_ids[dropped:], HoldKind.LEASED)
+        ranges = [BlockRange(n, ids[n:]) for ids, n in zip(match.block_ids, match.num_dropped, strict=True)]
+        for found in ranges:
+            self._keep(name, found.block_ids, HoldKind.LEASED)
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int) -> list[int]:

@@ -23,7 +23,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageOffset:
     """A page of a block, by its number within the block, and the first byte there."""
 
     page: int
@@ -42,7 +42,7 @@ def pieces_of(spec: StateSpec, block_size: int) -> tuple[Pieces, ...]:
 
 
 @dataclass(frozen=True)
-class Placement:
+class BlockPlacement:
     """Places of the pieces of a block that has parts of `num_layers` layers, in pages of `page_bytes`.
 
     No piece is larger than a page.
@@ -56,7 +56,7 @@ class Placement:
     def num_pages(self) -> int:
         return self._end.page + 1
 
-    def place(self, kind: int, layer: int, number: int) -> Place:
+    def place(self, kind: int, layer: int, number: int) -> PageOffset:
         """Of piece `number` of a kind, of the layer with index `layer` in the group."""
         return self._place(kind, layer * self.pieces[kind].count + number)
 
@@ -70,7 +70,7 @@ class Placement:
         num_first, per_page = self._num_first(kind), self.per_page(kind)
         return num_first - index if index < num_first else per_page - (index - num_first) % per_page
 
-    def runs(self, kind: int) -> Iterator[tuple[Place, int]]:
+    def runs(self, kind: int) -> Iterator[tuple[PageOffset, int]]:
         """Each page that has pieces of a kind: the first of them, and how many there are."""
         index, count = 0, self.num_layers * self.pieces[kind].count
         while index < count:
@@ -83,17 +83,17 @@ class Placement:
         return self._used[page]
 
     @cached_property
-    def _starts(self) -> tuple[Place, ...]:
+    def _starts(self) -> tuple[PageOffset, ...]:
         """Where each kind begins at the earliest, and the end."""
-        starts = [Place(0, 0)]
+        starts = [PageOffset(0, 0)]
         for kind, pieces in enumerate(self.pieces):
             last = self._place_from(starts[-1], pieces, self.num_layers * pieces.count - 1)
-            starts.append(Place(last.page, last.start + pieces.num_bytes))
+            starts.append(PageOffset(last.page, last.start + pieces.num_bytes))
             assert starts[-1].start <= self.page_bytes, f"pieces of kind {kind} are larger than a page"
         return tuple(starts)
 
     @property
-    def _end(self) -> Place:
+    def _end(self) -> PageOffset:
         return self._starts[-1]
 
     @cached_property
@@ -104,20 +104,20 @@ class Placement:
                 used[place.page] = place.start + num * pieces.num_bytes
         return tuple(used)
 
-    def _place(self, kind: int, index: int) -> Place:
+    def _place(self, kind: int, index: int) -> PageOffset:
         return self._place_from(self._starts[kind], self.pieces[kind], index)
 
-    def _place_from(self, start: Place, pieces: Pieces, index: int) -> Place:
+    def _place_from(self, start: PageOffset, pieces: Pieces, index: int) -> PageOffset:
         num_first, per_page = self._fitting(start, pieces), self._per_page(pieces)
         if index < num_first:
-            return Place(start.page, start.start + index * pieces.num_bytes)
+            return PageOffset(start.page, start.start + index * pieces.num_bytes)
         further, slot = divmod(index - num_first, per_page)
-        return Place(start.page + 1 + further, slot * pieces.num_bytes)
+        return PageOffset(start.page + 1 + further, slot * pieces.num_bytes)
 
     def _num_first(self, kind: int) -> int:
         return self._fitting(self._starts[kind], self.pieces[kind])
 
-    def _fitting(self, start: Place, pieces: Pieces) -> int:
+    def _fitting(self, start: PageOffset, pieces: Pieces) -> int:
         return (self.page_bytes - start.start) // max(1, pieces.num_bytes)
 
     def _per_page(self, pieces: Pieces) -> int:
@@ -125,9 +125,9 @@ class Placement:
 
 
 @lru_cache(maxsize=1024)
-def placement_of(spec: StateSpec, num_layers: int, block_size: int, page_bytes: int) -> Placement:
+def placement_of(spec: StateSpec, num_layers: int, block_size: int, page_bytes: int) -> BlockPlacement:
     """Of a block of `num_layers` layers that keep the same state."""
-    return Placement(pieces_of(spec, block_size), num_layers, page_bytes)
+    return BlockPlacement(pieces_of(spec, block_size), num_layers, page_bytes)
 
 
 def segment_places(segments: Sequence[Segment]) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
 from tandem.architecture.state import Segment
-from tandem.kvcache.placement import Place, Placement, segment_places
+from tandem.kvcache.placement import BlockPlacement, PageOffset, segment_places
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
 
 
@@ -26,8 +26,8 @@ def num_parts(layout: KVLayout, num_ranks: int) -> int:
 class PageCopy:
     """`num_bytes` from a source's page to a reader's, each a page of one rank's block."""
 
-    to: Place
-    start: Place
+    to: PageOffset
+    start: PageOffset
     num_bytes: int
 
 
@@ -116,20 +116,20 @@ class _Heads:
     `first`: the whole model's head that the rank has as its first.
     """
 
-    placement: Placement
+    placement: BlockPlacement
     layers: tuple[int, ...]
     segment: Segment
     kind: int
     offset: int
     first: int
 
-    def from_head(self, layer: int, head: int) -> tuple[Place, int]:
+    def from_head(self, layer: int, head: int) -> tuple[PageOffset, int]:
         """Where a head of the whole model lies, and how many lie together from it on, those of further layers too."""
         index, own = self.layers.index(layer), head - self.first
         if self.segment.is_cut:
             return self.placement.place(self.kind, index, own), self.placement.num_together(self.kind, index, own)
         piece = self.placement.place(self.kind, index, 0)
-        place = Place(piece.page, piece.start + self.offset + own * self.segment.head_bytes)
+        place = PageOffset(piece.page, piece.start + self.offset + own * self.segment.head_bytes)
         return place, self.segment.num_heads - own
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tandem.architecture.state import StateSpec
 from tandem.core.config import BLOCK_SIZES
 from tandem.core.errors import ConfigurationError
-from tandem.kvcache.placement import Placement, pieces_of, placement_of
+from tandem.kvcache.placement import BlockPlacement, pieces_of, placement_of
 
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
 _MOST_PADDING = 1.02  # of pages of layers that keep every token, so that pieces of constant states fill theirs better
@@ -61,7 +61,7 @@ class KVLayout:
         sizes = [g.spec.block_bytes(self.block_size) * len(g.layers) for g in self.groups if not g.spec.is_bounded]
         return sum(sizes) / (self.page_bytes * len(sizes)) if sizes else 1.0
 
-    def placement(self, group: int) -> Placement:
+    def placement(self, group: int) -> BlockPlacement:
         """Where the parts of a group's blocks lie."""
         found = self.groups[group]
         return placement_of(found.spec, len(found.layers), self.block_size, self.page_bytes)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
-from tandem.kvcache.placement import Pieces, Placement, pieces_of, segment_places
+from tandem.kvcache.placement import BlockPlacement, Pieces, pieces_of, segment_places
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.spec import build_layout
 from tests.unit.architecture.test_published import READ, read
@@ -25,7 +25,7 @@ def recurrent_specs(draw: st.DrawFn) -> RecurrentSpec:
     return RecurrentSpec(channels, draw(st.integers(1, 3)), "bfloat16", (heads, rows, size) if parts else (), parts)
 
 
-def spans_of(placement: Placement) -> list[tuple[int, int, int]]:
+def spans_of(placement: BlockPlacement) -> list[tuple[int, int, int]]:
     """(page, start, end) of every piece."""
     found = []
     for kind, pieces in enumerate(placement.pieces):
@@ -44,7 +44,7 @@ def spans_of(placement: Placement) -> list[tuple[int, int, int]]:
 def test_pieces_lie_in_one_page_each_and_pages_have_no_gaps(
     pieces: list[tuple[int, int]], num_layers: int, page_bytes: int
 ) -> None:
-    placement = Placement(tuple(Pieces(*each) for each in pieces), num_layers, page_bytes)
+    placement = BlockPlacement(tuple(Pieces(*each) for each in pieces), num_layers, page_bytes)
     ends, spans = [0] * placement.num_pages, spans_of(placement)
     for page, start, end in spans:
         assert start == ends[page]

@@ -70,10 +70,11 @@ async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[Worker
 
 
 def gib(path: Path, num_blocks: int = 64) -> float:
-    """Memory of so many blocks of eight tokens."""
+    """Memory of so many blocks of eight tokens, and of four constant states where layers keep one."""
     fields = read_config(path)
     spec = replace(find_family(fields).read_model(fields), dtype="float32")
-    return num_blocks * build_layout(spec.kv_specs, 8).page_bytes / 2**30
+    layout = build_layout(spec.kv_specs, 8)
+    return (num_blocks * layout.page_bytes + 4 * layout.bytes_per_request) / 2**30
 
 
 async def press(client: WorkerClient) -> None:
