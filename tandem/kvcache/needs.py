@@ -1,4 +1,4 @@
-"""What owners of blocks need: which entries of their tables, and how many pages that is. Pure arithmetic."""
+"""Needs of owners of blocks: which entries of their tables, and how many pages that is. Pure arithmetic."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where the parts of a block lie in its pages. Pure arithmetic.
+"""Placement of the parts of a block in its pages. Pure arithmetic.
 
 A block of a KV group has a part of each layer, and a part consists of pieces that lie in one page each: the whole
 part, or the matrix of each head and what follows them. The block's pages are filled in order, `[kind of
