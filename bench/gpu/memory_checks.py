@@ -38,7 +38,7 @@ def run(setting: Setting, results: SectionResults) -> None:
     pairs = list(zip(range(1, count + 1), slots, strict=True))
     pages.store(pairs)
     arena.pages.zero_()
-    reads = [HostRead(0, index, block, slot) for index, (block, slot) in enumerate(pairs)]
+    reads = [HostRead(0, index, (block,), (slot,)) for index, (block, slot) in enumerate(pairs)]
     pages.load(reads)
     same = torch.equal(arena.pages[1 : count + 1], before[1 : count + 1])
     is_locked = not arena.pages.is_cuda or pages._pages.is_pinned()
