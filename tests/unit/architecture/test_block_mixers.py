@@ -1,8 +1,8 @@
 """Attention to chosen blocks in configurations: what is read, what is refused, and what it costs."""
 
+from dataclasses import replace
 from typing import Any
 
-from dataclasses import replace
 import pytest
 
 from tandem.architecture.block_mixers import BlockAttentionSpec, BlockChoice, CompressedAttentionSpec
