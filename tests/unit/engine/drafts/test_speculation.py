@@ -85,7 +85,7 @@ def test_what_pays_gains_most_of_what_the_best_length_would(
         for length in (1, 3, 7)
     ]
     found = speed(run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s), num_requests, seconds)
-    assert found >= 0.85 * max(fixed) > 1.0
+    assert found >= 0.89 * max(fixed) > 1.1
 
 
 DISTURBED = [("bursts", 4, 0.3, 1.0, 0.1), ("bursts", 16, 0.6, 0.3, 0.0), ("all", 1, 0.3, 1.0, 0.0)]
@@ -166,7 +166,7 @@ def test_acceptance_that_drifts_loses_little() -> None:
 
 def test_what_pays_is_checked_as_long_as_allowed() -> None:
     lengths = run(1.0, row_cost(0.05)).lengths
-    assert sum(length == [7] for length in lengths) >= len(lengths) - 20  # but for steps that measure none
+    assert sum(length == [7] for length in lengths) > len(lengths) - 12  # but for steps that measure none
 
 
 def test_less_sure_guesses_are_shorter() -> None:
@@ -181,8 +181,8 @@ def test_a_drafter_that_costs_and_fails_is_asked_less_and_less() -> None:
     asked_s: list[float] = []
     simulate(drafter, answers, row_cost(0.05), num_steps, before_step=lambda _: asked_s.append(drafter.now_s))
     asked = [number for number in range(1, num_steps) if asked_s[number] > asked_s[number - 1]]
-    assert asked[-1] > NUM_STEPS
-    assert len([number for number in asked if number > 20]) <= 12
+    assert asked[-1] > num_steps - 100
+    assert len([number for number in asked if number > 20]) <= 8
 
 
 def test_a_change_of_the_texts_costs_a_bounded_time() -> None:
