@@ -79,10 +79,9 @@ def _as_stored(block: FeedForwardSpec | None, modules: Collection[str]) -> FeedF
 
 
 def _branch_as_stored(branch: BranchSpec, modules: Collection[str]) -> BranchSpec:
-    block = branch.block
-    return (
-        replace(branch, block=_experts_as_stored(block, modules)) if isinstance(block, MixtureOfExpertsSpec) else branch
-    )
+    if not isinstance(branch.block, MixtureOfExpertsSpec):
+        return branch
+    return replace(branch, block=_experts_as_stored(branch.block, modules))
 
 
 def _experts_as_stored(block: MixtureOfExpertsSpec, modules: Collection[str]) -> MixtureOfExpertsSpec:

@@ -314,7 +314,7 @@ class KeptBlocks:
         self._start_move(HostMove(self._num_moves, pairs))
 
     def _spare_slots(self, count: int) -> tuple[int, ...]:
-        """Returns so many slots of the host tier; if too few are free, some whose content the pool keeps too. None if
+        """Returns so many slots of the host tier; if too few are free, some whose content the pool keeps too. Empty if
         there are not so many.
         """
         if self._start_move is None:

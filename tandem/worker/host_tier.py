@@ -24,13 +24,13 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 
 class HostPages:
-    """Memory for as many blocks as fit in `num_bytes`, with the parts of all ranks; page-locked when the KV memory is
-    on a GPU.
+    """Memory for as many pages as fit in `num_bytes`, each with the parts of all ranks; page-locked when the KV memory
+    is on a GPU.
 
     Args:
-        pages: [num_parts, num_blocks, page_bytes], as in `RankedPages`.
+        pages: [num_parts, num_pages, page_bytes], as in `RankedPages`.
 
-    `block_bytes`: of one, `num_slots`: how many there are.
+    `page_bytes`: of one on all ranks, `num_slots`: how many there are.
 
     Raises:
         ConfigurationError: the machine has not that much memory.
@@ -38,8 +38,8 @@ class HostPages:
 
     def __init__(self, pages: torch.Tensor, num_bytes: int) -> None:
         num_parts, _, page_bytes = pages.shape
-        self.block_bytes = num_parts * page_bytes
-        self.num_slots = num_bytes // self.block_bytes
+        self.page_bytes = num_parts * page_bytes
+        self.num_slots = num_bytes // self.page_bytes
         self._arena = pages
         try:
             self._pages = torch.empty(
