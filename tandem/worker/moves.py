@@ -1,11 +1,12 @@
 """Refuses settings by which state would leave a worker whose state cannot be moved."""
 
 from tandem.core.errors import ConfigurationError
+from tandem.routing.snapshot import Role
 from tandem.worker.settings import WorkerSettings
 
 
 def refuse_moves_of_ranks(settings: WorkerSettings) -> None:
-    """Refuses what would move KV blocks of several ranks into memory that has no part for each.
+    """Refuses what would move KV blocks of several ranks into memory that has no part for each, or from another host.
 
     Raises:
         ConfigurationError: the message names the setting and the remedy.
@@ -14,4 +15,9 @@ def refuse_moves_of_ranks(settings: WorkerSettings) -> None:
         raise ConfigurationError(
             f"host_kv_gib={settings.host_kv_gib:g} with tp={settings.tp}: the host tier holds no blocks of several "
             "ranks yet; leave host_kv_gib at 0"
+        )
+    if settings.hosts > 1 and settings.role is Role.PREFILL:
+        raise ConfigurationError(
+            f"hosts={settings.hosts}: KV on other hosts cannot be handed over yet, which is all that a prefill worker "
+            "is for; give it hosts=1, or have decode workers compute prompts themselves"
         )
