@@ -71,7 +71,8 @@ class Epoch:
             if loaded.fingerprint != fingerprint:
                 raise ConfigurationError(
                     f"rank {rank} has loaded another model than rank 0, {loaded.fingerprint[:16]} and not "
-                    f"{fingerprint[:16]}: the weights were replaced meanwhile; start the worker again"
+                    f"{fingerprint[:16]}: the weights were replaced meanwhile, or its host has others; start the "
+                    "worker again with the same on all hosts"
                 )
         for rank in self._ranks:
             self._send(rank, Prepare(sizes, keeps_pages))

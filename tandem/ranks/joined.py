@@ -21,7 +21,7 @@ from tandem.ranks.link import Link
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Direction, JoiningHost, Proof, admit, own_release
 
-_MAX_HANDSHAKES = 64  # at once
+_MAX_HANDSHAKES = 64  # at once; also the most hosts of which one connection is there and the other is not
 
 _log = logging.getLogger(__name__)
 
@@ -152,10 +152,12 @@ class JoinedHosts:
                 if self._closed.wait(BEAT_S):  # NOTE: out of file descriptors is no reason to spin or to stop
                     return
                 continue
-            if self._num_handshakes >= _MAX_HANDSHAKES:
+            with self._changed:
+                is_served = self._num_handshakes < _MAX_HANDSHAKES
+                self._num_handshakes += is_served
+            if not is_served:
                 connection.close()
                 continue
-            self._num_handshakes += 1
             where = f"{address[0]}:{address[1]}"
             threading.Thread(target=self._admit, args=(connection, where), name="tandem-admit", daemon=True).start()
 
@@ -167,7 +169,8 @@ class JoinedHosts:
         else:
             self._pair(half)
         finally:
-            self._num_handshakes -= 1
+            with self._changed:
+                self._num_handshakes -= 1
 
     def _why_full(self, _: bytes) -> str | None:
         return f"all {self._num_hosts} hosts are there" if len(self._hosts) == self._num_hosts - 1 else None
@@ -177,6 +180,8 @@ class JoinedHosts:
         with self._changed:
             other = self._halves.pop(half.host_id, None)
             if other is None and self._listener.fileno() >= 0:
+                if len(self._halves) == _MAX_HANDSHAKES:  # of hosts that ended between their two connections
+                    self._halves.pop(next(iter(self._halves))).connection.close()
                 self._halves[half.host_id] = half
                 return
             places = [place for place in range(1, self._num_hosts) if place not in self._hosts]
@@ -208,5 +213,12 @@ class JoinedHosts:
 
         threading.Thread(target=forget, name="tandem-forget", daemon=True).start()
 
-    def _tell_leaving(self) -> None:
+    def _tell_leaving(self, host: RemoteHost) -> None:
+        """NOTE: while others are waited for there is nothing to drain, and another may take its place."""
+        with self._changed:
+            is_complete = len(self._hosts) == self._num_hosts - 1
+        if not is_complete:
+            host.lose("it is to be stopped")
+            return
+        _log.warning("%s is to be stopped: this worker drains", host.name)
         self.on_leaving()

@@ -71,10 +71,13 @@ class Link:
             self._hear()
 
     def receive_bytes(self, size: int) -> bytes:
-        """Raises as `receive`."""
-        buffer = bytearray(size)
-        self.receive_into(memoryview(buffer))
-        return bytes(buffer)
+        """Raises as `receive`. NOTE: memory is taken as bytes arrive, not as many as are announced."""
+        received = bytearray()
+        while len(received) < size:
+            piece = bytearray(min(_PIECE_BYTES, size - len(received)))
+            self.receive_into(memoryview(piece))
+            received += piece
+        return bytes(received)
 
     def close(self) -> None:
         """Wakes whoever receives or sends; on return the other side sees the end. Harmless if repeated."""
@@ -90,7 +93,7 @@ class Link:
             self._outgoing.close()
 
     def _hear(self) -> None:
-        self._heard_s = monotonic_s()
+        self._heard_s = self._asked_s = monotonic_s()
         self._check(self._heard_s)
 
     def _tick(self) -> None:

@@ -86,7 +86,12 @@ def unpack(data: bytes | bytearray) -> Any:
     Raises:
         pickle.UnpicklingError: it has something else in it than values of ours.
     """
-    return _Unpickler(io.BytesIO(data)).load()
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # NOTE: of bytes that are no pickle, or call one of our values wrongly, it may be any
+        raise pickle.UnpicklingError(f"this is no message between ranks: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):

@@ -48,7 +48,11 @@ class RemoteRank:
         if data is None:
             self._messages.put(None)
             raise EOFError(self.ending)
-        message: ToLeader = unpack(data)
+        try:
+            message: ToLeader = unpack(data)
+        except pickle.UnpicklingError as error:
+            self._host.lose(str(error))
+            raise EOFError(self.ending) from error
         return message
 
     def kill(self) -> None:
@@ -99,7 +103,7 @@ class RemoteHost:
         link: Link,
         place: tuple[int, int, int],
         on_lost: Callable[["RemoteHost"], None],
-        on_leaving: Callable[[], None],
+        on_leaving: Callable[["RemoteHost"], None],
     ) -> None:
         self.name, self._link = name, link
         self._first, self._num_here, self._num_ranks = place
@@ -194,7 +198,7 @@ class RemoteHost:
                 if does is None:
                     raise TransportError(f"it says {frame.kind.name}, which is for leaders to say")
                 does(frame)
-        except (OSError, TransportError, ValueError, pickle.UnpicklingError) as error:
+        except (OSError, TransportError, ValueError) as error:
             self.lose(str(error))
         finally:
             self._link.release()
@@ -245,7 +249,9 @@ class RemoteHost:
             epoch.has_started.set()
 
     def _lose_rank(self, frame: Frame) -> None:
-        words = self._link.receive_bytes(min(frame.size, MAX_WORDS_BYTES)).decode(errors="replace")
+        if frame.size > MAX_WORDS_BYTES:
+            raise TransportError(f"it says in {frame.size} bytes how rank {frame.rank} has ended")
+        words = self._link.receive_bytes(frame.size).decode(errors="replace")
         epoch = self._current(frame)
         if epoch is not None:
             self._rank(epoch, frame).end(f"{words} on {self.name}")
@@ -257,8 +263,7 @@ class RemoteHost:
                 rank.end("as it was told")
 
     def _leave(self, _: Frame) -> None:
-        _log.warning("%s is to be stopped: this worker drains", self.name)
-        self._on_leaving()
+        self._on_leaving(self)
 
     def _numbers(self, frame: Frame, count: int) -> Sequence[int]:
         if frame.size != count * NUMBER.size:

@@ -18,6 +18,7 @@ import pytest
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
+from tandem.ranks.frames import Frame, FrameKind
 from tandem.ranks.host import LedHost
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
@@ -182,6 +183,24 @@ def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
             running.result(timeout=20)
 
 
+def test_a_host_that_leaves_while_others_are_waited_for_gives_its_place_to_the_next() -> None:
+    """It had the leader drain, which had nothing to drain, and waited for its end."""
+    with listening(3) as hosts:
+        told = threading.Event()
+        hosts.on_leaving = told.set
+        address = "127.0.0.1", hosts.port
+        for number in range(3):
+            ways = [join(address, proof(), bytes([number]) * 16, way, RELEASE)[0] for way in Direction]
+            with ways[0], ways[1]:
+                assert ways[0].recv(1), "it has a place"
+                if number:
+                    continue
+                ways[1].sendall(Frame(FrameKind.LEAVING).pack())
+                while ways[0].recv(1 << 12):
+                    """Until the leader has let it go."""
+        assert not told.is_set()
+
+
 class _Intruder:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("raise SystemExit",)
@@ -192,3 +211,6 @@ def test_messages_have_no_code_in_them() -> None:
     for intruder in (_Intruder(), Path("/"), threading.Event):
         with pytest.raises(pickle.UnpicklingError, match="has no place in a message between ranks"):
             unpack(pickle.dumps(intruder))
+    for broken in (b"", b"no pickle", pack(Loaded("e", "f"))[:-9]):
+        with pytest.raises(pickle.UnpicklingError):
+            unpack(broken)
