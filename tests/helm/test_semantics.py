@@ -149,6 +149,8 @@ def test_a_group_of_pods_is_one_worker() -> None:
         [_matches(each["podSelector"]["matchLabels"], _labels(pod)) for pod in (leader, host)] for each in joining[0]
     ] == [[False, True]]
     assert len(joining) == 1
+    assert "wait --for=condition=Available" in made.notes
+    assert "scale leaderworkerset/" in made.notes
     budget = made.get("PodDisruptionBudget", "decode")["spec"]["selector"]["matchLabels"]
     assert _matches(budget, _labels(leader))
     assert _matches(budget, _labels(host))
