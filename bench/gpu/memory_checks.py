@@ -28,22 +28,22 @@ def run(setting: Setting, results: SectionResults) -> None:
     arena.pages.random_(0, 255)
     before = arena.pages.clone()
     resident = psutil.Process().memory_info().rss
-    pages = HostPages(arena, setting.pick(HOST_BYTES, 1 << 20))
+    pages = HostPages(arena.pages.unsqueeze(0), setting.pick(HOST_BYTES, 1 << 20))
     grown = psutil.Process().memory_info().rss - resident
     results.note(
-        f"{pages.num_slots} slots of {pages.page_bytes} bytes; resident memory grew by {grown / 2**30:.2f} GiB"
+        f"{pages.num_slots} slots of {pages.block_bytes} bytes; resident memory grew by {grown / 2**30:.2f} GiB"
     )
     count = min(num_blocks - 1, pages.num_slots)
     slots = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     pairs = list(zip(range(1, count + 1), slots, strict=True))
     pages.store(pairs)
     arena.pages.zero_()
-    reads = [HostRead(0, index, block, slot) for index, (block, slot) in enumerate(pairs)]
+    reads = [HostRead(0, index, (block,), (slot,)) for index, (block, slot) in enumerate(pairs)]
     pages.load(reads)
     same = torch.equal(arena.pages[1 : count + 1], before[1 : count + 1])
     is_locked = not arena.pages.is_cuda or pages._pages.is_pinned()
     detail = f"{'whole' if same else 'DIFFERENT'}, {'page-locked' if is_locked else 'NOT page-locked'}"
-    results.check(Check("host tier", f"{count} blocks of {pages.page_bytes} bytes", same and is_locked, detail))
+    results.check(Check("host tier", f"{count} blocks of {pages.block_bytes} bytes", same and is_locked, detail))
     for name, call in {"store": lambda: pages.store(pairs), "load": lambda: pages.load(reads)}.items():
         seconds = statistics.median(wall_s(call, setting.device, 5))
-        results.row(Row("host tier", "tandem", name, count * pages.page_bytes / seconds / 1e9, "GB/s"))
+        results.row(Row("host tier", "tandem", name, count * pages.block_bytes / seconds / 1e9, "GB/s"))

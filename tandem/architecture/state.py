@@ -55,11 +55,18 @@ class Plane:
 class Segment:
     """Consecutive bytes of a layer's part of a block: those of `num_heads` heads, which ranks divide. Of a single one
     each rank keeps the whole.
+
+    `is_cut`: its heads may lie in different pages.
     """
 
     name: str
     num_heads: int
     head_bytes: int
+    is_cut: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_heads * self.head_bytes
 
 
 class StateSpec(ABC):
@@ -113,6 +120,11 @@ class StateSpec(ABC):
         after the last one.
         """
         return all(plane.token_axis is not None for plane in self.planes)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no plane grows with tokens: a block is a whole state, and may have several pages."""
+        return all(plane.token_axis is None for plane in self.planes)
 
     @property
     def bytes_per_token(self) -> int:
@@ -328,17 +340,20 @@ class RecurrentSpec(StateSpec):
         return Plane("matrices", self.heads, "float32", token_axis=None, by_head=bool(self.parts))
 
     def segments(self, block_size: int) -> tuple[Segment, ...]:
-        """Each column has all parts, and each part its heads."""
+        """The matrices by head, if ranks divide them; then columns. Each has all parts, and each part its heads."""
+        matrices, columns = self._matrices, self.planes[-1]
         if not self.parts:
-            return StateSpec.segments(self, block_size)
-        columns = (
+            whole = Segment(columns.name, 1, columns.num_bytes)
+            return (Segment(matrices.name, 1, matrices.num_bytes, is_cut=True), whole) if self.heads else (whole,)
+        by_part = (
             Segment(f"column {column} part {part}", num_heads, size * DTYPE_BYTES[self.dtype])
             for column in range(self.columns)
             for part, (num_heads, size) in enumerate(self.parts)
         )
-        planes = (self._matrices,) if self.heads else ()
-        matrices = (Segment(each.name, each.num_heads, each.num_bytes // each.num_heads) for each in planes)
-        return *matrices, *columns
+        if not self.heads:
+            return tuple(by_part)
+        by_head = Segment(matrices.name, matrices.num_heads, matrices.num_bytes // matrices.num_heads, is_cut=True)
+        return by_head, *by_part
 
     def shard(self, num_ranks: int) -> "RecurrentSpec":
         """Equal parts of all heads; of fewer heads of a part than ranks, one each."""

@@ -1,6 +1,6 @@
 """The KV pages of all ranks of a worker, and their bytes as a reader with another number of ranks will have them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from tandem.compute.arena import Arena
 from tandem.kvcache.ranked_layout import RankedLayout
 
-_Part = tuple[int, int, int]  # rank, start and end of bytes of its page
+_Part = tuple[int, int, int, int]  # rank, page of its block, start and end of bytes there
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,34 @@ class RankedPages:
         """Those of one rank."""
         return RankedPages(RankedLayout(arena.layout, 1), arena.pages.unsqueeze(0))
 
-    def own(self, group: int, block_id: int, source_ranks: int) -> Iterator[list[torch.Tensor]]:
-        """For each of our ranks, what comes from a worker of so many: the page, or what is used of it."""
-        end = self.ranked.used_bytes(group) if source_ranks != self.ranked.num_ranks else self.pages.shape[2]
-        return ([self.pages[rank, block_id, :end]] for rank in range(self.ranked.num_ranks))
+    def own(self, group: int, block: Sequence[int], source_ranks: int) -> Iterator[list[torch.Tensor]]:
+        """For each of our ranks, what comes from a worker of so many into a block of these pages: the pages, or what is
+        used of them.
+        """
+        ends = [self.pages.shape[2]] * len(block)
+        if source_ranks != self.ranked.num_ranks:
+            ends = list(self.ranked.used_bytes(group))
+        return (
+            [pages[page, :end] for page, end in zip(block, ends, strict=True)]
+            for pages in self.pages[: self.ranked.num_ranks]
+        )
 
-    def as_read(self, group: int, block_id: int, reader_ranks: int) -> Iterator[list[torch.Tensor]]:
-        """For each rank of a reader, the parts of our pages that its page will consist of, in order."""
+    def as_read(self, group: int, block: Sequence[int], reader_ranks: int) -> Iterator[list[torch.Tensor]]:
+        """For each rank of a reader, the parts of our block of these pages that its block will consist of, in order."""
         if reader_ranks == self.ranked.num_ranks:
-            return self.own(group, block_id, reader_ranks)
+            return self.own(group, block, reader_ranks)
         parts = self._parts_of(group, reader_ranks)
-        return ([self.pages[rank, block_id, start:end] for rank, start, end in each] for each in parts)
+        return ([self.pages[rank, block[page], start:end] for rank, page, start, end in each] for each in parts)
 
     def _parts_of(self, group: int, reader_ranks: int) -> list[list[_Part]]:
         found = self._parts.get((group, reader_ranks))
         if found is None:
             reader = RankedLayout(self.ranked.whole, reader_ranks)
-            placed: list[list[tuple[int, _Part]]] = [[] for _ in range(reader_ranks)]
+            placed: list[list[tuple[int, int, _Part]]] = [[] for _ in range(reader_ranks)]
             for each in reader.slices_from(self.ranked, group, range(1)):
                 for copy in reader.copies_of(each, self.ranked, group):
-                    part = each.source, copy.start, copy.start + copy.num_bytes
-                    placed[each.destination].append((copy.to, part))
-            found = [[part for _, part in sorted(parts)] for parts in placed]
+                    part = each.source, copy.start.page, copy.start.start, copy.start.start + copy.num_bytes
+                    placed[each.destination].append((copy.to.page, copy.to.start, part))
+            found = [[part for _, _, part in sorted(parts)] for parts in placed]
             self._parts[group, reader_ranks] = found
         return found

@@ -18,6 +18,7 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
 from tandem.compute.shared_pages import map_pages
+from tandem.compute.step import HiddenStates
 from tandem.compute.weights.formats import read_formats
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
@@ -34,11 +35,14 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block."""
+    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block. `layers_read`: whose
+    inputs the leader's drafter reads, as in `HiddenStates`.
+    """
 
     num_blocks: int
     max_model_len: int
     max_num_requests: int
+    layers_read: tuple[int, ...] = ()
 
 
 class Ranks(Protocol):
@@ -119,11 +123,15 @@ def await_kv(step: SchedulerOutput, collectives: Collectives) -> None:
 
 
 class ShardRunner:
-    """Computes one rank's part of steps, and forgets their results: what it leaves is KV."""
+    """Computes one rank's part of steps, and forgets their results: what it leaves is KV.
 
-    def __init__(self, forward: ForwardPass, collectives: Collectives) -> None:
+    `layers_read`: as in `ShardSizes`. NOTE: where states are read, more tokens may be computed to the end.
+    """
+
+    def __init__(self, forward: ForwardPass, collectives: Collectives, layers_read: tuple[int, ...] = ()) -> None:
         self._forward = forward
         self._collectives = collectives
+        self._layers_read = layers_read
         self._prompt_lengths: dict[str, int] = {}
 
     @torch.inference_mode()
@@ -132,7 +140,7 @@ class ShardRunner:
         for request_id in step.released:
             self._prompt_lengths.pop(request_id, None)
         self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
-        inputs, hidden = self._forward.run(step)
+        inputs, hidden = self._forward.run(step, HiddenStates(self._layers_read) if self._layers_read else None)
         if any(item.samples for item in step.scheduled):
             self._forward.logits(hidden, inputs.sample_rows)
         for index, item in enumerate(step.scheduled):
@@ -188,7 +196,8 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
         parts = num_parts(layout, collectives.num_ranks)
         pages = map_pages(memory, parts, sizes.num_blocks, layout.page_bytes)
         arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts], keeps_pages=keeps_pages)
-        return ShardRunner(_forward(model, arena, backends, sizes, collectives), collectives)
+        forward = _forward(model, arena, backends, sizes, collectives)
+        return ShardRunner(forward, collectives, sizes.layers_read)
 
     return LoadedShard(model.spec.fingerprint, runner)
 

@@ -39,7 +39,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.resumable import resumable_events
-from tandem.kvcache.spec import KVLayout, build_layout, fuller_layout
+from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -137,12 +137,6 @@ def assemble(
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
     layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
-    if (fuller := fuller_layout(model.spec.kv_specs, layout)) is not None:
-        _log.warning(
-            "pages of %d tokens are %.0f %% full, since one has room for a layer's recurrent state; with --block-size "
-            "%d, on all workers, the same memory holds %.1f x as many tokens, and a hand-off moves as much less",
-            *(layout.block_size, 100 * layout.fill, fuller.block_size, fuller.fill / layout.fill),
-        )
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)
@@ -151,7 +145,7 @@ def assemble(
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
         here = 1 if ranks is None else ranks.num_ranks_here
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
-    network = load_network(config, drafter, served, num_ranks)
+    network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
@@ -185,8 +179,10 @@ def assemble(
     if speculation is None and drafter is not None:
         speculation = _speculation(config, drafter, network, model.spec, sizes, device, draws)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
+    layers_read = () if speculation is None else speculation.layers_read
+    shard_sizes = ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running, layers_read)
     engine = Engine(
-        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, shard_sizes),
         scheduler,
         kv,
         _identity(model, drafter),
@@ -225,10 +221,8 @@ def _speculation(
     return Speculation(drafter, config.num_speculative_tokens)
 
 
-def _led(
-    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
-) -> Executor:
-    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:
+    ranks.prepare(fingerprint, sizes)
     return ranks.lead(own)
 
 

@@ -1,6 +1,7 @@
 """Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
 
-Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
+Pure arithmetic: bytes are named by their page of a block and their offset there. A whole page of one rank is the
+special case of one rank.
 State without heads, such as latents, is that case too: the ranks of a worker share one copy of it.
 """
 
@@ -12,6 +13,7 @@ from itertools import pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
 from tandem.architecture.state import Segment
+from tandem.kvcache.placement import BlockPlacement, PageOffset, segment_places
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
 
 
@@ -22,10 +24,10 @@ def num_parts(layout: KVLayout, num_ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """`num_bytes` from a byte of a source's page to a byte of a reader's; both pages belong to one rank each."""
+    """`num_bytes` from a source's page to a reader's, each a page of one rank's block."""
 
-    to: int
-    start: int
+    to: PageOffset
+    start: PageOffset
     num_bytes: int
 
 
@@ -54,10 +56,10 @@ class RankedLayout:
         """The largest size of which every head of every segment has a whole number, at whatever width."""
         return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
 
-    def used_bytes(self, group: int) -> int:
-        """Of the page of one rank's block in a KV group; the rest of a page means nothing."""
-        found = self.layout.groups[group]
-        return found.spec.block_bytes(self.layout.block_size) * len(found.layers)
+    def used_bytes(self, group: int) -> tuple[int, ...]:
+        """Of each page of one rank's block in a KV group; the rest of a page means nothing."""
+        placement = self.layout.placement(group)
+        return tuple(map(placement.used_bytes, range(placement.num_pages)))
 
     def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
         """What a rank holds in these blocks of a group."""
@@ -77,12 +79,17 @@ class RankedLayout:
         return plan_slices(lacking, [source.rectangles(group, rank, blocks) for rank in range(source.num_ranks)])
 
     def copies_of(self, found: Slice, source: "RankedLayout", group: int) -> Iterator[PageCopy]:
-        """The bytes of a slice, the same in each of its blocks: one copy for each layer, whose heads lie together."""
-        part = found.part
-        for layer in part.layers:
-            head_bytes, to = self._place(group, found.destination, part.plane, layer, part.heads.start)
-            _, start = source._place(group, found.source, part.plane, layer, part.heads.start)
-            yield PageCopy(to, start, len(part.heads) * head_bytes)
+        """The bytes of a slice, the same in each of its blocks: of each layer as many heads at a time as lie together
+        on both sides.
+        """
+        ours, theirs = self._heads(group, found.destination, found.part), source._heads(group, found.source, found.part)
+        for layer in found.part.layers:
+            head = found.part.heads.start
+            while head < found.part.heads.stop:
+                (to, num_ours), (start, num_theirs) = ours.from_head(layer, head), theirs.from_head(layer, head)
+                num = min(num_ours, num_theirs, found.part.heads.stop - head)
+                yield PageCopy(to, start, num * ours.segment.head_bytes)
+                head += num
 
     @cached_property
     def _by_layer(self) -> list[KVGroup]:
@@ -92,16 +99,38 @@ class RankedLayout:
     def _segments(self, group: KVGroup) -> tuple[Segment, ...]:
         return group.spec.segments(self.whole.block_size)
 
-    def _place(self, group: int, rank: int, name: str, layer: int, head: int) -> tuple[int, int]:
-        """Bytes of a head of that segment, and the offset of this one in the rank's page."""
+    def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
+        """Where that rank has the heads of the segment that the rectangle is of."""
         found = self.layout.groups[group]
-        start = found.layers.index(layer) * found.spec.block_bytes(self.layout.block_size)
-        for own, whole in zip(self._segments(found), self._segments(self.whole.groups[group]), strict=True):
-            if own.name == name:
-                first = head_range(whole.num_heads, rank, self.num_ranks).start
-                return own.head_bytes, start + (head - first) * own.head_bytes
-            start += own.num_heads * own.head_bytes
-        raise KeyError(name)
+        segments = self._segments(found)
+        index = next(index for index, segment in enumerate(segments) if segment.name == part.plane)
+        first = head_range(self._segments(self.whole.groups[group])[index].num_heads, rank, self.num_ranks).start
+        kind, offset = segment_places(segments)[index]
+        return _Heads(self.layout.placement(group), found.layers, segments[index], kind, offset, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """The heads of one segment in a rank's block: its pieces are of that kind, and its bytes begin at `offset` there.
+
+    `first`: the whole model's head that the rank has as its first.
+    """
+
+    placement: BlockPlacement
+    layers: tuple[int, ...]
+    segment: Segment
+    kind: int
+    offset: int
+    first: int
+
+    def from_head(self, layer: int, head: int) -> tuple[PageOffset, int]:
+        """Where a head of the whole model lies, and how many lie together from it on, those of further layers too."""
+        index, own = self.layers.index(layer), head - self.first
+        if self.segment.is_cut:
+            return self.placement.place(self.kind, index, own), self.placement.num_together(self.kind, index, own)
+        piece = self.placement.place(self.kind, index, 0)
+        place = PageOffset(piece.page, piece.start + self.offset + own * self.segment.head_bytes)
+        return place, self.segment.num_heads - own
 
 
 def _spans(layers: tuple[int, ...]) -> list[range]:

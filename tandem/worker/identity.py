@@ -11,7 +11,7 @@ import torch
 
 from tandem.core.hashing import HASH_VERSION, LAYOUT_VERSION
 from tandem.engine.resolve import Assembly
-from tandem.kvcache.spec import KVLayout
+from tandem.kvcache.spec import KVGroup, KVLayout
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.messages import ModelInfo
 from tandem.transport.base import MemoryPool
@@ -111,5 +111,9 @@ def _hardware(assembly: Assembly) -> str:
 
 def _words(layout: KVLayout) -> str:
     """The layout as one line, which names a difference when two layouts are compared."""
-    groups = [f"{len(group.layers)} layers of {group.spec}" for group in layout.groups]
+    groups = [f"{len(group.layers)} layers of {group.spec}{_pages(group)}" for group in layout.groups]
     return f"{layout.page_bytes} bytes: {'; '.join(groups)}"
+
+
+def _pages(group: KVGroup) -> str:
+    return f" in {group.pages_per_block} pages" if group.spec.is_constant else ""

@@ -306,9 +306,9 @@ def _open_transports(
 
 def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:
     """Creates the host tier, before the engine starts. None if it would not hold a single block."""
-    if settings.host_kv_bytes < assembly.arena.layout.page_bytes:
+    pages = HostPages(assembly.pages.pages, settings.host_kv_bytes)
+    if not pages.num_slots:
         return None
-    pages = HostPages(assembly.arena, settings.host_kv_bytes)
     copier = HostCopier(pages, clock, engine.post)
     assembly.engine.kv.kept.blocks.attach_host(pages.num_slots, copier.start_move)
     return copier

@@ -12,7 +12,7 @@ from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.rendezvous import Proof
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
-from tandem.worker.moves import refuse_moves_of_ranks
+from tandem.worker.moves import refuse_moves_of_hosts
 from tandem.worker.settings import WorkerSettings
 
 _KEY_PURPOSE = "ranks"
@@ -33,10 +33,10 @@ def open_ranks(
         on_leaving: called, on a thread of its own, when one of them is to be stopped.
 
     Raises:
-        ConfigurationError: a setting cannot be honoured with several ranks, or hosts have not joined in time.
+        ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
         RanksLostError: a host that has joined is lost.
     """
-    refuse_moves_of_ranks(settings)
+    refuse_moves_of_hosts(settings)
     config = settings.engine_config()
     if settings.tp == 1:
         return config, None

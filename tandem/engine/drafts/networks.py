@@ -12,7 +12,6 @@ from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.formats import FormatReader
 from tandem.core.config import EngineConfig
-from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import DRAFT, EAGLE, MTP, drafter_of
 from tandem.engine.drafts.draft_model import load_draft_model
 from tandem.engine.drafts.drafter import Drafter
@@ -72,22 +71,22 @@ class DraftingNetwork(Protocol):
         ...
 
 
-def load_network(config: EngineConfig, name: str | None, served: TargetModel, num_ranks: int) -> DraftingNetwork | None:
-    """The network of the drafter `name`; None = it needs none, or there is no drafter.
+def load_network(config: EngineConfig, name: str | None, served: TargetModel) -> DraftingNetwork | None:
+    """The network of the drafter `name`; None = it needs none, or there is no drafter. Where a group of ranks serves
+    the model, its leader has all of the network, and no other rank any.
 
     Raises:
-        ConfigurationError: it is unreadable, or made for another model, or would have to be split among ranks.
+        ConfigurationError: it is unreadable, or made for another model.
     """
     load = None if name is None else _LOADERS.get(name)
-    return None if load is None else load(config, served, num_ranks)
+    return None if load is None else load(config, served)
 
 
-def _load_draft_model(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingNetwork:
-    """NOTE: with several ranks the leader has all of it."""
+def _load_draft_model(config: EngineConfig, served: TargetModel) -> DraftingNetwork:
     return load_draft_model(config, served.tokenizer, served.load)
 
 
-def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
+def _load_eagle(config: EngineConfig, served: TargetModel) -> DraftingHead:
     _, directory = drafter_of(config.speculate) or ("", None)
     assert directory, "choose_drafter refuses other settings"
 
@@ -95,12 +94,10 @@ def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> Dr
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
         return _with(served, partial(load_eagle3, path))
 
-    _refuse_ranks(config, num_ranks)
     return load_head(config, load)
 
 
-def _load_mtp(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
-    _refuse_ranks(config, num_ranks)
+def _load_mtp(config: EngineConfig, served: TargetModel) -> DraftingHead:
     return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
@@ -114,16 +111,7 @@ def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
     )
 
 
-def _refuse_ranks(config: EngineConfig, num_ranks: int) -> None:
-    """NOTE: a head shares the model's embedding and output head, of which each rank has a part."""
-    if num_ranks > 1:
-        raise ConfigurationError(
-            f"speculate={config.speculate!r} is not served with tp={num_ranks} yet; use ngram, suffix or draft=DIR, "
-            "or tp=1"
-        )
-
-
-_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, int], DraftingNetwork]] = {
+_LOADERS: dict[str, Callable[[EngineConfig, TargetModel], DraftingNetwork]] = {
     DRAFT: _load_draft_model,
     EAGLE: _load_eagle,
     MTP: _load_mtp,

@@ -109,9 +109,7 @@ def test_families_of_other_forms(build: checkpoints.Builder, tmp_path: Path) -> 
 
 def test_layers_whose_queries_choose_blocks_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     source = save_tiny_moba(tmp_path / "moba")
-    with pytest.raises(
-        ConfigurationError, match=r"choose blocks of tokens, whose weights are not quantised"
-    ):
+    with pytest.raises(ConfigurationError, match=r"choose blocks of tokens, whose weights are not quantised"):
         quantize_tiny(source, tmp_path / "out", Recipe("int8", "rtn"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["moba"]
 

@@ -34,6 +34,7 @@ from tandem.worker.ranks import recover_from
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
 from tests.helpers.gguf_files import write_gguf
+from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, save_published
@@ -137,10 +138,29 @@ def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
         assert engine.counters.num_drafted > 0
 
 
-def test_heads_are_refused_by_name(checkpoint: Path) -> None:
-    config = ranked_config(checkpoint, speculate="mtp")
-    with pytest.raises(ConfigurationError, match=r"speculate='mtp' is not served with tp=2 yet"), led_engine(config, 2):
-        pass
+@pytest.mark.usefixtures("_all_guesses_are_checked")
+@pytest.mark.parametrize(
+    ("family", "num_ranks"),
+    [
+        ("deepseek_v3_mtp", 2),
+        pytest.param("llama_eagle", 2, marks=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("qwen3_next_mtp", 2), ("qwen3_next_mtp", 4))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("deepseek_v3_mtp", 4), ("llama_eagle", 4))),
+    ],
+)
+def test_a_head_belongs_to_the_leader(tmp_path: Path, family: str, num_ranks: int) -> None:
+    """The guesses of one rank: its hidden states and its output head are whole. The other ranks compute as many tokens
+    to the end as a leader whose head reads all of them.
+    """
+    path = write_byte_tokenizer(HEAD_BUILDERS[family](tmp_path, dtype="bfloat16", vocab_size=NUM_TOKENS))
+    speculate = f"eagle={path / 'eagle'}" if family == "llama_eagle" else "mtp"
+    config = ranked_config(path, speculate=speculate, kv_cache_bytes=64 << 20)  # so that nothing is preempted
+    alone = build_engine(config)
+    expected = answers(alone)
+    with led_engine(config, num_ranks, deadline_s=20.0) as (engine, _):
+        assert answers(engine) == expected
+        assert engine.counters.drafted_at == alone.counters.drafted_at != []
+        assert engine.counters.accepted_at == alone.counters.accepted_at
 
 
 def drained(engine: Engine, prompt: list[int], params: SamplingParams) -> RequestOutput:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tandem.core.errors import ConfigurationError
 from tandem.worker.host_settings import RankHostSettings
-from tandem.worker.moves import refuse_moves_of_ranks
+from tandem.worker.moves import refuse_moves_of_hosts
 from tandem.worker.settings import DecodeSettings, PrefillSettings
 
 TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
@@ -27,10 +27,12 @@ def test_ranks_that_cannot_be_divided_are_refused(values: dict[str, Any], words:
         DecodeSettings(model="m", **values)
 
 
-def test_a_prefill_worker_of_several_hosts_is_refused() -> None:
-    refuse_moves_of_ranks(DecodeSettings(model="m", **TWO))
+def test_moves_of_what_is_on_other_hosts_are_refused() -> None:
+    refuse_moves_of_hosts(DecodeSettings(model="m", **TWO))
     with pytest.raises(ConfigurationError, match=r"hosts=2: KV on other hosts cannot be handed over yet"):
-        refuse_moves_of_ranks(PrefillSettings(model="m", **TWO))
+        refuse_moves_of_hosts(PrefillSettings(model="m", **TWO))
+    with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with hosts=2: .* leave host_kv_gib at 0"):
+        refuse_moves_of_hosts(DecodeSettings(model="m", host_kv_gib=1, **TWO))
 
 
 def test_plain_text_beyond_this_machine_is_refused() -> None:

@@ -242,7 +242,8 @@ struct RecurArguments {
   const int32_t* query_start;
   const int64_t *first_write, *write_pages, *write_ends;
   float* out;
-  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, threads;
+  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns;
+  int64_t num_pages, heads_per_page, first_head, threads;
 };
 
 // Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
