@@ -51,9 +51,14 @@ class Ranks(Protocol):
     @property
     def collectives(self) -> Collectives: ...
 
+    @property
+    def num_ranks_here(self) -> int:
+        """Ranks of this host, whose memory they share; it has parts for all."""
+        ...
+
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Memory for the KV of all ranks, which all of them map: [num_parts, num_blocks, page_bytes] uint8. Call once,
-        before `prepare`.
+        """Memory for the KV of all ranks, which those of this host map: [num_parts, num_blocks, page_bytes] uint8. What
+        ranks of other hosts have is there alone. Call once, before `prepare`.
         """
         ...
 

@@ -143,7 +143,8 @@ def assemble(
     num_ranks = 1 if ranks is None else ranks.collectives.num_ranks
     parts = num_parts(layout, num_ranks)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
-        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * num_ranks // parts)
+        here = 1 if ranks is None else ranks.num_ranks_here
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
     network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(

@@ -18,16 +18,20 @@ from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
 
-def compatibility_of(assembly: Assembly) -> dict[str, str]:
+def compatibility_of(assembly: Assembly, alone: str | None = None) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
+
+    `alone`: the incarnation of a worker some of whose KV is on other hosts, so that no other shares its blocks.
 
     The number of ranks is none of them: their parts are those of the same whole. Where ranks group layers in another
     way than one does, blocks have other layers, and only workers of the same number share them.
     """
     ranked = assembly.pages.ranked
     ranks = {} if ranked.is_shared else {"ranks": str(ranked.num_ranks)}
+    hosts = {} if alone is None else {"hosts": alone}
     return {
         **ranks,
+        **hosts,
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(ranked.whole),
         "layout_version": str(LAYOUT_VERSION),
@@ -75,7 +79,9 @@ def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
     )
 
 
-def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
+def blank_state(
+    settings: WorkerSettings, worker_id: str, assembly: Assembly, compatibility: Mapping[str, str]
+) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout = assembly.engine, assembly.arena.layout
     num_blocks, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
@@ -83,7 +89,7 @@ def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) ->
         worker_id=worker_id,
         role=settings.role,
         kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
-        fingerprint=pool_of(compatibility_of(assembly)),
+        fingerprint=pool_of(compatibility),
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,
         request_bytes=num_parts * layout.bytes_per_request,

@@ -22,6 +22,14 @@ ONE_FILE = {
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
     "layers over pods": (at("decode.ranks.pipeline", 2), r"not split .* yet; set it to 1, and decode\.ranks"),
+    "more hosts than ranks": (
+        at("decode.ranks", {"tensor": 2, "hosts": 4}),
+        r"hosts=4 with .*tensor=2: .* to 2 or fewer",
+    ),
+    "hosts beside prefill": (
+        at("decode.ranks", {"tensor": 2, "hosts": 2}),
+        r"decode\.ranks\.hosts=2: .*handed over yet.*set prefill\.enabled=false",
+    ),
     "ranks twice": (
         at("decode", {"ranks": {"tensor": 2}, "settings": {"tp": 2}}),
         r"decode\.ranks\.tensor and decode\.settings\.tp are one setting: remove the latter",

@@ -111,10 +111,16 @@
 {{- end -}}
 {{- end }}
 
-{{/* Takes root, name, pool. */}}
-{{/* Ranks are processes of one pod. Takes name, pool. */}}
+{{/* Ranks are processes of one pod, or of several that are one worker. Takes root, name, pool. */}}
 {{- define "tandem.validateRanks" -}}
 {{- $tensor := int .pool.ranks.tensor -}}
+{{- $hosts := int .pool.ranks.hosts -}}
+{{- if gt $hosts $tensor -}}
+{{- fail (printf "%s.ranks.hosts=%d with %s.ranks.tensor=%d: each pod needs a rank; set hosts to %d or fewer" .name $hosts .name $tensor $tensor) -}}
+{{- end -}}
+{{- if and (gt $hosts 1) (or (eq .name "prefill") .root.Values.prefill.enabled) -}}
+{{- fail (printf "%s.ranks.hosts=%d: KV in other pods cannot be handed over yet, so no prefill worker can serve beside it: set prefill.enabled=false, and have decode workers compute prompts" .name $hosts) -}}
+{{- end -}}
 {{- if gt (int .pool.ranks.pipeline) 1 -}}
 {{- fail (printf "%s.ranks.pipeline=%d: layers are not split over processes or pods yet; set it to 1, and %s.ranks.tensor to 2, 4 or 8" .name (int .pool.ranks.pipeline) .name) -}}
 {{- end -}}
@@ -126,8 +132,9 @@
 {{- fail (printf "%s.ranks.tensor=%d with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set one of them to 1 or none" .name $tensor .name .pool.accelerator.vendor) -}}
 {{- end -}}
 {{- $cpu := toString (dig "requests" "cpu" "0" .pool.resources) -}}
-{{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $tensor))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $tensor))) -}}
-{{- fail (printf "%s.ranks.tensor=%d with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" .name $tensor .name $cpu $tensor) -}}
+{{- $here := div $tensor $hosts -}}
+{{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $here))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $here))) -}}
+{{- fail (printf "%s.ranks.tensor=%d with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" .name $tensor .name $cpu $here) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

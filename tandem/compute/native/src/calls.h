@@ -305,6 +305,16 @@ struct CollectOverRanksArguments {
   int64_t m, k, n, threads;
 };
 
+struct AwaitRankArguments {
+  RankGroup* group;
+  int64_t* size;  // -1: the group has ended
+};
+
+struct PublishRankArguments {
+  RankGroup* group;
+  int64_t size;
+};
+
 }  // namespace tandem
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
@@ -332,3 +342,5 @@ TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);
 TANDEM_EXPORT void tandem_gather_over_ranks(const tandem::GatherOverRanksArguments*);
 TANDEM_EXPORT void tandem_collect_over_ranks(const tandem::CollectOverRanksArguments*);
+TANDEM_EXPORT void tandem_await_rank(const tandem::AwaitRankArguments*);
+TANDEM_EXPORT void tandem_publish_rank(const tandem::PublishRankArguments*);
