@@ -1,4 +1,4 @@
-"""How another host joins the leader of a group: both prove the cluster's secret, then compare their releases.
+"""Joins another host to the leader of a group: both prove the cluster's secret, then compare their releases.
 
     leader → host  HELLO   magic, version, nonce
     host → leader  JOIN    magic, version, nonce, host id, direction, length of the release, MAC; the release
