@@ -4,19 +4,12 @@ A layer behind the last one predicts further tokens.
 """
 
 from tandem.architecture.families import base
-from tandem.architecture.families.grouped_experts import (
-    UNUSED_KEYS,
-    RoutingDefaults,
-    build_model_with_further,
-    further_layers,
-    read_blocks,
-    sigmoid_router,
-)
+from tandem.architecture.families.grouped_experts import UNUSED_KEYS, RoutingDefaults, build_model
 from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
-_DEFAULTS = base.Defaults(
+DEFAULTS = base.Defaults(
     max_positions=4096,
     head_dim=64,
     eos_token_id=1,
@@ -27,17 +20,15 @@ _DEFAULTS = base.Defaults(
     heads=128,
     vocab=129_280,
 )
-_ROUTING = RoutingDefaults(num_experts=256, top_k=8, width=2048, num_groups=8, top_groups=4, num_dense=3, scale=2.5)
+ROUTING = RoutingDefaults(num_experts=256, top_k=8, width=2048, num_groups=8, top_groups=4, num_dense=3, scale=2.5)
 
 
 def _read_model(fields: Fields) -> ModelSpec:
-    sizes = base.read_sizes(fields, _DEFAULTS)
+    sizes = base.read_sizes(fields, DEFAULTS)
     attention = read_latent_attention(
         fields, sizes, LatentDefaults(), is_interleaved=fields.flag("rope_interleave", True)
     )
-    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
-    blocks = read_blocks(fields, sizes, router, _ROUTING, num_further=num_further)
-    model = build_model_with_further("deepseek_v3", fields, sizes, attention, blocks)
+    model = build_model("deepseek_v3", fields, sizes, attention, ROUTING)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 

@@ -1,10 +1,9 @@
 """Gemma3ForConditionalGeneration: the text model inside a multimodal checkpoint. Images are not served."""
 
-from tandem.architecture.families import base
-from tandem.architecture.families.gemma3 import read_text_model
-from tandem.architecture.families.multimodal import parameter_name, text_fields, with_outer_keys
-from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec
+from functools import partial
+
+from tandem.architecture.families import base, gemma3
+from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
 IMAGE_KEYS = (
     "vision_config",
@@ -18,10 +17,6 @@ IMAGE_KEYS = (
 )
 
 
-def _read_model(fields: Fields) -> ModelSpec:
-    model = with_outer_keys(fields, read_text_model(text_fields(fields)), tied=True)
-    base.check_unread(fields, IMAGE_KEYS)
-    return model
-
-
-FAMILY = base.Family(_read_model, parameter_name)
+FAMILY = base.Family(
+    partial(read_text_model, read=gemma3.read_text_model, other_parts=IMAGE_KEYS, tied=True), parameter_name
+)

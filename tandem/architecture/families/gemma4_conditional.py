@@ -1,10 +1,9 @@
 """Gemma4ForConditionalGeneration: the text model of the multimodal Gemma 4."""
 
-from tandem.architecture.families import base
-from tandem.architecture.families.gemma4 import read_text_model
-from tandem.architecture.families.multimodal import parameter_name, text_fields, with_outer_keys
-from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec
+from functools import partial
+
+from tandem.architecture.families import base, gemma4
+from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
 OTHER_PARTS_KEYS = (
     "vision_config",
@@ -21,10 +20,6 @@ OTHER_PARTS_KEYS = (
 )
 
 
-def _read_model(fields: Fields) -> ModelSpec:
-    model = with_outer_keys(fields, read_text_model(text_fields(fields)), tied=True)
-    base.check_unread(fields, OTHER_PARTS_KEYS)
-    return model
-
-
-FAMILY = base.Family(_read_model, parameter_name)
+FAMILY = base.Family(
+    partial(read_text_model, read=gemma4.read_text_model, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
+)

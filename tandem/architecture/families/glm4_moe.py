@@ -7,13 +7,7 @@ from functools import partial
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.grouped_experts import (
-    RoutingDefaults,
-    build_model_with_further,
-    further_layers,
-    read_blocks,
-    sigmoid_router,
-)
+from tandem.architecture.families.grouped_experts import RoutingDefaults, build_model
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -34,10 +28,8 @@ _ROUTING = RoutingDefaults(num_experts=128, top_k=8, width=1408, num_dense=1)
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     rope, bias, norms = sizes.rope(fields), fields.flag("attention_bias", False), fields.flag("use_qk_norm", False)
-    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
-    blocks = read_blocks(fields, sizes, router, _ROUTING, num_further=num_further)
     attention = partial(base.attention, sizes, rope=rope, qkv_bias=bias, head_norms=norms)
-    model = build_model_with_further("glm4_moe", fields, sizes, attention, blocks)
+    model = build_model("glm4_moe", fields, sizes, attention, _ROUTING)
     base.check_unread(fields, TRAINING_KEYS)
     return model
 

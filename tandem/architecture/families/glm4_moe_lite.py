@@ -1,15 +1,7 @@
 """Glm4MoeLiteForCausalLM: GLM-4.7-Flash. Latent attention; experts chosen by sigmoid with a correction."""
 
 from tandem.architecture.families import base
-from tandem.architecture.families.grouped_experts import (
-    UNUSED_KEYS,
-    RoutingDefaults,
-    build_model_with_further,
-    further_layers,
-    read_blocks,
-    read_dense,
-    sigmoid_router,
-)
+from tandem.architecture.families.grouped_experts import UNUSED_KEYS, RoutingDefaults, build_model, read_dense
 from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
@@ -34,9 +26,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=fields.flag("rope_interleave", True))
     dense = read_dense(fields, sizes.num_layers, _ROUTING.num_dense)
-    router, num_further = sigmoid_router(fields, sizes, _ROUTING), len(further_layers(fields, sizes))
-    blocks = read_blocks(fields, sizes, router, _ROUTING, dense=dense, num_further=num_further)
-    model = build_model_with_further("glm4_moe_lite", fields, sizes, attention, blocks)
+    model = build_model("glm4_moe_lite", fields, sizes, attention, _ROUTING, dense=dense)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 

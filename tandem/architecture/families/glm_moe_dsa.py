@@ -5,15 +5,8 @@ Layers behind the last one predict further tokens; they are not served.
 """
 
 from tandem.architecture.families import base
-from tandem.architecture.families.grouped_experts import (
-    UNUSED_KEYS,
-    RoutingDefaults,
-    further_layers,
-    read_blocks,
-    read_dense,
-    sigmoid_router,
-)
-from tandem.architecture.families.indexers import read_indexer_types, read_indexers
+from tandem.architecture.families.grouped_experts import UNUSED_KEYS, RoutingDefaults
+from tandem.architecture.families.indexers import build_sparse_model, read_indexer_types, read_indexers
 from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
@@ -41,12 +34,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     attention = read_latent_attention(fields, sizes, _LATENTS, is_interleaved=True)
     types = read_indexer_types(fields, sizes.num_layers)
     sparse = read_indexers(fields, sizes, num_heads=32, is_interleaved=True, types=types)
-    dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", _ROUTING.num_dense, low=0))
-    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING, dense=dense)
-    layers = [
-        base.pre_norm_layer(sizes, index, sparse(index, attention(index)), block) for index, block in enumerate(blocks)
-    ]
-    model = base.build_model("glm_moe_dsa", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    model = build_sparse_model("glm_moe_dsa", fields, sizes, attention, sparse, _ROUTING)
     base.check_unread(fields, UNUSED_KEYS)
     return model
 

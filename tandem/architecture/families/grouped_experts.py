@@ -125,19 +125,38 @@ def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
     return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
 
 
-def build_model_with_further(
+def build_model(
     family: str,
     fields: Fields,
     sizes: base.Sizes,
     attention: Callable[[int], MixerSpec],
-    blocks: Sequence[MixtureOfExpertsSpec | None],
+    routing: RoutingDefaults,
+    *,
+    dense: Sequence[bool] | None = None,
+    is_further_served: bool = True,
 ) -> ModelSpec:
-    """The model of the first `num_layers` of `blocks`; the others belong to layers that predict further tokens."""
+    """The model whose layers attend as `attention` has it by index, with experts by `sigmoid_router`.
+
+    Args:
+        dense: as in `read_blocks`.
+        is_further_served: layers behind the last one may be used to predict further tokens; else they are left out.
+    """
+    router, unserved = sigmoid_router(fields, sizes, routing), further_layers(fields, sizes)
+    num_further = len(unserved) if is_further_served else 0
+    blocks = read_blocks(fields, sizes, router, routing, dense=dense, num_further=num_further)
     layers = tuple(base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks))
     served, further = layers[: sizes.num_layers], layers[sizes.num_layers :]
-    unserved, prefix = further_layers(fields, sizes), base.layer_prefix(sizes.num_layers)
+    prefix = base.layer_prefix(sizes.num_layers)
     names = NextNames(f"{prefix}.enorm", f"{prefix}.hnorm", f"{prefix}.eh_proj", f"{prefix}.shared_head.norm")
-    return base.build_model(family, fields, sizes, served, unserved=unserved, next_layers=further, next_names=names)
+    return base.build_model(
+        family,
+        fields,
+        sizes,
+        served,
+        unserved=unserved,
+        next_layers=further,
+        next_names=names if is_further_served else None,
+    )
 
 
 def _block(

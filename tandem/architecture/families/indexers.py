@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from tandem.architecture.families import base
+from tandem.architecture.families.grouped_experts import RoutingDefaults, build_model, read_dense
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import LatentAttentionSpec
+from tandem.architecture.model import ModelSpec
 from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttentionSpec
 from tandem.architecture.tensors import LayerNormSpec, LinearSpec, ShardAxis
 
@@ -75,3 +77,24 @@ def _types_of_pattern(fields: Fields, num_layers: int) -> Sequence[str]:
     if len(pattern) != num_layers or not {*pattern} <= {"F", "S"}:
         raise fields.wrong("index_topk_pattern", f"num_hidden_layers={num_layers} letters, F or S")
     return [FULL if letter == "F" else SHARED for letter in pattern]
+
+
+def build_sparse_model(
+    family: str,
+    fields: Fields,
+    sizes: base.Sizes,
+    attention: Callable[[int], LatentAttentionSpec],
+    sparse: Callable[[int, LatentAttentionSpec], SparseLatentAttentionSpec],
+    routing: RoutingDefaults,
+) -> ModelSpec:
+    """The model of layers whose `attention` is made `sparse`; its layers without experts may be listed."""
+    dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", routing.num_dense, low=0))
+    return build_model(
+        family,
+        fields,
+        sizes,
+        lambda index: sparse(index, attention(index)),
+        routing,
+        dense=dense,
+        is_further_served=False,
+    )

@@ -2,11 +2,10 @@
 served.
 """
 
-from tandem.architecture.families import base
-from tandem.architecture.families.minimax_m3 import read_text_model
-from tandem.architecture.families.multimodal import parameter_name, text_fields, with_outer_keys
-from tandem.architecture.fields import Fields
-from tandem.architecture.model import ModelSpec
+from functools import partial
+
+from tandem.architecture.families import base, minimax_m3
+from tandem.architecture.families.multimodal import parameter_name, read_text_model
 
 IMAGE_KEYS = (
     "vision_config",
@@ -28,13 +27,6 @@ _NAMES = {
 }
 
 
-def _read_model(fields: Fields) -> ModelSpec:
-    inner = read_text_model(text_fields(fields), is_fused=False)
-    model = with_outer_keys(fields, inner, tied=inner.tie_word_embeddings)
-    base.check_unread(fields, IMAGE_KEYS)
-    return model
-
-
 def _parameter_name(name: str) -> str | None:
     """Maps tensor names, as `Family.parameter_name`."""
     if name.startswith(_NOT_SERVED):
@@ -45,4 +37,7 @@ def _parameter_name(name: str) -> str | None:
     return ours
 
 
-FAMILY = base.Family(_read_model, _parameter_name)
+FAMILY = base.Family(
+    partial(read_text_model, read=partial(minimax_m3.read_text_model, is_fused=False), other_parts=IMAGE_KEYS),
+    _parameter_name,
+)

@@ -1,7 +1,9 @@
 """Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3."""
 
+from functools import partial
+
 from tandem.architecture.families import base, ministral3, mistral, mistral4
-from tandem.architecture.families.multimodal import parameter_name, text_fields, with_outer_keys
+from tandem.architecture.families.multimodal import parameter_name, read_text_model
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -17,15 +19,11 @@ IMAGE_KEYS = (
 )
 
 
-def _read_model(fields: Fields) -> ModelSpec:
-    text = text_fields(fields)
+def _read_inner(text: Fields) -> ModelSpec:
     model_type = text.text("model_type", "mistral") or "mistral"
     if model_type not in _TEXT_FAMILIES:
         raise text.unsupported("model_type", ", ".join(sorted(_TEXT_FAMILIES)))
-    inner = _TEXT_FAMILIES[model_type].read_model(text)
-    model = with_outer_keys(fields, inner, tied=inner.tie_word_embeddings)
-    base.check_unread(fields, IMAGE_KEYS)
-    return model
+    return _TEXT_FAMILIES[model_type].read_model(text)
 
 
-FAMILY = base.Family(_read_model, parameter_name)
+FAMILY = base.Family(partial(read_text_model, read=_read_inner, other_parts=IMAGE_KEYS), parameter_name)

@@ -3,8 +3,10 @@
 Tensors carry a prefix that changed over time; those of the other parts are left where they are.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD, ModelSpec
 
@@ -25,15 +27,26 @@ def text_fields(fields: Fields) -> Fields:
     return text
 
 
-def with_outer_keys(fields: Fields, model: ModelSpec, *, tied: bool) -> ModelSpec:
-    """The text model with what the outer object says of it. `tied`: where that does not tie embedding and head."""
+def read_text_model(
+    fields: Fields, read: Callable[[Fields], ModelSpec], other_parts: Collection[str], *, tied: bool | None = None
+) -> ModelSpec:
+    """The text model, with what the outer object says of it.
+
+    Args:
+        read: reads the text model's own configuration.
+        other_parts: keys of the outer object for the parts that are not served.
+        tied: whether embedding and head are, where the outer object does not say it; None = as the text model says.
+    """
+    model = read(text_fields(fields))
     bos = fields.token_ids("bos_token_id")
-    return replace(
+    model = replace(
         model,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", model.tie_word_embeddings if tied is None else tied),
         eos_token_ids=fields.token_ids("eos_token_id") or model.eos_token_ids,
         bos_token_id=bos[0] if bos else model.bos_token_id,
     )
+    base.check_unread(fields, other_parts)
+    return model
 
 
 def parameter_name(name: str) -> str | None:

@@ -1,6 +1,7 @@
 """Qwen2ForCausalLM: Qwen 2 and 2.5. As Llama with biases on q, k, v, and an optional window on the upper layers."""
 
 from tandem.architecture.families import base
+from tandem.architecture.families.windows import read_optional_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -14,14 +15,7 @@ def read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """
     window = fields.optional_count("sliding_window", _DEFAULT_WINDOW)
     lowest = fields.count("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)
-    types = base.read_layer_types(fields, num_layers)
-    if not fields.flag("use_sliding_window", False):
-        window = None
-    if types is None:
-        types = tuple(base.SLIDING if window and i >= lowest else base.FULL for i in range(num_layers))
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
-    return tuple(window if kind == base.SLIDING else None for kind in types)
+    return read_optional_windows(fields, num_layers, window, lambda index: index >= lowest)
 
 
 def _read_model(fields: Fields) -> ModelSpec:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.qwen3_moe import read_blocks
+from tandem.architecture.families.windows import read_optional_windows
 from tandem.architecture.feed_forward import FeedForwardSpec, MixtureOfExpertsSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
@@ -22,14 +23,7 @@ def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """
     window = fields.optional_count("sliding_window", _DEFAULT_WINDOW, low=0)
     highest = fields.count("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)
-    types = base.read_layer_types(fields, num_layers)
-    if not fields.flag("use_sliding_window", False):
-        window = None
-    if types is None:
-        types = tuple(base.SLIDING if window and i % 2 == 0 and i < highest else base.FULL for i in range(num_layers))
-    if not window and base.SLIDING in types:
-        raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
-    return tuple(window if kind == base.SLIDING else None for kind in types)
+    return read_optional_windows(fields, num_layers, window, lambda index: index % 2 == 0 and index < highest)
 
 
 def _read_model(fields: Fields) -> ModelSpec:

@@ -1,7 +1,7 @@
 """Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration: the text model of Qwen3.5 and 3.6."""
 
 from tandem.architecture.families import base, qwen3_5, qwen3_5_moe
-from tandem.architecture.families.multimodal import text_fields, with_outer_keys
+from tandem.architecture.families.multimodal import read_text_model
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -17,13 +17,13 @@ IMAGE_KEYS = (
 
 
 def _read_model(fields: Fields) -> ModelSpec:
-    text = text_fields(fields)
     expected = f"{fields.text('model_type', 'qwen3_5')}_text"
-    text.only("model_type", (expected,), expected)
-    inner = _TEXT_FAMILIES[expected].read_model(text)
-    model = with_outer_keys(fields, inner, tied=inner.tie_word_embeddings)
-    base.check_unread(fields, IMAGE_KEYS)
-    return model
+
+    def read(text: Fields) -> ModelSpec:
+        text.only("model_type", (expected,), expected)
+        return _TEXT_FAMILIES[expected].read_model(text)
+
+    return read_text_model(fields, read, IMAGE_KEYS)
 
 
 FAMILY = base.Family(_read_model, qwen3_5.parameter_name)

@@ -1,6 +1,7 @@
 """SmolLM3ForCausalLM: as Llama, without positions in every fourth layer."""
 
 from tandem.architecture.families import base
+from tandem.architecture.families.windows import read_optional_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
@@ -23,7 +24,8 @@ _DEFAULT_INTERVAL = 4
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     rope, have_rope = sizes.rope(fields), _read_rope_layers(fields, sizes.num_layers)
-    windows = _read_windows(fields, have_rope)
+    window = fields.optional_count("sliding_window")
+    windows = read_optional_windows(fields, sizes.num_layers, window, lambda index: not have_rope[index])
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     layers = [
         base.pre_norm_layer(
@@ -45,19 +47,6 @@ def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if fields.get("no_rope_layers") is None:
         return tuple((index + 1) % interval != 0 for index in range(num_layers))
     return tuple(bool(value) for value in fields.indices("no_rope_layers", 2))
-
-
-def _read_windows(fields: Fields, have_rope: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """Reads the windows: by `layer_types`, or in the layers without rotation; none unless `use_sliding_window`."""
-    window = fields.optional_count("sliding_window")
-    types = base.read_layer_types(fields, len(have_rope))
-    if not fields.flag("use_sliding_window", False):
-        window = None
-    if types is None:
-        types = tuple(base.FULL if has_rope or window is None else base.SLIDING for has_rope in have_rope)
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
-    return tuple(window if kind == base.SLIDING else None for kind in types)
 
 
 FAMILY = base.Family(_read_model)

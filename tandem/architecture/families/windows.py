@@ -1,5 +1,7 @@
 """Sliding windows among full-attention layers: the layers that have one, and its length."""
 
+from collections.abc import Callable
+
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 
@@ -22,3 +24,19 @@ def read_windows(fields: Fields, types: tuple[str, ...], default: int) -> list[i
     if window is None and base.SLIDING in types:
         raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
     return [window if kind == base.SLIDING else None for kind in types]
+
+
+def read_optional_windows(
+    fields: Fields, num_layers: int, window: int | None, slides: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """Window of each layer: `window` tokens by `layer_types`, where that is absent in the layers that slide; none
+    unless `use_sliding_window`. A window of 0 is none.
+    """
+    types = base.read_layer_types(fields, num_layers)
+    if not fields.flag("use_sliding_window", False):
+        window = None
+    if types is None:
+        types = tuple(base.SLIDING if window and slides(index) else base.FULL for index in range(num_layers))
+    if not window and base.SLIDING in types:
+        raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
+    return tuple(window if kind == base.SLIDING else None for kind in types)
