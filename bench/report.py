@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tandem.loadtest.environment import cpu_model
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -75,7 +77,7 @@ def circumstances() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git_sha": _git("rev-parse", "HEAD") or "unknown",
         "git_dirty": _git("status", "--porcelain", "--untracked-files=no") != "",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -88,11 +90,3 @@ def circumstances() -> dict[str, Any]:
 def _git(*arguments: str) -> str:
     found = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
     return found.stdout.strip() if found.returncode == 0 else "unknown"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -131,7 +131,7 @@ def _sample_chunk(
 ) -> list[SampledToken]:
     """Sample rows that share one method."""
     states = [all_states[index] for index in indices]
-    raw = _take_rows(logits, indices)
+    raw = take_rows(logits, indices)
     draw = _DRAWS[_method(states[0].params, states[0].vocab_size)]
     token_ids, peaks = draw(_adjusted(raw, states), states)
     chosen = [
@@ -141,7 +141,8 @@ def _sample_chunk(
     return _with_logprobs(raw, states, chosen)
 
 
-def _take_rows(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+def take_rows(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Those rows of `logits`, which are a view where they are all or one. All must be in order."""
     if len(indices) == logits.shape[0]:
         return logits
     if len(indices) == 1:
@@ -324,7 +325,7 @@ def _with_logprobs(
         return chosen
     indices = [index for index, _ in asking]
     token_ids = [chosen[index].token_id for index in indices]
-    found = _logprobs(_take_rows(raw, indices), token_ids, [num_top for _, num_top in asking])
+    found = _logprobs(take_rows(raw, indices), token_ids, [num_top for _, num_top in asking])
     answers = list(chosen)
     for index, logprobs in zip(indices, found, strict=True):
         failed = math.isnan(logprobs.logprob)

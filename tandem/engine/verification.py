@@ -11,7 +11,7 @@ import torch
 from tandem.engine.constraint import constraints_of
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
-from tandem.engine.sampler import Sampler
+from tandem.engine.sampler import Sampler, take_rows
 from tandem.scheduler.output import SampledToken
 
 
@@ -39,7 +39,7 @@ def choose_tokens(
         if depth and masks is not None:
             masks.start(constraints_of([states[index].constraint for index in active]))
             masks.finish()
-        rows = _rows(logits, [starts[index] + depth for index in active])
+        rows = take_rows(logits, [starts[index] + depth for index in active])
         tokens = sampler.sample(rows, [states[index] for index in active])
         going_on = []
         for index, token in zip(active, tokens, strict=True):
@@ -52,11 +52,3 @@ def choose_tokens(
         active = going_on
         depth += 1
     return chosen
-
-
-def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    if len(rows) == logits.shape[0]:
-        return logits
-    if len(rows) == 1:
-        return logits[rows[0] : rows[0] + 1]
-    return logits[torch.tensor(rows, device=logits.device)]

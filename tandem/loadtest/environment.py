@@ -19,13 +19,14 @@ def describe_environment() -> dict[str, Any]:
         "tandem": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

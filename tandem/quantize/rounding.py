@@ -71,22 +71,16 @@ def choose_scales(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor
     return best
 
 
-def round_with_feedback(
-    weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor, *, act_order: bool = True
-) -> Rounded:
+def round_with_feedback(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor) -> Rounded:
     """GPTQ (Frantar et al. 2022, arXiv:2210.17323, algorithm 1): columns are rounded one after the other, and what
-    each adds to the outputs' error is taken from the columns behind it.
+    each adds to the outputs' error is taken from the columns behind it; first those of the largest second moments.
 
     Scales are chosen before any column is rounded, so that the order of columns does not show in the result's layout.
     Columns of inputs that calibration never saw are rounded to the nearest, not set to 0 as in the paper's code.
-
-    Args:
-        act_order: columns in falling order of the diagonal of `second_moments`, not as they stand.
     """
     inputs = weight.shape[1]
     scales = choose_scales(weight, grid, second_moments)
-    diagonal = second_moments.diagonal()
-    order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
+    order = second_moments.diagonal().argsort(descending=True, stable=True)
     wide = spread(scales, inputs).T[order].contiguous()  # NOTE: [in, out] here, so that columns are contiguous
     left = weight.T[order].contiguous()
     factor = _inverse_factor(second_moments[order][:, order])

@@ -9,7 +9,6 @@ has no such proof.
 import ctypes
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +20,7 @@ from tandem.core.errors import ConfigurationError, IncompatiblePeerError, Transp
 from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.blocks import Run
 from tandem.transport.card import Card, Identity, accept, describe, seal
-from tandem.transport.copies import CopyReader
-from tandem.transport.transfer import Transfer
+from tandem.transport.copies import CopyTransport
 
 _PR_SET_PTRACER = 0x59616D61
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +75,7 @@ class _Source:
             )
 
 
-class CmaTransport:
+class CmaTransport(CopyTransport):
     """`KVTransport` among processes of one user on one host.
 
     Args:
@@ -95,7 +93,7 @@ class CmaTransport:
         self._proof = ctypes.create_string_buffer(bytes.fromhex(identity.incarnation), len(identity.incarnation) // 2)
         _check_support(self._source())
         _let_siblings_read()
-        self._copies = CopyReader(self.name, pool, clock)
+        super().__init__(pool, clock)
 
     def card(self) -> bytes:
         return seal(describe(self.name, self._identity, self._pool, self._source().metadata()), self._identity)
@@ -104,23 +102,11 @@ class CmaTransport:
         accepted = accept(card, self.name, self._identity, self._pool)
         source = _Source.of(accepted)
         source.copy_runs(self._pool, [], self._pool.page_bytes)
-        return self._copies.add(accepted, partial(source.copy_runs, self._pool))
-
-    def read(
-        self,
-        peer: Peer,
-        remote_blocks: Sequence[int],
-        local_blocks: Sequence[int],
-        deadline_s: float | None = None,
-    ) -> Transfer:
-        return self._copies.read(peer, remote_blocks, local_blocks, deadline_s)
-
-    def disconnect(self, peer: Peer) -> None:
-        self._copies.disconnect(peer)
+        return self._add(accepted, partial(source.copy_runs, self._pool))
 
     def close(self) -> None:
         ctypes.memset(self._proof, 0, len(self._proof))
-        self._copies.close()
+        super().close()
 
     def _source(self) -> _Source:
         return _Source(self._identity.incarnation, os.getpid(), self._pool.address, ctypes.addressof(self._proof))

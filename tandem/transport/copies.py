@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import ClassVar
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, TransportError
@@ -39,26 +40,28 @@ class _Copy:
     deadline_s: float
 
 
-class CopyReader:
-    """Reading part of the `KVTransport` called `name`, with destination `pool`.
+class CopyTransport:
+    """Reading part of a `KVTransport`, with destination `pool`.
 
     Raises:
         ConfigurationError: the pool is not CPU memory.
     """
 
-    def __init__(self, name: str, pool: MemoryPool, clock: Clock | None = None) -> None:
+    name: ClassVar[str]
+
+    def __init__(self, pool: MemoryPool, clock: Clock | None = None) -> None:
         if not pool.is_cpu:
-            raise ConfigurationError(f"the {name} transport copies cpu memory, not {pool.device}; use nixl")
-        self._name, self._pool = name, pool
+            raise ConfigurationError(f"the {self.name} transport copies cpu memory, not {pool.device}; use nixl")
+        self._pool = pool
         self._clock = clock or SystemClock()
-        self._peers: PeerTable[_Link] = PeerTable(name, pool)
+        self._peers: PeerTable[_Link] = PeerTable(self.name, pool)
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name=f"kv-{name}", daemon=True)
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._work, name=f"kv-{self.name}", daemon=True)
         self._thread.start()
 
-    def add(self, card: Card, copy_runs: CopyRuns) -> Peer:
+    def _add(self, card: Card, copy_runs: CopyRuns) -> Peer:
         """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of blocks of so many bytes into the pool.
 
         It is called on the reader's thread and raises `TransportError` if the bytes must not be used.
@@ -80,8 +83,8 @@ class CopyReader:
         allowance_s = link.pace.begin(transfer.num_bytes)
         limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
         with self._lock:
-            if self._is_closed:
-                raise TransportError(f"this worker's {self._name} transport is closed")
+            if self._is_stopped:
+                raise TransportError(f"this worker's {self.name} transport is closed")
             self._queue.put(_Copy(link, runs, unit_bytes, transfer, limit_s))
         return transfer
 
@@ -96,8 +99,8 @@ class CopyReader:
         for link in self._peers.drain():
             link.is_open = False
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
+            if not self._is_stopped:
+                self._is_stopped = True
                 self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()

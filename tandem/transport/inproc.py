@@ -6,7 +6,7 @@ not accessed any more.
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,8 +15,7 @@ from tandem.core.errors import ConfigurationError, TransportError
 from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.blocks import Run
 from tandem.transport.card import Identity, accept, describe, seal
-from tandem.transport.copies import CopyReader
-from tandem.transport.transfer import Transfer
+from tandem.transport.copies import CopyTransport
 
 
 class InprocRegistry:
@@ -41,7 +40,7 @@ class InprocRegistry:
             self._by_incarnation.pop(incarnation, None)
 
 
-class InprocTransport:
+class InprocTransport(CopyTransport):
     """`KVTransport` within one process.
 
     Args:
@@ -55,15 +54,15 @@ class InprocTransport:
     def __init__(
         self, pool: MemoryPool, identity: Identity, registry: InprocRegistry, clock: Clock | None = None
     ) -> None:
-        self._pool, self._identity, self._registry = pool, identity, registry
-        self._copies = CopyReader(self.name, pool, clock)
+        self._identity, self._registry = identity, registry
+        super().__init__(pool, clock)
         self._readers = 0
         self._is_closed = False
         self._changed = threading.Condition()
         try:
             registry.add(identity.incarnation, self)
         except ConfigurationError:
-            self._copies.close()
+            super().close()
             raise
 
     def card(self) -> bytes:
@@ -74,23 +73,11 @@ class InprocTransport:
         source = self._registry.find(accepted.incarnation)
         if source is None:
             raise TransportError(f"no worker of incarnation {accepted.incarnation} lives in this process")
-        return self._copies.add(accepted, partial(self._copy_runs, source))
-
-    def read(
-        self,
-        peer: Peer,
-        remote_blocks: Sequence[int],
-        local_blocks: Sequence[int],
-        deadline_s: float | None = None,
-    ) -> Transfer:
-        return self._copies.read(peer, remote_blocks, local_blocks, deadline_s)
-
-    def disconnect(self, peer: Peer) -> None:
-        self._copies.disconnect(peer)
+        return self._add(accepted, partial(self._copy_runs, source))
 
     def close(self) -> None:
         self._registry.remove(self._identity.incarnation)
-        self._copies.close()
+        super().close()
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: self._readers == 0)

@@ -196,7 +196,6 @@ class NativeKernels(NativeCodedProducts):
         softcap: float = 0.0,
         *,
         sinks: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
 
@@ -210,11 +209,9 @@ class NativeKernels(NativeCodedProducts):
             window: key j is visible to query i iff 0 <= i - j < window; 0 = every earlier key.
             softcap: scores become softcap * tanh(score / softcap); 0 = off.
             sinks: [num_heads] float32, a score for each head that joins the softmax and has no value.
-            out: [num_tokens, num_heads, head_dim] to write into; allocated when not given.
         """
-        if out is None:
-            out = torch.empty_like(q)
-        (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, cached_dim) = q.shape, k_cache.shape
+        out = torch.empty_like(q)
+        (_, num_heads, head_dim), (_, num_kv_heads, block_size, cached_dim) = q.shape, k_cache.shape
         q_token_stride, q_head_stride, q_stride = q.stride()
         out_token_stride, out_head_stride, out_stride = out.stride()
         num_requests = seq_lens.shape[0]
@@ -222,8 +219,7 @@ class NativeKernels(NativeCodedProducts):
         assert head_dim <= 576
         assert num_heads % num_kv_heads == 0
         assert cached_dim == head_dim
-        assert out.shape == (num_tokens, num_heads, head_dim)
-        assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+        assert q.dtype == k_cache.dtype == v_cache.dtype
         assert q_stride == out_stride == 1
         assert are_paged(k_cache, v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32

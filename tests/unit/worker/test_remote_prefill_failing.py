@@ -74,7 +74,7 @@ def test_a_connection_that_takes_no_reads_is_made_anew(llama: Path, expected: li
             assert await generated(pair.to_decode, call_of(pair)) == expected
             transport = pair.decode.core.transports.get("inproc")
             assert isinstance(transport, InprocTransport)
-            for peer in list(transport._copies._peers._links):
+            for peer in list(transport._peers._links):
                 transport.disconnect(peer)
             assert await generated(pair.to_decode, call_of(pair, salt="broken")) == expected
             before = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
