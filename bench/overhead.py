@@ -27,9 +27,10 @@ from bench.report import Report, Row
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.compute.arena import Arena, LayerKV
+from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.backends import choose_backends
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.native.sampling import load_draws
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig

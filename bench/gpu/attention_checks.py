@@ -15,11 +15,12 @@ from bench.gpu.floors import wall_s
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.report import Row
-from tandem.compute.arena import Arena, LayerKV
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
 from tandem.compute.cuda.triton_backend import TritonBackend
 from tandem.compute.cuda.varlen_backend import VarlenBackend
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels

@@ -11,7 +11,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import EMBEDDING, ModelSpec, limit_length
 from tandem.architecture.registry import find_family
-from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.layer_states import TORCH_DTYPES
 
 SEED = 0
 WEIGHT_SCALE = 0.02

@@ -12,10 +12,11 @@ from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
 from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import TORCH_DTYPES, Arena
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
+from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.compute.weights.dense import DenseFormat

@@ -13,16 +13,18 @@ from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from tandem.architecture.feed_forward import Clamp
 from tandem.architecture.state import LatentSpec, RecurrentSpec
-from tandem.compute.arena import Arena, LayerLatents, LayerRecurrent
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.cuda.latents import TritonLatentBackend
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
+from tandem.compute.latents import LatentsAsKV
+from tandem.compute.layer_states import LayerLatents, LayerRecurrent
 from tandem.compute.ops import ExpertWeights, Matrix
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.compute.step import AttentionBatch
-from tandem.compute.torch.latents import ReferenceLatentBackend
+from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.kvcache.spec import build_layout
 from tests.helpers.coded_matrices import E2M1, random_coded
@@ -190,7 +192,7 @@ def check_latents(setting: Setting, dtype: str) -> Check:
     params, backend = AttentionParams(heads, (rank + rotary) ** -0.5), TritonLatentBackend(setting.device)
     batch = batch_of(setting, mix)
     found = backend.attend(queries, state, batch, params)
-    expected = ReferenceLatentBackend().attend(queries.float(), wide, batch, params)
+    expected = LatentsAsKV(ReferenceBackend()).attend(queries.float(), wide, batch, params)
     start, invariant = 0, True
     for row, request in enumerate(mix):
         alone = replace(batch_of(setting, (request,)), block_tables=batch.block_tables[row : row + 1])

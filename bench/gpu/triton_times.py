@@ -17,11 +17,12 @@ from bench.gpu.setting import Setting
 from bench.gpu.triton_checks import batch_of, normal, random_experts, random_matrix
 from bench.report import Row
 from tandem.architecture.state import LatentSpec, RecurrentSpec
-from tandem.compute.arena import Arena, LayerLatents, LayerRecurrent
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.cuda.latents import TritonLatentBackend
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
+from tandem.compute.layer_states import LayerLatents, LayerRecurrent
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.kvcache.spec import build_layout
 

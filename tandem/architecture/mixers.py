@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from tandem.architecture.mixer_base import BareMixer
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
@@ -25,7 +26,7 @@ class QueryScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
+class AttentionSpec(BareMixer):
     """Causal self-attention over K and V of `num_kv_heads` heads.
 
     Args:
@@ -90,7 +91,7 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttentionSpec:
+class LatentAttentionSpec(BareMixer):
     """Causal self-attention over latents, from which each head's keys and values are made (DeepSeek-V2,
     arXiv:2405.04434).
 
@@ -140,25 +141,6 @@ class LatentAttentionSpec:
         """The same with another rotary embedding."""
         return replace(self, rope=rope)
 
-    def limited(self, length: int) -> "LatentAttentionSpec":
-        """The same for sequences of at most `length` tokens: itself, every query sees all."""
-        return self
-
-    @property
-    def reads_state_of(self) -> None:
-        """It reads its own."""
-        return None
-
-    @property
-    def softcap(self) -> float:
-        """Its scores have no bound."""
-        return 0.0
-
-    @property
-    def sinks(self) -> None:
-        """It has none."""
-        return None
-
     @property
     def cost(self) -> MixerCost:
         """Attention over latents, without making keys and values. A score takes two operations for each number of a row
@@ -169,7 +151,7 @@ class LatentAttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockMixer(ABC):
+class BlockMixer(BareMixer, ABC):
     """Causal self-attention to blocks of tokens that each query chooses, of the K and V of `attention`, which has no
     window, gates, sinks or bound; see `block_mixers`.
     """
@@ -187,10 +169,6 @@ class BlockMixer(ABC):
     @abstractmethod
     def cost(self) -> MixerCost: ...
 
-    def limited(self, length: int) -> Self:
-        """The same for sequences of at most `length` tokens: itself."""
-        return self
-
     def with_rope(self, rope: RopeSpec) -> Self:
         """The same with another rotary embedding."""
         return replace(self, attention=self.attention.with_rope(rope))
@@ -199,21 +177,6 @@ class BlockMixer(ABC):
     def rope(self) -> RopeSpec | None:
         """Of queries and keys; None = positions are not encoded."""
         return self.attention.rope
-
-    @property
-    def reads_state_of(self) -> None:
-        """It reads its own."""
-        return None
-
-    @property
-    def softcap(self) -> float:
-        """Its scores have no bound."""
-        return 0.0
-
-    @property
-    def sinks(self) -> None:
-        """It has none."""
-        return None
 
 
 MixerSpec = AttentionSpec | LatentAttentionSpec | BlockMixer | ShortConvSpec | LinearRecurrenceSpec

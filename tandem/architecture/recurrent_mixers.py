@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from tandem.architecture.mixer_base import BareMixer
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.state import DTYPE_BYTES, RecurrentSpec
 from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, TensorSpec
@@ -15,14 +16,11 @@ from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, TensorS
 _STATE_BYTES = DTYPE_BYTES["float32"]
 
 
-class RecurrentMixer:
-    """Base of the mixers with a recurrent state: they have no attention, so its options are absent."""
+class RecurrentMixer(BareMixer):
+    """Base of the mixers with a recurrent state, which know no positions."""
 
     __slots__ = ()
-    reads_state_of: ClassVar[None] = None
     rope: ClassVar[None] = None
-    softcap: ClassVar[float] = 0.0
-    sinks: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,6 @@ class ShortConvSpec(RecurrentMixer):
         share, rest = divmod(self.conv.channels, MAX_RANKS)
         parts = () if rest else ((MAX_RANKS, share),)
         return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, parts=parts)
-
-    def limited(self, length: int) -> "ShortConvSpec":
-        """The same for sequences of at most `length` tokens: itself."""
-        return self
 
     @property
     def cost(self) -> MixerCost:
@@ -176,10 +170,6 @@ class LinearRecurrenceSpec(RecurrentMixer):
         """(number of heads, channels of each) of the parts of `conv_order`."""
         values, keys = (self.num_heads, self.value_dim), (self.num_groups, self.key_dim)
         return tuple(values if part == "v" else keys for part in self.conv_order)
-
-    def limited(self, length: int) -> "LinearRecurrenceSpec":
-        """The same for sequences of at most `length` tokens: itself."""
-        return self
 
     @property
     def cost(self) -> MixerCost:

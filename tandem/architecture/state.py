@@ -74,6 +74,8 @@ class StateSpec(ABC):
 
     A block covers `block_size` tokens. Of each block that a request still needs, or that may be reused, the layer keeps
     its planes; those whose size does not depend on tokens hold the state after the block's last computed token.
+    `is_bounded`, `needed` and `publishable` are here those of state that grows with every token, that all later queries
+    see, and that is the same whatever follows. Specs of other states override them.
     """
 
     __slots__ = ()
@@ -84,19 +86,19 @@ class StateSpec(ABC):
         """In the order in which they lie in a block."""
 
     @property
-    @abstractmethod
     def is_bounded(self) -> bool:
         """Whether the state of a request stops growing at some length."""
+        return False
 
-    @abstractmethod
     def needed(self, position: int) -> int:
         """The first position whose state the query at `position` still sees, with all after it. Never decreases."""
+        return 0
 
-    @abstractmethod
     def publishable(self, first: int, end: int, block_size: int) -> range:
         """Which of the blocks with index `first` to `end - 1` are stored whoever computes them, since a later request
         can go on from them. Others are stored where a cursor stops or a request asks for it.
         """
+        return range(first, end)
 
     def segments(self, block_size: int) -> "tuple[Segment, ...]":
         """What a layer's part of a block of `block_size` tokens consists of, in order."""
@@ -195,10 +197,6 @@ class KVSpec(StateSpec):
         """The start of the window."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
-    def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Every block: K and V of a token are the same whatever follows."""
-        return range(first, end)
-
     def __str__(self) -> str:
         window = "" if self.window is None else f" window {self.window}"
         return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}{window}"
@@ -223,18 +221,6 @@ class LatentSpec(StateSpec):
     @property
     def planes(self) -> tuple[Plane, ...]:
         return (Plane("latent", (self.size,), self.dtype, token_axis=0),)
-
-    @property
-    def is_bounded(self) -> bool:
-        return False
-
-    def needed(self, position: int) -> int:
-        """Every query sees all positions."""
-        return 0
-
-    def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Every block: the row of a token is the same whatever follows."""
-        return range(first, end)
 
     def __str__(self) -> str:
         return f"latent {self.rank} + rotated key {self.rotary_dim} {self.dtype}"
@@ -287,18 +273,6 @@ class ChosenKVSpec(StateSpec):
     def shard(self, num_ranks: int) -> "ChosenKVSpec":
         """Equal parts of the heads; of fewer heads than ranks, one each. Index keys are whole."""
         return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
-
-    @property
-    def is_bounded(self) -> bool:
-        return False
-
-    def needed(self, position: int) -> int:
-        """Every query may choose any block."""
-        return 0
-
-    def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Every block: what it has is the same whatever follows."""
-        return range(first, end)
 
     def __str__(self) -> str:
         index = f", index key {self.index_dim}" if self.index_dim else ""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
-from tandem.compute.arena import LayerKV, LayerLatents, LayerState
+from tandem.compute.layer_states import LayerKV, LayerLatents, LayerState
 from tandem.compute.step import AttentionBatch
 
 Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)

@@ -4,8 +4,8 @@ A backend is registered in a table, by the kind of state that it reads and the d
 imported only when it is tried.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,35 +13,45 @@ import torch
 
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
+from tandem.compute.block_sparse import BlocksAsKV
+from tandem.compute.latents import LatentsAsKV
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A backend in the table. `module` and `attribute`: its class, which is called with the device."""
+    """A backend in the table.
+
+    Args:
+        module, attribute: its class, which is called with the device.
+        wrapper: makes of it one that reads another kind of state as K and V; None = it reads the kind itself.
+    """
 
     name: str
     module: str
     attribute: str
+    wrapper: Callable[[Any], Any] | None = None
 
     def create(self, device: torch.device) -> Any:
         """Import and construct it."""
-        return getattr(import_module(self.module), self.attribute)(device)
+        backend = getattr(import_module(self.module), self.attribute)(device)
+        return backend if self.wrapper is None else self.wrapper(backend)
 
 
 BackendTable = Mapping[type[StateSpec], Mapping[str, Sequence[BackendEntry]]]
 """Kind of state -> type of device -> backends, the preferred one first."""
 
+_NATIVE = BackendEntry("native", "tandem.compute.native.attention", "NativeBackend")
 _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "ReferenceBackend")
 _RECURRENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.recurrent", "ReferenceRecurrentBackend")
-_LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
+_LATENT_REFERENCE = replace(_REFERENCE, wrapper=LatentsAsKV)
 _INDEXED_REFERENCE = BackendEntry("reference", "tandem.compute.torch.sparse", "ReferenceIndexedBackend")
-_BLOCK_REFERENCE = BackendEntry("reference", "tandem.compute.torch.block_sparse", "ReferenceBlockBackend")
+_BLOCK_REFERENCE = replace(_REFERENCE, wrapper=BlocksAsKV)
 
 BACKENDS: BackendTable = {
     KVSpec: {
-        "cpu": (BackendEntry("native", "tandem.compute.native.attention", "NativeBackend"), _REFERENCE),
+        "cpu": (_NATIVE, _REFERENCE),
         "cuda": (
             BackendEntry("varlen", "tandem.compute.cuda.varlen_backend", "VarlenBackend"),
             BackendEntry("flashinfer", "tandem.compute.cuda.flashinfer_backend", "FlashInferBackend"),
@@ -50,7 +60,7 @@ BACKENDS: BackendTable = {
         ),
     },
     LatentSpec: {
-        "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
+        "cpu": (replace(_NATIVE, wrapper=LatentsAsKV), _LATENT_REFERENCE),
         "cuda": (BackendEntry("triton", "tandem.compute.cuda.latents", "TritonLatentBackend"), _LATENT_REFERENCE),
     },
     IndexedLatentSpec: {
@@ -58,10 +68,7 @@ BACKENDS: BackendTable = {
         "cuda": (_INDEXED_REFERENCE,),
     },
     ChosenKVSpec: {
-        "cpu": (
-            BackendEntry("native", "tandem.compute.native.block_sparse", "NativeBlockBackend"),
-            _BLOCK_REFERENCE,
-        ),
+        "cpu": (replace(_NATIVE, wrapper=BlocksAsKV), _BLOCK_REFERENCE),
         "cuda": (_BLOCK_REFERENCE,),
     },
     RecurrentSpec: {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from tandem.architecture.block_mixers import COMPRESSED_KEYS, COMPRESSED_VALUES, MEANS, BlockChoice
-from tandem.compute.arena import LayerChosenKV
+from tandem.compute.layer_states import LayerChosenKV
 from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
 
 _WIDE = torch.float64

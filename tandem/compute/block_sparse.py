@@ -13,8 +13,8 @@ import torch
 
 from tandem.architecture.block_mixers import BlockChoice
 from tandem.architecture.state import ChosenKVSpec, KVSpec
-from tandem.compute.arena import LayerChosenKV, LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
+from tandem.compute.layer_states import LayerChosenKV, LayerKV
 from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import torch
 
 from tandem.architecture.state import KVSpec, LatentSpec
-from tandem.compute.arena import LayerLatents
 from tandem.compute.attention import AttentionBackend, AttentionParams
+from tandem.compute.layer_states import LayerLatents
 from tandem.compute.step import AttentionBatch
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from tandem.architecture.state import RecurrentSpec
-from tandem.compute.arena import LayerRecurrent
 from tandem.compute.attention import Backends, StateBackend
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.prefix import NULL_BLOCK
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from tandem.architecture.state import IndexedLatentSpec, KVSpec
-from tandem.compute.arena import LayerIndexedLatents, LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
+from tandem.compute.layer_states import LayerIndexedLatents, LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 

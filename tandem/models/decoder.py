@@ -12,8 +12,8 @@ import torch
 
 from tandem.architecture.model import HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
+from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices, HiddenStates, WantedTokens
 from tandem.compute.weights.base import Weight

@@ -7,7 +7,7 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
-from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.weights.base import WeightFormat
 from tandem.compute.weights.formats import choose_format
 

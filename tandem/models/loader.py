@@ -19,8 +19,8 @@ from tandem.architecture.registry import find_family
 from tandem.architecture.rope import LongRopeScaling
 from tandem.architecture.shards import head_bounds, shard_model
 from tandem.architecture.state import StateSpec
-from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.collectives import Collectives
+from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.architecture.model import LayerSpec, ModelSpec
-from tandem.compute.arena import Arena, LayerState
+from tandem.compute.arena import Arena
 from tandem.compute.backends import choose_backends
+from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, Choices

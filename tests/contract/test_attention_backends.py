@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.backends import BACKENDS
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -12,16 +12,17 @@ import torch
 
 from tandem.architecture.block_mixers import MEANS, BlockChoice
 from tandem.architecture.state import ChosenKVSpec
-from tandem.compute.arena import TORCH_DTYPES, Arena, LayerChosenKV
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.backends import BACKENDS, choose_backends
 from tandem.compute.block_scores import choose_by_index, choose_by_means
 from tandem.compute.block_sparse import ChosenKVBackend, HeadCache
+from tandem.compute.layer_states import TORCH_DTYPES, LayerChosenKV
 from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
-from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
 from tests.contract.test_attention_backends import RELATIVE, normal
+from tests.helpers.attention_cases import batch_of
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, HEADS, KV_HEADS, WIDTH = 16, 4, 2, 24
@@ -69,15 +70,7 @@ def make(dtype: str, requests: Sequence[tuple[int, int]]) -> Step:
         values.append(normal(index + 50, length, KV_HEADS, WIDTH, dtype=TORCH_DTYPES[dtype]))
         kv.keys[slots[-1][0], :, slots[-1][1]] = keys[-1]
         kv.values[slots[-1][0], :, slots[-1][1]] = values[-1]
-    lengths = torch.tensor(requests, dtype=torch.int32)
-    batch = AttentionBatch(
-        query_start=torch.nn.functional.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0)),
-        seq_lens=lengths[:, 0].contiguous(),
-        block_tables=tables,
-        slot_mapping=torch.empty(0, dtype=torch.int64),
-        max_query_len=int(lengths[:, 1].max()),
-        max_seq_len=int(lengths[:, 0].max()),
-    )
+    batch = batch_of(requests, tables)
     queries = normal(99, sum(asked for _, asked in requests), HEADS, WIDTH, dtype=TORCH_DTYPES[dtype])
     return Step(kv, QueryBatch.of(batch), queries, keys, values, slots)
 

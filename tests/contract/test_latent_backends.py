@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tandem.architecture.state import KVSpec, LatentSpec
-from tandem.compute.arena import TORCH_DTYPES, Arena, LayerLatents
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams, LatentBackend
 from tandem.compute.backends import BACKENDS, choose_backends
-from tandem.compute.step import AttentionBatch
+from tandem.compute.layer_states import TORCH_DTYPES, LayerLatents
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
 from tests.contract.test_attention_backends import RELATIVE, normal
+from tests.helpers.attention_cases import batch_of
 
 CPU = torch.device("cpu")
 DECODES = [(15, 1), (64, 1), (65, 1), (300, 1)]
@@ -56,15 +57,7 @@ def test_attention_over_rows_matches_keys_and_values(
         latents.write(rows, tables[index, positions // 16].long() * 16 + positions % 16)
         queries.append(normal(index + 100, asked, num_heads, rank + rotary_dim, dtype=TORCH_DTYPES[dtype]))
         expected.append(over_keys(queries[-1].double(), rows.double(), rank, scale))
-    lengths = torch.tensor(requests, dtype=torch.int32)
-    batch = AttentionBatch(
-        query_start=torch.nn.functional.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0)),
-        seq_lens=lengths[:, 0].contiguous(),
-        block_tables=tables,
-        slot_mapping=torch.empty(0, dtype=torch.int64),
-        max_query_len=int(lengths[:, 1].max()),
-        max_seq_len=int(lengths[:, 0].max()),
-    )
+    batch = batch_of(requests, tables)
     params = AttentionParams(num_heads, scale)
     out = backend.attend(torch.cat(queries), latents, backend.prepare(batch, latents, {params}), params)
     wanted = torch.cat(expected)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tandem.architecture.state import KVSpec, RecurrentSpec
-from tandem.compute.arena import Arena, LayerRecurrent
+from tandem.compute.arena import Arena
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.native.recurrent import NativeRecurrentBackend
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, settle
 from tandem.compute.step import AttentionBatch, Drafted

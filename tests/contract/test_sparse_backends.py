@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from tandem.architecture.state import IndexedLatentSpec
-from tandem.compute.arena import TORCH_DTYPES, Arena, LayerIndexedLatents
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.backends import BACKENDS, choose_backends
+from tandem.compute.layer_states import TORCH_DTYPES, LayerIndexedLatents
 from tandem.compute.sparse import NOT_CHOSEN, IndexedLatentBackend, IndexQueries, QueryBatch, RowCache
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
 from tests.contract.test_attention_backends import RELATIVE, normal
+from tests.helpers.attention_cases import batch_of
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -84,15 +86,7 @@ def make(dtype: str, size: str, requests: Sequence[tuple[int, int]], *, blank: b
         latents.write_index_keys(keys[-1], slots)
         queries.append(normal(index + 100, asked, PARAMS.num_heads, rank + rotary_dim, dtype=TORCH_DTYPES[dtype]))
         index_queries.append(normal(index + 150, asked, index_heads, index_dim, dtype=TORCH_DTYPES[dtype]))
-    lengths = torch.tensor(requests, dtype=torch.int32)
-    batch = AttentionBatch(
-        query_start=torch.nn.functional.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0)),
-        seq_lens=lengths[:, 0].contiguous(),
-        block_tables=tables,
-        slot_mapping=torch.empty(0, dtype=torch.int64),
-        max_query_len=int(lengths[:, 1].max()),
-        max_seq_len=int(lengths[:, 0].max()),
-    )
+    batch = batch_of(requests, tables)
     asking = torch.cat(index_queries) * (0 if blank else 1)
     weights = normal(7, len(asking), index_heads, dtype=torch.float32)
     index_queries_of = IndexQueries(asking, weights, index_dim**-0.5)

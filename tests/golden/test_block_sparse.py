@@ -15,11 +15,17 @@ import torch
 from tandem.architecture.state import ChosenKVSpec, KVSpec
 from tandem.cli.model_cost import named_model
 from tandem.compute.attention import Backends
+from tandem.compute.block_sparse import BlocksAsKV
 from tandem.compute.native.attention import NativeBackend
-from tandem.compute.native.block_sparse import NativeBlockBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import load_model
-from tests.golden.test_parity import RELATIVE_ERROR, chosen_after, random_prompt, reference_logits, relative_error
+from tests.golden.test_parity import (
+    check_2000_tokens,
+    check_every_cut,
+    chosen_after,
+    random_prompt,
+    reference_logits,
+)
 from tests.golden.test_sparse import (
     GREEDY,
     KERNELS,
@@ -64,7 +70,7 @@ def expected_logits(path: Path, family: str, prompt: list[int]) -> torch.Tensor:
 def steppers(path: Path, options: dict[str, Any], num_tokens: int) -> Callable[[], Stepper]:
     """Each with nothing computed yet, of one model."""
     is_native = options is NATIVE
-    native: Backends = {KVSpec: NativeBackend(CPU), ChosenKVSpec: NativeBlockBackend(CPU)} if is_native else {}
+    native: Backends = {KVSpec: NativeBackend(CPU), ChosenKVSpec: BlocksAsKV(NativeBackend(CPU))} if is_native else {}
     kernels = load_or_skip() if is_native else TorchKernels()
     decoder = load_model(str(path), device=CPU, kernels=kernels).decoder
     return lambda: Stepper(decoder, {**REFERENCE, **native}, num_tokens=num_tokens)
@@ -73,11 +79,7 @@ def steppers(path: Path, options: dict[str, Any], num_tokens: int) -> Callable[[
 def test_a_prompt_cut_at_every_position(family: str, kernels: dict[str, Any], tmp_path: Path) -> None:
     path, prompt = FAMILIES[family](tmp_path), random_prompt(43)
     expected = expected_logits(path, family, prompt)
-    begin = steppers(path, kernels, len(prompt))
-    for cut in range(1, len(prompt)):
-        cutting = begin()
-        logits = torch.cat((cutting.step(prompt[:cut]), cutting.step(prompt[cut:])))
-        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+    check_every_cut(steppers(path, kernels, len(prompt)), prompt, expected)
 
 
 def test_the_published_form_of_minimax_m3_is_the_same_model(tmp_path: Path) -> None:
@@ -132,13 +134,7 @@ def test_the_blocks_chosen_are_those_that_transformers_chooses(
 def test_errors_do_not_grow_over_2000_tokens(kind: str, tmp_path: Path) -> None:
     """Of MiniMax-M3; the naive models would take an hour. Blocks are few enough that none is chosen by rounding."""
     path = save_tiny_minimax_m3(tmp_path, max_position_embeddings=4096, index_block_size=32, index_topk_blocks=8)
-    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = reference_logits(load_reference(path), prompt)[-64:]
-    going = steppers(path, KERNELS[kind], len(prompt))()
-    for start in range(0, 1936, 176):
-        going.step(prompt[start : start + 176])
-    logits = torch.cat([going.step([token]) for token in prompt[1936:]])
-    assert relative_error(logits, expected) < RELATIVE_ERROR
+    check_2000_tokens(path, steppers(path, KERNELS[kind], 2000))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

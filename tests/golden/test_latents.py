@@ -8,12 +8,20 @@ import torch
 
 from tandem.architecture.state import LatentSpec
 from tandem.compute.attention import Backends
+from tandem.compute.latents import LatentsAsKV
+from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.native.latents import NativeLatentBackend
 from tandem.compute.ops import Kernels
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
-from tests.golden.test_parity import RELATIVE_ERROR, random_prompt, reference_logits, relative_error
+from tests.golden.test_parity import (
+    RELATIVE_ERROR,
+    check_2000_tokens,
+    check_every_cut,
+    random_prompt,
+    reference_logits,
+    relative_error,
+)
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.stepping import REFERENCE, Stepper
@@ -42,7 +50,7 @@ def computed_by(request: pytest.FixtureRequest) -> tuple[Kernels, Backends]:
     if request.param == "torch":
         return TorchKernels(), REFERENCE
     native: NativeKernels = load_or_skip()
-    return native, {LatentSpec: NativeLatentBackend(CPU)}
+    return native, {LatentSpec: LatentsAsKV(NativeBackend(CPU))}
 
 
 def load(path: Path, kernels: Kernels) -> LoadedModel:
@@ -55,10 +63,7 @@ def test_a_prompt_cut_at_every_position(family: str, computed_by: tuple[Kernels,
     path, prompt = FAMILIES[family](tmp_path), random_prompt(30)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     model = load(path, kernels)
-    for cut in range(1, len(prompt)):
-        stepper = Stepper(model.decoder, backends, num_tokens=len(prompt))
-        logits = torch.cat((stepper.step(prompt[:cut]), stepper.step(prompt[cut:])))
-        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+    check_every_cut(lambda: Stepper(model.decoder, backends, num_tokens=len(prompt)), prompt, expected)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -88,10 +93,4 @@ def test_groups_of_experts_that_count_by_their_best(computed_by: tuple[Kernels, 
 def test_errors_do_not_grow_over_2000_tokens(computed_by: tuple[Kernels, Backends], tmp_path: Path) -> None:
     kernels, backends = computed_by
     path = checkpoints.save_tiny_deepseek_v3(tmp_path, **LONG)
-    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = reference_logits(checkpoints.load_reference(path), prompt)[-64:]
-    stepper = Stepper(load(path, kernels).decoder, backends, num_tokens=len(prompt))
-    for start in range(0, 1936, 176):
-        stepper.step(prompt[start : start + 176])
-    logits = torch.cat([stepper.step([token]) for token in prompt[1936:]])
-    assert relative_error(logits, expected) < RELATIVE_ERROR
+    check_2000_tokens(path, lambda: Stepper(load(path, kernels).decoder, backends, num_tokens=2000))

@@ -4,7 +4,7 @@ float32 on both sides with plain attention, so that a difference is a bug and no
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,25 @@ def chosen_after(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def check_every_cut(begin: Callable[[], Stepper], prompt: list[int], expected: torch.Tensor) -> None:
+    """Logits of a prompt in two parts are those `expected`, wherever it is cut."""
+    for cut in range(1, len(prompt)):
+        stepper = begin()
+        logits = torch.cat((stepper.step(prompt[:cut]), stepper.step(prompt[cut:])))
+        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+
+
+def check_2000_tokens(path: Path, begin: Callable[[], Stepper]) -> None:
+    """Logits of tokens 1,936 to 1,999 are those of `transformers`; the others are computed in chunks."""
+    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = reference_logits(checkpoints.load_reference(path), prompt)[-64:]
+    stepper = begin()
+    for start in range(0, 1936, 176):
+        stepper.step(prompt[start : start + 176])
+    logits = torch.cat([stepper.step([token]) for token in prompt[1936:]])
+    assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
 def assert_same(path: Path, prompt: list[int]) -> list[int]:

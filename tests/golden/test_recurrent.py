@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tests.golden.test_parity import RELATIVE_ERROR, load, random_prompt, reference_logits, relative_error
+from tests.golden.test_parity import (
+    RELATIVE_ERROR,
+    check_2000_tokens,
+    check_every_cut,
+    load,
+    random_prompt,
+    reference_logits,
+    relative_error,
+)
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.hybrid_checkpoints import (
@@ -42,10 +49,7 @@ def test_a_prompt_cut_at_every_position(family: str, tmp_path: Path) -> None:
     path, prompt = FAMILIES[family](tmp_path), random_prompt(30)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     model = load(path)
-    for cut in range(1, len(prompt)):
-        stepper = Stepper(model.decoder, REFERENCE, num_tokens=len(prompt))
-        logits = torch.cat((stepper.step(prompt[:cut]), stepper.step(prompt[cut:])))
-        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+    check_every_cut(lambda: Stepper(model.decoder, REFERENCE, num_tokens=len(prompt)), prompt, expected)
 
 
 def test_without_experts_and_with_positions(tmp_path: Path) -> None:
@@ -78,13 +82,7 @@ def test_other_forms(build: checkpoints.Builder, options: dict[str, Any], tmp_pa
 @pytest.mark.parametrize("family", checkpoints.family_params(FAMILIES))
 def test_errors_do_not_grow_over_2000_tokens(family: str, tmp_path: Path) -> None:
     path = FAMILIES[family](tmp_path, max_position_embeddings=4096)
-    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = reference_logits(checkpoints.load_reference(path), prompt)[-64:]
-    stepper = Stepper(load(path).decoder, REFERENCE, num_tokens=len(prompt))
-    for start in range(0, 1936, 176):
-        stepper.step(prompt[start : start + 176])
-    logits = torch.cat([stepper.step([token]) for token in prompt[1936:]])
-    assert relative_error(logits, expected) < RELATIVE_ERROR
+    check_2000_tokens(path, lambda: Stepper(load(path).decoder, REFERENCE, num_tokens=2000))
 
 
 @pytest.fixture(scope="module", params=checkpoints.family_params(FAMILIES))

@@ -19,7 +19,13 @@ from tandem.compute.native.sparse import NativeIndexedBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.sampling_params import SamplingParams
 from tandem.models.loader import load_model
-from tests.golden.test_parity import RELATIVE_ERROR, chosen_after, random_prompt, reference_logits, relative_error
+from tests.golden.test_parity import (
+    check_2000_tokens,
+    check_every_cut,
+    chosen_after,
+    random_prompt,
+    reference_logits,
+)
 from tests.helpers import checkpoints
 from tests.helpers.choices import recorded
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
@@ -63,11 +69,7 @@ def steppers(path: Path, options: dict[str, Any], num_tokens: int) -> Callable[[
 def test_a_prompt_cut_at_every_position(family: str, kernels: dict[str, Any], tmp_path: Path) -> None:
     path, prompt = FAMILIES[family](tmp_path), random_prompt(30)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
-    begin = steppers(path, kernels, len(prompt))
-    for cut in range(1, len(prompt)):
-        cutting = begin()
-        logits = torch.cat((cutting.step(prompt[:cut]), cutting.step(prompt[cut:])))
-        assert relative_error(logits, expected) < RELATIVE_ERROR, cut
+    check_every_cut(steppers(path, kernels, len(prompt)), prompt, expected)
 
 
 @pytest.mark.parametrize(
@@ -80,13 +82,7 @@ def test_a_prompt_cut_at_every_position(family: str, kernels: dict[str, Any], tm
 )
 def test_errors_do_not_grow_over_2000_tokens(family: str, kind: str, tmp_path: Path) -> None:
     path = FAMILIES[family](tmp_path, max_position_embeddings=4096, index_topk=64)
-    prompt = torch.randint(6, 199, (2000,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = reference_logits(checkpoints.load_reference(path), prompt)[-64:]
-    going = steppers(path, KERNELS[kind], len(prompt))()
-    for start in range(0, 1936, 176):
-        going.step(prompt[start : start + 176])
-    logits = torch.cat([going.step([token]) for token in prompt[1936:]])
-    assert relative_error(logits, expected) < RELATIVE_ERROR
+    check_2000_tokens(path, steppers(path, KERNELS[kind], 2000))
 
 
 def test_the_tokens_chosen_are_those_that_transformers_chooses(

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import TORCH_DTYPES, Arena, LayerKV
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import TORCH_DTYPES, LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
 
@@ -128,3 +129,16 @@ def _write(kv: LayerKV, table: torch.Tensor, request: RequestCase, first: int) -
     for pages, source in ((kv.keys, request.keys), (kv.values, request.values)):
         device = pages.device
         pages[blocks.to(device), :, offsets.to(device)] = source[first:].to(pages.dtype).to(device)
+
+
+def batch_of(requests: Sequence[tuple[int, int]], tables: torch.Tensor) -> AttentionBatch:
+    """A step of requests of so many tokens, the last so many of which are queried; nothing is written."""
+    lengths = torch.tensor(requests, dtype=torch.int32)
+    return AttentionBatch(
+        query_start=torch.nn.functional.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0)),
+        seq_lens=lengths[:, 0].contiguous(),
+        block_tables=tables,
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        max_query_len=int(lengths[:, 1].max()),
+        max_seq_len=int(lengths[:, 0].max()),
+    )

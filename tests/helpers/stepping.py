@@ -9,10 +9,10 @@ import torch
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
+from tandem.compute.block_sparse import BlocksAsKV
+from tandem.compute.latents import LatentsAsKV
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
-from tandem.compute.torch.block_sparse import ReferenceBlockBackend
-from tandem.compute.torch.latents import ReferenceLatentBackend
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.compute.torch.sparse import ReferenceIndexedBackend
 from tandem.kvcache.spec import build_layout
@@ -20,9 +20,9 @@ from tandem.models.decoder import Decoder
 
 REFERENCE: Backends = {
     KVSpec: ReferenceBackend(),
-    LatentSpec: ReferenceLatentBackend(),
+    LatentSpec: LatentsAsKV(ReferenceBackend()),
     IndexedLatentSpec: ReferenceIndexedBackend(),
-    ChosenKVSpec: ReferenceBlockBackend(),
+    ChosenKVSpec: BlocksAsKV(ReferenceBackend()),
     RecurrentSpec: ReferenceRecurrentBackend(),
 }
 

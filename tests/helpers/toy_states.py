@@ -25,16 +25,6 @@ class ToyLatentSpec(StateSpec):
     def planes(self) -> tuple[Plane, ...]:
         return (Plane("latent", (self.size,), "bfloat16", token_axis=0),)
 
-    @property
-    def is_bounded(self) -> bool:
-        return False
-
-    def needed(self, position: int) -> int:
-        return 0
-
-    def publishable(self, first: int, end: int, block_size: int) -> range:
-        return range(first, end)
-
 
 @dataclass(frozen=True, slots=True)
 class ToyRecurrentSpec(StateSpec):

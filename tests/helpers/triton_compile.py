@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from tandem.architecture.state import LatentSpec, RecurrentSpec
-from tandem.compute.arena import Arena, LayerLatents, LayerRecurrent
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.cuda.latents import TritonLatentBackend
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.cuda.triton_backend import TritonBackend
+from tandem.compute.layer_states import LayerLatents, LayerRecurrent
 from tandem.compute.ops import ExpertWeights, Matrix
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams
 from tandem.compute.step import AttentionBatch

@@ -1,6 +1,7 @@
 """Rules that keep one idea in one place, which the import rules cannot say."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,15 @@ ROOT = Path(__file__).parents[2]
 MAX_FAMILY_LINES = 80
 
 # They ask a `StateSpec`, whatever kind of state it is of.
-ASKING = ("core", "kvcache", "scheduler", "engine", "worker", "transport", "locality", "routing", "planning", "rpc")
+ASKING = (
+    *("core", "kvcache", "scheduler", "engine", "worker", "transport", "locality", "routing", "planning", "rpc"),
+    *("ranks", "router", "process", "planner_service", "cli", "telemetry"),
+    *("compute/arena.py", "compute/ranked_pages.py", "compute/shared_pages.py"),
+)
+
+# Words of kinds of layers and of families, which neither block manager nor scheduler says.
+KINDS = {"attention", "latent", "latents", "recurrent", "mamba", "conv", "moe", "expert", "experts", "sinks", "window"}
+FAMILIES = {re.split(r"[\d_]", entry.module)[0] for entry in ARCHITECTURES.values()}
 
 # Modules that look into a scope: its definition, the root hash, the wire, the tenant's name, what an engine can apply.
 SCOPE_READERS = {
@@ -51,6 +60,17 @@ def looks_at_a_kind(source: str) -> list[int]:
 
 def _is_kind(name: str) -> bool:
     return name.endswith(("KVSpec", "AttentionSpec", "MixerSpec")) or name == "spec"
+
+
+def says_a_kind(source: str) -> list[str]:
+    """Names with the word of a kind of layer or of a family."""
+    names = {
+        value
+        for node in nodes(source)
+        for _, value in ast.iter_fields(node)
+        if isinstance(value, str) and value.isidentifier()
+    }
+    return sorted(name for name in names if {*re.split(r"[\d_]", name.lower())} & (KINDS | FAMILIES))
 
 
 def looks_into_a_scope(source: str) -> list[int]:
@@ -119,12 +139,23 @@ def test_the_rule_finds_what_it_forbids(source: str) -> None:
 def test_only_architecture_and_attention_know_kinds_of_state() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
-        for room in ASKING
-        for path in sorted((ROOT / "tandem" / room).rglob("*.py"))
+        for place in ASKING
+        for path in sorted((ROOT / "tandem").glob(place if place.endswith(".py") else f"{place}/**/*.py"))
         if "v1" not in path.parts
         for line in looks_at_a_kind(path.read_text())
     ]
     assert not found, f"ask the StateSpec instead: {found}"
+
+
+@pytest.mark.parametrize("source", ["self.num_experts = 1", "def latent_blocks(): ...", "kind == 'mamba2'"])
+def test_the_rule_finds_names_of_kinds(source: str) -> None:
+    assert len(says_a_kind(source)) == 1
+
+
+def test_block_manager_and_scheduler_say_no_kind_and_no_family() -> None:
+    rooms = (ROOT / "tandem" / "kvcache", ROOT / "tandem" / "scheduler")
+    found = {path.name: says_a_kind(path.read_text()) for room in rooms for path in room.rglob("*.py")}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_a_scope_is_passed_on_whole() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 
 HEAD_DIMS = (64, 128, 256)

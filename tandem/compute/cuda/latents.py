@@ -10,11 +10,11 @@ from collections.abc import Collection
 import torch
 
 from tandem.architecture.state import LatentSpec
-from tandem.compute.arena import LayerLatents
 from tandem.compute.attention import AttentionParams
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.cuda.triton_backend import KERNELS as PAGED_KERNELS
 from tandem.compute.cuda.triton_backend import LAUNCH_OPTIONS, MIN_DOT_SIZE, num_splits_for
+from tandem.compute.layer_states import LayerLatents
 from tandem.compute.step import AttentionBatch
 from tandem.core.config import BLOCK_SIZES
 

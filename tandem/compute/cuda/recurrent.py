@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tandem.architecture.state import RecurrentSpec
-from tandem.compute.arena import LayerRecurrent
 from tandem.compute.cuda.kernels import TritonKernels
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 

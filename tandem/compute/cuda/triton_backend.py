@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.core.config import BLOCK_SIZES
 

@@ -15,8 +15,8 @@ from importlib import import_module
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 
 NEEDED_ARGUMENTS = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"})

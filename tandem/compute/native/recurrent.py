@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tandem.architecture.state import RecurrentSpec
-from tandem.compute.arena import LayerRecurrent
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent

@@ -6,7 +6,7 @@ What a query chooses, and its result, are the same however its prompt is cut and
 import torch
 
 from tandem.architecture.state import IndexedLatentSpec
-from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.layer_states import LayerIndexedLatents
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.index_choice import MAX_DIM, MULTIPLE, IndexChoice
 from tandem.compute.sparse import ChosenRowsAsKV, IndexQueries, QueryBatch

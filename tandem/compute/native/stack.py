@@ -10,9 +10,9 @@ from dataclasses import fields
 
 import torch
 
-from tandem.compute.arena import LayerKV
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.native.calls import struct_of
 from tandem.compute.native.coded_matrix import are_alike, reference_to
 from tandem.compute.native.coded_matrix import serves as serves_codes

@@ -9,8 +9,8 @@ from collections.abc import Collection
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 
 

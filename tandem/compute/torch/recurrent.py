@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from tandem.architecture.state import RecurrentSpec
-from tandem.compute.arena import LayerRecurrent
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 

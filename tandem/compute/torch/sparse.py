@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.layer_states import LayerIndexedLatents
 from tandem.compute.sparse import NOT_CHOSEN, ChosenRowsAsKV, IndexQueries, QueryBatch
 from tandem.compute.torch.attention import ReferenceBackend
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from tandem.architecture.state import StateSpec
-from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends
+from tandem.compute.layer_states import LayerState
 from tandem.compute.step import AttentionBatch
 
 

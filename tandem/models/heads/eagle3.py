@@ -6,8 +6,8 @@ import torch
 
 from tandem.architecture.heads import Eagle3Spec
 from tandem.architecture.state import StateSpec
-from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, prepare_by_state
+from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import CorruptCheckpointError

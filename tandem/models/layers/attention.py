@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tandem.architecture.mixers import AttentionSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.models.layers.norm import Norm

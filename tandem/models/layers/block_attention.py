@@ -3,9 +3,9 @@
 import torch
 
 from tandem.architecture.block_mixers import MEANS, BlockAttentionSpec, BlockIndexerSpec
-from tandem.compute.arena import LayerChosenKV
 from tandem.compute.block_scores import choose_by_index, choose_by_means, closed_spans, last_rows, write_summary
 from tandem.compute.block_sparse import ChosenKVBackend
+from tandem.compute.layer_states import LayerChosenKV
 from tandem.compute.ops import Kernels
 from tandem.compute.sparse import QueryBatch
 from tandem.compute.step import Choices

@@ -10,9 +10,9 @@ from tandem.architecture.block_mixers import (
     CompressedAttentionSpec,
     CompressorSpec,
 )
-from tandem.compute.arena import LayerChosenKV
 from tandem.compute.block_scores import attend_to_compressed, closed_spans, last_rows, write_summary
 from tandem.compute.block_sparse import ChosenKVBackend
+from tandem.compute.layer_states import LayerChosenKV
 from tandem.compute.ops import Kernels
 from tandem.compute.sparse import QueryBatch
 from tandem.compute.step import Choices

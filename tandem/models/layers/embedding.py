@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.model import EMBEDDING, ModelSpec
-from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.codes import CodedMatrix
+from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.ops import Kernels
 from tandem.models.parameters import Parameters
 

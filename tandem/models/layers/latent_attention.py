@@ -7,8 +7,8 @@ So a token costs the same map whether it is of a prompt or generated, and its bi
 import torch
 
 from tandem.architecture.mixers import LatentAttentionSpec
-from tandem.compute.arena import LayerLatents
 from tandem.compute.attention import AttentionParams, LatentBackend
+from tandem.compute.layer_states import LayerLatents
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices
 from tandem.compute.weights.base import Linear

@@ -8,7 +8,7 @@ import torch
 
 from tandem.architecture.recurrent_mixers import ConvSpec, Gating, LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.tensors import LinearSpec
-from tandem.compute.arena import LayerRecurrent
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.ops import Kernels
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend, RecurrentBatch
 from tandem.compute.step import Choices

@@ -3,7 +3,7 @@
 import torch
 
 from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttentionSpec
-from tandem.compute.arena import LayerIndexedLatents
+from tandem.compute.layer_states import LayerIndexedLatents
 from tandem.compute.ops import Kernels
 from tandem.compute.sparse import IndexedLatentBackend, IndexQueries, QueryBatch
 from tandem.compute.step import Choices

@@ -10,8 +10,9 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.compute.arena import Arena, LayerKV
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend

@@ -12,10 +12,10 @@ import torch
 from torch.nn import attention
 
 from tandem.architecture.state import KVSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.cuda.flashinfer_backend import FlashInferBackend, PagedIndices
 from tandem.compute.cuda.varlen_backend import VarlenBackend, missing_arguments
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 from tests.helpers.attention_cases import Shape, build_step, random_request
 

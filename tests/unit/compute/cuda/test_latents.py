@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tandem.architecture.state import LatentSpec
-from tandem.compute.arena import Arena, LayerLatents
+from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionParams
 from tandem.compute.cuda.latents import TritonLatentBackend
+from tandem.compute.layer_states import LayerLatents
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
 from tests.contract.test_attention_backends import normal

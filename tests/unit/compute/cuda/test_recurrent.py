@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tandem.architecture.state import KVSpec, RecurrentSpec
-from tandem.compute.arena import Arena, LayerRecurrent
+from tandem.compute.arena import Arena
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
+from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.recurrent import prepare_recurrent
 from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout

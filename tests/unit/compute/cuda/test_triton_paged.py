@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.cuda.triton_backend import TritonBackend
+from tandem.compute.layer_states import TORCH_DTYPES
 from tests.helpers.attention_cases import RequestCase, Shape, build_step, oracle, random_request
 from tests.helpers.triton_interpreter import products
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionParams
+from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
 from tests.helpers.attention_cases import Shape, build_step, oracle, random_request

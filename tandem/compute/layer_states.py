@@ -1,0 +1,186 @@
+"""One layer's state in the arena: views of its pages by kind of state, which layers and backends read and write."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
+from tandem.kvcache.spec import KVLayout
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's view of the arena; strided over pages, so never contiguous across blocks."""
+
+    keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChosenKV(LayerKV):
+    """One layer's view of the arena where it keeps K and V, and what blocks of them are chosen by."""
+
+    index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = there are none
+    summaries: Mapping[str, torch.Tensor]  # by plane, [num_blocks, num_kv_heads, block_size, head_dim / span]
+    span: int
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim], as `LayerLatents.write` does rows."""
+        assert self.index_keys is not None
+        _write_rows(self.index_keys, keys, slot_mapping)
+
+    def summary(self, name: str) -> torch.Tensor:
+        """[num_blocks, num_kv_heads, block_size / span, head_dim], of a block size that `span` divides."""
+        numbers = self.summaries[name]
+        num_blocks, num_heads, block_size, part = numbers.shape
+        return numbers.view(num_blocks, num_heads, block_size // self.span, part * self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLatents:
+    """One layer's view of the arena where it keeps latents. A row begins with `rank` numbers of the latent."""
+
+    rows: torch.Tensor  # [num_blocks, block_size, rank + rotary_dim]
+    rank: int
+
+    def write(self, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `rows` [num_tokens, rank + rotary_dim] of the tokens at `slot_mapping`.
+
+        NOTE: tokens without a slot go to the null block, whose content is never read; so no shape depends on data.
+        """
+        _write_rows(self.rows, rows, slot_mapping)
+
+    @property
+    def as_kv(self) -> LayerKV:
+        """Keys of one head; they begin with its values, whose other elements are of no use."""
+        rows = self.rows.unsqueeze(1)
+        return LayerKV(rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIndexedLatents(LayerLatents):
+    """One layer's view of the arena where it keeps latents, and keys that they are chosen by."""
+
+    index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = another layer has them
+
+    def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `keys` [num_tokens, index_dim], as `write` does rows."""
+        assert self.index_keys is not None
+        _write_rows(self.index_keys, keys, slot_mapping)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRecurrent:
+    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token.
+
+    A block has `num_pages` pages. The matrices of the heads of all layers of the KV group fill them one after another,
+    `heads_per_page` in a page, and this layer's begin with number `first_head`. Its columns lie in one page.
+
+    Args:
+        head_pages, head_slots: of each head the page of a block, and where in it, int64.
+    """
+
+    matrices: torch.Tensor | None  # [num_pool_pages, heads_per_page, rows, columns] float32; None = there are none
+    columns: torch.Tensor  # [num_pool_pages, taps - 1, channels], oldest first
+    block_size: int
+    num_pages: int
+    columns_page: int
+    first_head: int
+    head_pages: torch.Tensor  # [num_heads]
+    head_slots: torch.Tensor  # [num_heads]
+
+    def read_matrices(self, pages: torch.Tensor) -> torch.Tensor:
+        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, num_heads, rows, columns]."""
+        assert self.matrices is not None
+        return self.matrices[pages[:, self.head_pages], self.head_slots]
+
+    def write_matrices(self, pages: torch.Tensor, matrices: torch.Tensor) -> None:
+        """The other way round."""
+        assert self.matrices is not None
+        self.matrices[pages[:, self.head_pages], self.head_slots] = matrices
+
+    def read_columns(self, pages: torch.Tensor) -> torch.Tensor:
+        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, taps - 1, channels]."""
+        return self.columns[pages[:, self.columns_page]]
+
+    def write_columns(self, pages: torch.Tensor, columns: torch.Tensor) -> None:
+        """The other way round."""
+        self.columns[pages[:, self.columns_page]] = columns
+
+
+def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    slots, block_size = slot_mapping.clamp_min(0), blocks.shape[1]
+    blocks[slots // block_size, slots % block_size] = rows
+
+
+LayerState = LayerKV | LayerLatents | LayerRecurrent
+View = Callable[[KVLayout, torch.Tensor, int, Any], LayerState]
+
+
+def layer_state(layout: KVLayout, pages: torch.Tensor, layer: int) -> LayerState:
+    """The view of a layer's state in `pages` [num_blocks, page_bytes]. Its kind must be one of those below."""
+    spec = layout.groups[layout.group_of_layer(layer)[0]].spec
+    return _VIEWS[type(spec)](layout, pages, layer, spec)
+
+
+def _recurrent(layout: KVLayout, pages: torch.Tensor, layer: int, spec: RecurrentSpec) -> LayerRecurrent:
+    group, index = layout.group_of_layer(layer)
+    placement = layout.placement(group)
+    *_, columns = spec.planes
+    place = placement.place(len(spec.planes) - 1, index, 0)
+    numbers = pages[:, place.start : place.start + columns.num_bytes].view(TORCH_DTYPES[columns.dtype])
+    num_heads = spec.heads[0] if spec.heads else 0
+    matrices, per_page = None, 1
+    if spec.heads:
+        per_page = placement.per_page(0) * num_heads // placement.pieces[0].count
+        end = per_page * placement.pieces[0].count * placement.pieces[0].num_bytes // num_heads
+        matrices = pages[:, :end].view(torch.float32).unflatten(1, (per_page, *spec.heads[1:]))  # type: ignore[no-untyped-call]
+    heads = index * num_heads + torch.arange(num_heads, device=pages.device)
+    return LayerRecurrent(
+        matrices,
+        numbers.unflatten(1, columns.shape),  # type: ignore[no-untyped-call]
+        layout.block_size,
+        placement.num_pages,
+        place.page,
+        index * num_heads,
+        heads // per_page,
+        heads % per_page,
+    )
+
+
+def _planes(layout: KVLayout, pages: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
+    """Views [num_blocks, ...] of a layer's planes in blocks of one page, by name."""
+    group_index, index = layout.group_of_layer(layer)
+    spec = layout.groups[group_index].spec
+    start = index * spec.block_bytes(layout.block_size)
+    views = {}
+    for plane in spec.planes:
+        end = start + plane.block_bytes(layout.block_size)
+        numbers = pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
+        views[plane.name] = numbers.unflatten(1, plane.block_shape(layout.block_size))  # type: ignore[no-untyped-call]
+        start = end
+    return views
+
+
+def _in_one_page(view: Callable[[Any, Mapping[str, torch.Tensor]], LayerState]) -> View:
+    """Of a state whose blocks are one page. `view` takes the layer's planes, each [num_blocks, ...], by name."""
+    return lambda layout, pages, layer, spec: view(spec, _planes(layout, pages, layer))
+
+
+_VIEWS: Mapping[type[StateSpec], View] = {
+    KVSpec: _in_one_page(lambda spec, planes: LayerKV(planes["k"], planes["v"])),
+    ChosenKVSpec: _in_one_page(
+        lambda spec, planes: LayerChosenKV(
+            planes["k"], planes["v"], planes.get("index"), {name: planes[name] for name in spec.summaries}, spec.span
+        )
+    ),
+    LatentSpec: _in_one_page(lambda spec, planes: LayerLatents(planes["latent"], spec.rank)),
+    IndexedLatentSpec: _in_one_page(
+        lambda spec, planes: LayerIndexedLatents(planes["latent"], spec.rank, planes.get("index"))
+    ),
+    RecurrentSpec: _recurrent,
+}
