@@ -13,7 +13,7 @@ from tandem.core.errors import ConfigurationError, shown
 from tandem.kube import read
 from tandem.kube.access import Access
 from tandem.kube.call import KubeCall
-from tandem.kube.errors import BadAnswerError, ExpiredError, RefusedError, error_of
+from tandem.kube.errors import BadAnswerError, ExpiredError, error_of
 from tandem.kube.lease import Lease, lease_body, lease_of
 from tandem.kube.pod import Pod, PodEvent, PodList, pod_of, version_of
 
@@ -95,22 +95,6 @@ class KubeApi:
         async with contextlib.aclosing(self._wire.follow(call, query=query, silence_s=watch_s + _GRACE_S)) as events:
             async for event in events:
                 yield _understood(call, _event_of, (call, event))
-
-    async def get_pod(self, name: str) -> Pod:
-        return await self._ask(KubeCall("get", "pods", self.namespace, name), pod_of)
-
-    async def evict_pod(self, name: str) -> None:
-        """Asks a pod to terminate, with its own grace period.
-
-        Raises:
-            EvictionBlockedError: a PodDisruptionBudget forbids it now.
-        """
-        call = KubeCall("create", "pods/eviction", self.namespace, name)
-        body = {"kind": "Eviction", "metadata": {"name": name, "namespace": self.namespace}}
-        try:
-            await self._wire.ask(call, body={"apiVersion": "policy/v1", **body})
-        except RefusedError:  # NOTE: before Kubernetes 1.22 there is no policy/v1
-            await self._wire.ask(call, body={"apiVersion": "policy/v1beta1", **body})
 
     async def read_scale(self, deployment: str) -> Scale:
         return await self._ask(KubeCall("get", "deployments/scale", self.namespace, deployment, "apps"), _scale_of)

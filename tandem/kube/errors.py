@@ -8,7 +8,6 @@ TandemError
     ├── NotFoundError           404
     ├── ConflictError           409: another client wrote first; read again
     ├── ExpiredError            410: that version of the list is gone; list again
-    ├── EvictionBlockedError    429: a PodDisruptionBudget forbids it now; try later
     ├── RefusedError            any other refusal; the same call cannot succeed
     └── BadAnswerError          what came back is not what the API says
 """
@@ -18,8 +17,6 @@ from typing import Any
 
 from tandem.core.errors import TandemError, shown
 from tandem.kube.call import KubeCall
-
-_BUDGET = "disruption budget"
 
 
 class KubeError(TandemError):
@@ -55,10 +52,6 @@ class ExpiredError(KubeError):
     """The server no longer has this resource version."""
 
 
-class EvictionBlockedError(KubeError):
-    """A PodDisruptionBudget allows no disruption now."""
-
-
 class RefusedError(KubeError):
     """The server understood the call and refused it."""
 
@@ -87,8 +80,6 @@ def error_of(call: KubeCall, code: int, status: Mapping[str, Any], retry_after_s
         return UnauthorizedError(call, f"{said}; check the token of the service account or kubeconfig", retry_after_s)
     if code == 403:
         return ForbiddenError(call, f"{said}; {_missing_rule(call)}", retry_after_s)
-    if code == 429 and call.resource == "pods/eviction" and _is_blocked(status):
-        return EvictionBlockedError(call, f"{said}; try again when more pods are ready", retry_after_s)
     if code == 429 or code >= 500:
         return KubeUnavailableError(call, f"the server cannot answer now ({said}); try again later", retry_after_s)
     kind, remedy = _KINDS.get(code, (RefusedError, "correct the call"))
@@ -102,11 +93,3 @@ def _missing_rule(call: KubeCall) -> str:
         f"give the account a Role in namespace {call.namespace} with apiGroups: [{call.group!r}],"
         f" resources: [{call.resource!r}]{named}, verbs: [{verbs}]"
     )
-
-
-def _is_blocked(status: Mapping[str, Any]) -> bool:
-    """Whether a disruption budget forbids the eviction, rather than an overloaded server."""
-    details = status.get("details")
-    causes = details.get("causes") if isinstance(details, Mapping) else None
-    named = [cause.get("reason") for cause in causes if isinstance(cause, Mapping)] if isinstance(causes, list) else []
-    return "DisruptionBudget" in named or _BUDGET in str(status.get("message"))

@@ -40,7 +40,6 @@ class Backend:
     Args:
         bookmark_s: a watch this long brings a bookmark.
         forget: have the server forget the versions that are past; it may be restarted for that.
-        policy: the version of PodDisruptionBudgets that is served.
     """
 
     url: str
@@ -49,7 +48,6 @@ class Backend:
     http: httpx.AsyncClient
     ca_file: Path | None = None
     bookmark_s: float = 1.0
-    policy: str = "v1"
     limited_token: str = "limited"
     grant: Callable[["Backend", Sequence[Rule]], Awaitable[None]] = field(kw_only=True, repr=False)
     forget: Callable[[], Awaitable[None]] = field(kw_only=True, repr=False)
@@ -85,13 +83,6 @@ class Backend:
         spec = {"replicas": num_replicas, "selector": {"matchLabels": labels}, "template": template}
         body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
         _require(await self.http.post(f"/apis/apps/v1/namespaces/{self.namespace}/deployments", json=body))
-
-    async def put_budget(self, name: str, labels: Mapping[str, str], min_available: int) -> None:
-        spec = {"minAvailable": min_available, "selector": {"matchLabels": dict(labels)}}
-        meta = {"name": name}
-        body = {"apiVersion": f"policy/{self.policy}", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
-        path = f"/apis/policy/{self.policy}/namespaces/{self.namespace}/poddisruptionbudgets"
-        _require(await self.http.post(path, json=body))
 
     async def allow(self, rules: Sequence[Rule]) -> str:
         """The token of somebody who may do just this."""
@@ -139,7 +130,6 @@ async def real_backend(plane: Plane) -> AsyncIterator[Backend]:
             plane.stop_api_server()  # NOTE: not in another thread: the kernel ends the server with who started it
             plane.start_api_server()
 
-        policy = "v1" if (await http.get("/apis/policy/v1")).is_success else "v1beta1"
         yield Backend(
             plane.url,
             plane.admin_token,
@@ -147,7 +137,6 @@ async def real_backend(plane: Plane) -> AsyncIterator[Backend]:
             http,
             plane.ca_file,
             bookmark_s=5.0,
-            policy=policy,
             limited_token=plane.nobody_token,
             grant=grant,
             forget=forget,

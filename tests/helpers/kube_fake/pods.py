@@ -1,4 +1,4 @@
-"""Life of pods in the API server: how they begin, are told to end, and may be evicted."""
+"""Life of pods in the API server: how they begin and are told to end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,18 +22,6 @@ def end_pod(store: Store, namespace: str, name: str, grace_s: int | None) -> dic
         return store.delete(key)
     pod["metadata"].update(deletionTimestamp=now(), deletionGracePeriodSeconds=grace_s)
     return store.replace(key, pod)
-
-
-def require_disruption_allowed(store: Store, namespace: str, name: str) -> None:
-    pod = store.get(("pods", namespace, name))
-    for budget in store.list("poddisruptionbudgets", namespace):
-        wanted = budget["spec"]["selector"]["matchLabels"]
-        if not _has(pod, wanted):
-            continue
-        num_ready = sum(_is_ready(other) for other in store.list("pods", namespace) if _has(other, wanted))
-        if num_ready - 1 < budget["spec"]["minAvailable"]:
-            message = "Cannot evict pod as it would violate the pod's disruption budget."
-            raise ApiError(429, "TooManyRequests", message, ["DisruptionBudget"], 10)
 
 
 def pod_body(
@@ -63,13 +51,3 @@ def pod_body(
             "conditions": [ready, *conditions],
         },
     }
-
-
-def _has(pod: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in wanted.items())
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

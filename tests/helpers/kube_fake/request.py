@@ -15,14 +15,12 @@ KINDS = {
     "events": "Event",
     "deployments": "Deployment",
     "leases": "Lease",
-    "poddisruptionbudgets": "PodDisruptionBudget",
 }
 _GROUPS = {
     "pods": "",
     "events": "",
     "deployments": "apps",
     "leases": "coordination.k8s.io",
-    "poddisruptionbudgets": "policy",
 }
 _PATH = re.compile(
     r"^/(?:api/v1|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<namespace>[^/]+)"

@@ -105,8 +105,8 @@ class KubeFake:
             return refusal(ApiError(400, "BadRequest", str(error)))
 
     def _do(self, asked: Asked, body: Any, content_type: str) -> Body:
-        if asked.part in ("scale", "eviction"):
-            return self._scale(asked, body, content_type) if asked.part == "scale" else self._evict(asked, body)
+        if asked.part == "scale":
+            return self._scale(asked, body, content_type)
         if asked.verb == "list":
             return _page(asked, self.store)
         if asked.verb == "get":
@@ -125,13 +125,6 @@ class KubeFake:
             return self.store.delete(asked.key)
         grace = asked.query.get("gracePeriodSeconds", (body or {}).get("gracePeriodSeconds"))
         return pods.end_pod(self.store, asked.namespace, asked.name, None if grace is None else int(grace))
-
-    def _evict(self, asked: Asked, body: Any) -> Body:
-        if body.get("apiVersion", "policy/v1") not in ("policy/v1", "policy/v1beta1"):
-            raise ApiError(400, "BadRequest", f'no kind "Eviction" is registered for version "{body["apiVersion"]}"')
-        pods.require_disruption_allowed(self.store, asked.namespace, asked.name)
-        pods.end_pod(self.store, asked.namespace, asked.name, None)
-        return {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
 
     def _scale(self, asked: Asked, body: Any, content_type: str) -> Body:
         deployment = self.store.get(asked.key)

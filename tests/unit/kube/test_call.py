@@ -9,7 +9,6 @@ from tandem.kube.call import KubeCall
         (KubeCall("list", "pods", "n"), "GET", "/api/v1/namespaces/n/pods"),
         (KubeCall("watch", "pods", "n"), "GET", "/api/v1/namespaces/n/pods"),
         (KubeCall("get", "pods", "n", "a"), "GET", "/api/v1/namespaces/n/pods/a"),
-        (KubeCall("create", "pods/eviction", "n", "a"), "POST", "/api/v1/namespaces/n/pods/a/eviction"),
         (KubeCall("create", "leases", "n", "a", "g.io"), "POST", "/apis/g.io/v1/namespaces/n/leases"),
         (KubeCall("update", "leases", "n", "a", "g.io"), "PUT", "/apis/g.io/v1/namespaces/n/leases/a"),
         (

@@ -5,7 +5,6 @@ import pytest
 from tandem.kube.call import KubeCall
 from tandem.kube.errors import (
     ConflictError,
-    EvictionBlockedError,
     ExpiredError,
     KubeError,
     KubeUnavailableError,
@@ -16,8 +15,6 @@ from tandem.kube.errors import (
 )
 
 SCALE = KubeCall("patch", "deployments/scale", "prod", "decode", "apps")
-EVICTION = KubeCall("create", "pods/eviction", "prod", "decode-0")
-BLOCKED = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
 
 
 @pytest.mark.parametrize(
@@ -28,14 +25,9 @@ BLOCKED = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"
         (SCALE, 409, {}, ConflictError),
         (SCALE, 410, {}, ExpiredError),
         (SCALE, 422, {}, RefusedError),
-        (SCALE, 429, BLOCKED, KubeUnavailableError),
+        (SCALE, 429, {"message": "too many requests"}, KubeUnavailableError),
         (SCALE, 500, {}, KubeUnavailableError),
         (SCALE, 503, {}, KubeUnavailableError),
-        (EVICTION, 429, BLOCKED, EvictionBlockedError),
-        (EVICTION, 429, {"message": "would violate the pod's disruption budget."}, EvictionBlockedError),
-        (EVICTION, 429, {"message": "too many requests"}, KubeUnavailableError),
-        (EVICTION, 429, {"details": {"causes": ["x"]}, "message": 3}, KubeUnavailableError),
-        (EVICTION, 500, BLOCKED, KubeUnavailableError),
     ],
 )
 def test_each_status_is_an_error_of_its_own(
