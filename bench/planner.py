@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.report import Report, Row
+from bench.scaling_rules import FixedPools, QueueRule, UtilisationRule
+from bench.two_loop_rule import TwoLoopRule
 from tandem.architecture.catalogue import find_cost
 from tandem.fleet_simulation.cluster import Cluster
 from tandem.fleet_simulation.result import PoolSizes, SimulationResult
@@ -27,8 +29,6 @@ from tandem.planning.planner import SloPlanner
 from tandem.planning.planner_settings import PlannerConfig
 from tandem.planning.pools import Prospect
 from tandem.planning.roofline import Roofline
-from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
-from tandem.planning.two_loop_rule import TwoLoopRule
 from tandem.routing.admission import AdmissionLimits
 from tandem.workload.arrivals import spread_in_ticks
 from tandem.workload.slo import Slo, SloReport

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
+from bench.router_peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer, Pairing
-from tandem.routing.peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.policies import LeastLoaded, PredictedCost, PrefixOnly, Random, RoundRobin, RoutingPolicy
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,19 +55,6 @@ class LogNormal:
     def draw(self, source: random.Random) -> int:
         spread = math.log(self.p90 / self.median) / 1.2815515655446004
         return max(1, min(self.most, round(source.lognormvariate(math.log(self.median), spread))))
-
-
-@dataclass(frozen=True, slots=True)
-class Empirical:
-    """Draws from observed counts."""
-
-    seen: Sequence[int]
-
-    def __post_init__(self) -> None:
-        _check(len(self.seen) > 0 and min(self.seen) >= 1, self, "at least one length, all >= 1")
-
-    def draw(self, source: random.Random) -> int:
-        return source.choice(self.seen)
 
 
 def _check(holds: bool, lengths: object, needed: str) -> None:

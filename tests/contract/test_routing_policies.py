@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.router_peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.core.errors import ConfigurationError
 from tandem.routing.pairing import Pairing
-from tandem.routing.peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.policies import POLICIES, PredictedCost, RoutingPolicy, SessionSticky, policy_named
 from tandem.routing.snapshot import Links, Role
 from tests.unit.routing.builders import LINK, candidates_of, pairer_of, queue_of, request, requests, worker, workers

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from bench.scaling_rules import FixedPools
 from tandem.fleet_simulation.cluster import Cluster
 from tandem.fleet_simulation.result import SimulationResult
 from tandem.planning.observation import Observation, Plan
-from tandem.planning.rules import FixedPools
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState
 from tandem.workload.arrivals import poisson

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem.core.errors import ConfigurationError
-from tandem.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
+from tandem.workload.lengths import Fixed, Lengths, LogNormal, Uniform
 
 
 def drawn(lengths: Lengths, num_draws: int = 5000) -> list[int]:
@@ -24,7 +24,6 @@ def test_log_normal_has_its_median_its_tail_and_its_bounds() -> None:
 def test_the_others_stay_where_they_are_told() -> None:
     assert set(drawn(Fixed(7))) == {7}
     assert set(drawn(Uniform(3, 5))) == {3, 4, 5}
-    assert set(drawn(Empirical([4, 9]))) == {4, 9}
     assert set(drawn(LogNormal(5, 5, 5))) == {5}
 
 
@@ -36,8 +35,6 @@ def test_the_others_stay_where_they_are_told() -> None:
         lambda: Uniform(0, 3),
         lambda: LogNormal(100, 50, 200),
         lambda: LogNormal(100, 500, 200),
-        lambda: Empirical([]),
-        lambda: Empirical([3, 0]),
     ],
 )
 def test_impossible_lengths_are_refused(make: Callable[[], Lengths]) -> None:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from bench.scaling_rules import FixedPools, QueueRule, UtilisationRule
+from bench.two_loop_rule import TwoLoopRule
 from tandem.planning.observation import Observation
-from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
-from tandem.planning.two_loop_rule import TwoLoopRule
 from tests.unit.planning.loop import SETTINGS, SPEED, Loop, observation, pool
 
 SERVICE_MS = SPEED.prefill.prompt_ms(4000, 1000)
