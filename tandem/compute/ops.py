@@ -4,7 +4,7 @@ Everything here is row-wise: a token's result does not depend on the other token
 implementation not a bit depends on them, so results in a batch and alone are equal in bfloat16 too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,16 @@ class Matrix:
 
 Numbers = Matrix | CodedMatrix
 """Weight of a linear map: floats, or codes with scales."""
+
+
+def floats_of(parts: object, names: Iterable[str]) -> Iterator[torch.Tensor]:
+    """Of the attributes `names` of `parts`, those that are floats: matrices of them, norms and biases."""
+    for name in names:
+        part = getattr(parts, name)
+        if isinstance(part, Matrix):
+            yield part.tensor
+        elif isinstance(part, torch.Tensor):
+            yield part
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tandem.compute.ops import Experts, ExpertWeights, Matrix, Numbers
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.coded_matrices import random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import normal
 
 NUM_EXPERTS = 6
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,10 +24,6 @@ KINDS = pytest.mark.parametrize("kind", CodeKind, ids=lambda kind: kind.name)
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def random_experts(

@@ -16,6 +16,7 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.coded_matrices import E2M1, INT4, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import normal
 
 Implementation = NativeKernels | TorchKernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,10 +34,6 @@ NF4 = torch.tensor(
 @pytest.fixture(scope="module", params=[*ARCHITECTURES, "torch"])
 def kernels(request: pytest.FixtureRequest) -> Implementation:
     return TorchKernels() if request.param == "torch" else load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def check(kernels: Implementation, matrix: CodedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -17,6 +17,7 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
 from tandem.models.layers.router import ExpertRouter
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import normal
 from tests.helpers.parameters import dense_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,10 +28,6 @@ RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def random_experts(count: int, hidden: int, ffn: int, dtype: torch.dtype, *, biases: bool) -> list[ExpertWeights]:

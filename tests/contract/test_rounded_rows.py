@@ -13,6 +13,7 @@ from tandem.compute.rounded_rows import round_rows
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.coded_matrices import E2M1, INT4, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import normal
 
 Implementation = NativeKernels | TorchKernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,10 +37,6 @@ def native(request: pytest.FixtureRequest) -> NativeKernels:
 @pytest.fixture(scope="module", params=[*ARCHITECTURES, PORTABLE, "torch"])
 def kernels(request: pytest.FixtureRequest) -> Implementation:
     return TorchKernels() if request.param == "torch" else load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def rounding(name: str, shape: tuple[int, int], group_size: int, **more: object) -> CodedMatrix:

@@ -4,7 +4,7 @@ It reads only the experts that are hit. Their numbers are not checked.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
@@ -14,7 +14,7 @@ from tandem.compute.codes import CodedMatrix
 from tandem.compute.native.coded_matrix import are_alike, reference_to
 from tandem.compute.native.coded_matrix import serves as serves_codes
 from tandem.compute.native.codes import ACTIVATION_CODES, CLAMPED_CODE, DTYPE_CODES
-from tandem.compute.ops import ExpertWeights, Matrix, Numbers
+from tandem.compute.ops import ExpertWeights, Matrix, Numbers, floats_of
 from tandem.compute.order import Order
 
 EXPERTS_FIELDS = """
@@ -31,7 +31,7 @@ def _serves(experts: Sequence[ExpertWeights]) -> bool:
     """Whether the compiled call computes such experts: alike, on the CPU, all floats in one order or all codes."""
     if not experts:
         return False
-    first, floats = experts[0], [x for expert in experts for x in _floats(expert)]
+    first, floats = experts[0], [x for expert in experts for x in floats_of(expert, _PARTS)]
     matrices: list[Numbers] = [getattr(expert, name) for expert in experts for name in _MATRICES]
     return (
         len({_shapes(expert) for expert in experts}) == 1
@@ -82,7 +82,7 @@ class NativeExperts:
         self._table = torch.tensor(
             [self._pointers(expert) for expert in experts], dtype=torch.int64
         )  # [num_experts, 6]
-        self.dtype = next((x.dtype for x in _floats(first)), None)
+        self.dtype = next((x.dtype for x in floats_of(first, _PARTS)), None)
         """Dtype of the rows that they multiply; None = any."""
         self._ffn, self._hidden = _shape(first.gate)
         self._down_blocks = first.down.sum_blocks if isinstance(first.down, Matrix) else 1
@@ -165,16 +165,6 @@ class NativeExperts:
             return (part.tensor if isinstance(part, Matrix) else part).data_ptr()
         self._references.append(reference_to(part))
         return ctypes.addressof(self._references[-1])
-
-
-def _floats(expert: ExpertWeights) -> Iterator[torch.Tensor]:
-    """Matrices of floats, and biases."""
-    for name in _PARTS:
-        part = getattr(expert, name)
-        if isinstance(part, Matrix):
-            yield part.tensor
-        elif isinstance(part, torch.Tensor):
-            yield part
 
 
 def _shape(part: _Part) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ it has pointers to. Indices (positions, slots, block tables) are not checked. On
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
@@ -19,7 +19,7 @@ from tandem.compute.native.coded_matrix import serves as serves_codes
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
 from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
-from tandem.compute.ops import Matrix, Numbers, StackLayer, StackMixture, StackShape
+from tandem.compute.ops import Matrix, Numbers, StackLayer, StackMixture, StackShape, floats_of
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
@@ -48,7 +48,7 @@ _pack_mixture = struct_of(f"router router_bias {CHOICE_FIELDS} {EXPERTS_FIELDS}"
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
     """Whether the compiled stack can compute such layers: on the CPU, of one dtype, with supported heads."""
-    weights = [final_norm, *(tensor for layer in layers for tensor in _floats(layer))]
+    weights = [final_norm, *(tensor for layer in layers for tensor in floats_of(layer, _WEIGHTS))]
     matrices: list[Numbers | None] = [getattr(layer, name) for layer in layers for name in _MATRICES]
     mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
     weights += [mixture.router.tensor for mixture in mixtures if isinstance(mixture.router, Matrix)]
@@ -190,16 +190,6 @@ class NativeStack:
         pointers = {key: _step_pointers(batch, num_tokens) for key, batch in steps.items()}
         pairs = zip(self._cache_pointers, batches, strict=True)
         return [number for cache, batch in pairs for number in (*cache, *pointers[id(batch)])]
-
-
-def _floats(layer: StackLayer) -> Iterator[torch.Tensor]:
-    """Matrices of floats, norms and biases."""
-    for name in _WEIGHTS:
-        part = getattr(layer, name)
-        if isinstance(part, Matrix):
-            yield part.tensor
-        elif isinstance(part, torch.Tensor):
-            yield part
 
 
 def _order_of(layers: Sequence[StackLayer]) -> Order:

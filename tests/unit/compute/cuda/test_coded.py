@@ -14,9 +14,10 @@ from tandem.compute.cuda.halves import halved, rows_of
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
-from tests.contract.test_coded_kernels import NF4, check, normal
+from tests.contract.test_coded_kernels import NF4, check
 from tests.contract.test_coded_kernels import test_gated_products_match_float64 as check_gated_products
 from tests.helpers.coded_matrices import E2M1, random_coded
+from tests.helpers.numbers import normal
 from tests.helpers.triton_interpreter import products
 
 pytest.importorskip("triton", reason="triton is not installed")

@@ -14,7 +14,7 @@ from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.ops import Experts, ExpertWeights, Matrix, Numbers
 from tests.contract import test_coded_experts as coded
 from tests.contract import test_expert_kernels as floats
-from tests.contract.test_coded_kernels import normal
+from tests.helpers.numbers import normal
 from tests.helpers.triton_interpreter import products
 
 pytest.importorskip("triton", reason="triton is not installed")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tandem.architecture.feed_forward import Activation
 from tandem.compute.native.bindings import NativeKernels, unavailable_reason
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import bits, normal
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
@@ -17,14 +18,6 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

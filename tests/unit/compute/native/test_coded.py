@@ -10,6 +10,7 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.order import Order
 from tests.helpers.coded_matrices import E2M1, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import bits, normal
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 KINDS = pytest.mark.parametrize("kind", CodeKind, ids=lambda kind: kind.name)
@@ -18,14 +19,6 @@ KINDS = pytest.mark.parametrize("kind", CodeKind, ids=lambda kind: kind.name)
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8)
 
 
 def matrices(kind: CodeKind, shape: tuple[int, int]) -> list[CodedMatrix]:

@@ -10,15 +10,12 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.numbers import normal
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return load_or_skip(request.param)
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
