@@ -48,7 +48,7 @@ class RoutedIndex:
     index: LocalityIndex
 
 
-class RouterIndex(_RemoteIndex):
+class SimulatedRouterIndex(_RemoteIndex):
     """The index of the router at `address`, for a worker; `worker.feeds.RouterIndex` would block."""
 
     def __init__(self, routers: Mapping[str, RoutedIndex], fabric: Fabric, node: Node, address: str) -> None:
@@ -62,7 +62,7 @@ class RouterIndex(_RemoteIndex):
         return router.index
 
 
-class StoreIndex(_RemoteIndex):
+class SimulatedStoreIndex(_RemoteIndex):
     """The index in Redis, in place of `locality.redis.RedisIndex`, whose sockets would block."""
 
     def __init__(self, redis: SimulatedRedis, fabric: Fabric, node: Node) -> None:

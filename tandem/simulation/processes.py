@@ -51,7 +51,7 @@ from tandem.scheduler.scheduler import Scheduler
 from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
-from tandem.simulation.indexes import RoutedIndex, RouterIndex, StoreIndex
+from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex, SimulatedStoreIndex
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
@@ -184,7 +184,7 @@ async def serving_simulated_router(
     """Runs a router for the time of the block, by `router.process.serving_router`."""
     options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options, redis=environment.redis_url)
-    shared = StoreIndex(environment.redis, environment.fabric, node) if environment.redis_url else None
+    shared = SimulatedStoreIndex(environment.redis, environment.fabric, node) if environment.redis_url else None
     async with serving_router(settings, shared) as router:
         environment.routers[address] = RoutedIndex(node, router.service._lookup._index)
         try:
@@ -245,9 +245,10 @@ def _worker_settings(
 def _indexes(environment: SimulatedEnvironment, node: Node) -> Sequence[LocalityIndex]:
     """As `worker.process`: where the worker's blocks are made known."""
     if environment.uses_redis:
-        return [StoreIndex(environment.redis, environment.fabric, node)]
+        return [SimulatedStoreIndex(environment.redis, environment.fabric, node)]
     return [
-        RouterIndex(environment.routers, environment.fabric, node, address) for address in environment.router_addresses
+        SimulatedRouterIndex(environment.routers, environment.fabric, node, address)
+        for address in environment.router_addresses
     ]
 
 
