@@ -59,7 +59,7 @@ def checked_group(fields: Fields, key: str, size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ModuleEntry:
     """One name, class or regular expression by which a configuration names modules. `text`: as it is there."""
 
     text: str
@@ -72,16 +72,16 @@ class Entry:
         return self.text == _LINEAR or self.text in names
 
 
-def read_entries(fields: Fields, key: str) -> tuple[Entry, ...]:
+def read_entries(fields: Fields, key: str) -> tuple[ModuleEntry, ...]:
     """The entries of that key.
 
     Raises:
         CorruptCheckpointError: one is no regular expression.
     """
 
-    def entry(text: str) -> Entry:
+    def entry(text: str) -> ModuleEntry:
         pattern = compiled(fields, key, text.removeprefix(_REGEX)) if text.startswith(_REGEX) else None
-        return Entry(text, pattern)
+        return ModuleEntry(text, pattern)
 
     return tuple(map(entry, fields.texts(key) or ()))
 

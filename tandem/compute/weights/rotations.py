@@ -18,7 +18,7 @@ from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts
 from tandem.compute.weights.base import ExpertLinears, Linear, StoredTensors, Weight
 from tandem.compute.weights.modules import (
-    Entry,
+    ModuleEntry,
     NamedModules,
     named_modules,
     names_of,
@@ -91,7 +91,7 @@ class Rotation:
     size: int | None
     of: NamedModules
     but: NamedModules
-    targets: tuple[Entry, ...]
+    targets: tuple[ModuleEntry, ...]
 
     def block(self, weight: TensorSpec) -> int | None:
         """Numbers of the weight that are rotated together; None = it is not rotated so.
