@@ -18,6 +18,7 @@ from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import ConfigurationError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
+from tandem.models.fingerprint import fingerprint_beside
 from tandem.models.heads.base import LoadedHead
 from tandem.models.heads.eagle3 import Eagle3Head
 from tandem.models.heads.mtp import MtpHead
@@ -74,7 +75,8 @@ def load_mtp(
         whole_head, head_bytes = _load_whole_head(checkpoint, model.spec, formats, names, device)
         num_bytes += head_bytes
     head = MtpHead(spec, model.decoder, parameters, kernels, whole_head)
-    return LoadedHead(head, num_bytes, model.spec.max_position_embeddings)
+    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    return LoadedHead(head, num_bytes, model.spec.max_position_embeddings, fingerprint)
 
 
 def _load_whole_head(
@@ -118,4 +120,5 @@ def load_eagle3(
     sources = match_plan(checkpoint, plan, formats, names)
     parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
     head = Eagle3Head(spec, model.decoder, parameters, kernels)
-    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings)
+    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings, fingerprint)
