@@ -45,9 +45,10 @@ class DraftHandOver:
         """Equal where a state can be taken."""
         return self.carrier.fingerprint
 
-    def lending(self, request_id: str, lease_id: str) -> Callable[[], None]:
-        """What puts the state of a request into pages under a lease. To be done after the step that chose the request's
-        last token and before the next one. `lent` tells of it from now on.
+    def lending(self, request_id: str, lease_id: str) -> Callable[[bool], None]:
+        """What puts the state of a request into pages under a lease, given whether the engine still runs; if not, there
+        is no state. To be called after the step that chose the request's last token and before the next one. `lent`
+        tells of it from now on.
         """
         self._lent[request_id] = future = Future[LentDraftState | None]()
         return partial(self._lend, request_id, lease_id, future)
@@ -68,10 +69,18 @@ class DraftHandOver:
         self._lent.pop(request_id, None)
         self.carrier.forget(request_id)
 
-    def _lend(self, request_id: str, lease_id: str, future: Future[LentDraftState | None]) -> None:
-        if future.set_running_or_notify_cancel():
-            with current_device(self._pages.pages.device):
-                future.set_result(self._stored(request_id, lease_id))
+    def _lend(
+        self, request_id: str, lease_id: str, future: Future[LentDraftState | None], is_engine_running: bool
+    ) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        lent: LentDraftState | None = None
+        try:
+            if is_engine_running:
+                with current_device(self._pages.pages.device):
+                    lent = self._stored(request_id, lease_id)
+        finally:  # NOTE: an error here ends the engine; who waits for the state must not wait for ever
+            future.set_result(lent)
 
     def _stored(self, request_id: str, lease_id: str) -> LentDraftState | None:
         state = self.carrier.give(request_id)

@@ -1,5 +1,6 @@
 """States of heads that are given, lent in pages of the model's pool, and taken, or not."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     assert hand_over.lent("r") is None
     for num_taken in (0, 201 - num_pages):
         taken = kv.borrow("others", num_taken)
-        hand_over.lending("r", "lease")()
+        hand_over.lending("r", "lease")(True)
         lending = hand_over.lent("r")
         assert lending is not None
         lent = lending.result(0)
@@ -93,8 +94,30 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
         kv.drop("others")
         assert len(taken) == num_taken
         kv.check()
-    hand_over.lending("unknown", "lease")()
+    hand_over.lending("unknown", "lease")(True)
     unknown = hand_over.lent("unknown")
     assert unknown is not None
     assert unknown.result(0) is None
     assert hand_over.lent("unknown") is None
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_who_waits_for_a_state_hears_of_an_engine_that_ends(
+    eagle: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, is_running: bool
+) -> None:
+    drafter = head_drafter(*eagle)
+    state_of(drafter)
+    layout = build_layout((KVSpec(1, 4, "float32"),), 8)
+    pages = RankedPages.of(Arena(layout, 201, torch.device("cpu")))
+    hand_over = DraftHandOver(drafter, KVCacheManager(layout, 200, max_chunk_tokens=32), pages)
+
+    def broken(_: str) -> None:
+        raise MemoryError("of the drafter")
+
+    monkeypatch.setattr(drafter, "give", broken)
+    lend = hand_over.lending("r", "lease")
+    lending = hand_over.lent("r")
+    assert lending is not None
+    with pytest.raises(MemoryError) if is_running else nullcontext():
+        lend(is_running)
+    assert lending.result(0) is None
