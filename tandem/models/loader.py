@@ -5,10 +5,12 @@ before any is loaded.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 import torch
 
@@ -47,6 +49,7 @@ from tandem.models.weights import (
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
 AUTO = "auto"
+_Options = ParamSpec("_Options")
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,24 @@ class LoadedModel:
         return replace(self, spec=replace(self.spec, eos_token_ids=_join_eos(self.spec, (eos_token_id,))))
 
 
+def _naming_the_model(
+    load: Callable[Concatenate[str, _Options], LoadedModel],
+) -> Callable[Concatenate[str, _Options], LoadedModel]:
+    """Refusals say of which model they are: a process may load several, and most know only the tensor's name."""
+
+    @wraps(load)
+    def named(path_or_hub_id: str, /, *args: _Options.args, **kwargs: _Options.kwargs) -> LoadedModel:
+        try:
+            return load(path_or_hub_id, *args, **kwargs)
+        except CheckpointError as error:
+            if path_or_hub_id in str(error):
+                raise
+            raise type(error)(f"{path_or_hub_id}: {error}") from error
+
+    return named
+
+
+@_naming_the_model
 def load_model(
     path_or_hub_id: str,
     *,
