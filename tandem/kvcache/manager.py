@@ -248,10 +248,8 @@ class KVCacheManager:
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
-        """Lease the longest cached prefix of a chain, as far as promises to other owners allow.
-
-        Returns its number of blocks and the blocks of each group; with 0, nothing is held.
-        """
+        """Lease the longest cached prefix of a chain, as far as promises to other owners allow. Returns its number of
+        blocks and the blocks of each group."""
         match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:
@@ -262,7 +260,9 @@ class KVCacheManager:
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.PINNED) -> list[int]:
-        """Returns up to `count` blocks of one page for temporary use, held until `drop(name)`."""
+        """Returns up to `count` blocks of one page, held until `drop(name)`; for a lease that has ended, none."""
+        if kind is HoldKind.LEASED and name not in self._holds:
+            return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
         self._holds.setdefault(name, _Hold(kind)).block_ids += block_ids
         return block_ids

@@ -91,5 +91,7 @@ class DraftHandOver:
         if num_pages > self._kv.num_unpromised:
             return None
         page_ids = self._kv.borrow(lease_id, num_pages, HoldKind.LEASED)
+        if not page_ids:  # NOTE: the reader has left; nobody would end a lease that began anew here
+            return None
         self._pages.store(page_ids, state.data)
         return LentDraftState(state.first, state.num_rows, num_bytes, tuple(page_ids))

@@ -75,14 +75,21 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     assert 1 < num_pages < 200
     hand_over = DraftHandOver(drafter, kv, RankedPages.of(Arena(layout, 201, torch.device("cpu"))))
     assert hand_over.lent("r") is None
-    for num_taken in (0, 201 - num_pages):
+    hand_over.lending("r", "lease")()
+    ended = hand_over.lent("r")
+    assert ended is not None
+    assert (ended.result(0), kv.usage.leased) == (None, 0), "a lease that had ended held pages for ever"
+    kv.open("owner", kv.match((), 1), (), 8)
+    assert kv.grow("owner", 0, 8)
+    for num_taken in (0, 200 - num_pages):
+        kv.lease("owner", 8, 0, 1, "lease")
         taken = kv.borrow("others", num_taken)
         hand_over.lending("r", "lease")(True)
         lending = hand_over.lent("r")
         assert lending is not None
         lent = lending.result(0)
         assert (lent is None) == bool(num_taken)
-        assert kv.usage.leased == (0 if lent is None else num_pages)
+        assert kv.usage.leased == 1 + (0 if lent is None else num_pages)
         if lent is not None:
             hand_over.take("s", lent)
             drafter.begin(replace(REQUEST, request_id="s", output_token_ids=[7]))
