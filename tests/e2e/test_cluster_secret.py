@@ -24,6 +24,7 @@ from tandem.transport.card import Card, Identity, unseal
 from tandem.worker.identity import compatibility_of
 from tandem.worker.settings import DecodeSettings
 from tests.e2e.test_up import ROOT, Terminal, children_of, running
+from tests.helpers import command_line
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.intruder import NOBODY
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -133,16 +134,7 @@ def test_no_service_starts_without_a_secret(model: Path, role: str, host: str) -
         "gateway": ("--model", model, "--host", host, "--port", "0", "--allow-anonymous"),
         "planner": ("--gateways", "127.0.0.1:1", "--host", host, "--metrics-port", "0"),
     }[role]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    done = subprocess.run(
-        [sys.executable, "-m", f"services.{role}", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env=environment,
-        check=False,
-    )
+    done = command_line.run(*flags, module=f"services.{role}", timeout_s=60)
     assert done.returncode == 2, done.stderr
     needed_by = "routers='127.0.0.1:7800'" if role in ("gateway", "planner") else f"bind='{host}:0'"
     assert done.stderr.splitlines()[-1].startswith(f"error: {needed_by} needs a cluster secret")

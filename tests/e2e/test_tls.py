@@ -23,6 +23,7 @@ from tandem.tls.authority import Authority
 from tandem.tls.files import CA, TlsFiles
 from tandem.tls.identity import CertifiedRole
 from tests.e2e.test_up import ROOT, children_of, running, started
+from tests.helpers import command_line
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -191,15 +192,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"services.{role}", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env=clean_environment() | variables,
-        check=False,
-    )
+    return command_line.run(*flags, module=f"services.{role}", env=clean_environment() | variables, timeout_s=60)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.choose import FROM_TEXT
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import build_engine
-from tandem.models.default_model import fetch_default_model
+from tandem.models.default_model import NAME, fetch_default_model
+from tandem.models.generation import read_generation_config
 from tandem.models.gguf.convert import converted
+from tandem.models.hub import resolve_model_path
 from tandem.models.loader import load_model
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
@@ -77,6 +79,17 @@ def directory(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def oracle(file: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+
+
+def test_the_default_model_recommends_how_to_sample(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Regression: by default answers were drawn at a temperature of 1, and the playground's first one made no sense."""
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / file.name).symlink_to(file)
+    directory = resolve_model_path(NAME, has_weights=False)
+    assert read_generation_config(directory).defaults == {"temperature": 0.2, "top_p": 0.9}
 
 
 def test_every_weight_is_that_of_transformers(directory: Path, oracle: Any) -> None:

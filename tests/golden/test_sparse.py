@@ -177,6 +177,7 @@ def check_that_no_bit_depends_on_what_shares_a_step(checkpoint: Path) -> None:
     assert {name: token_ids(outputs[name, 0]) for name in prompts} == expected
 
 
+@pytest.mark.parametrize("kernels", [pytest.param("torch", marks=pytest.mark.slow), "native"], indirect=True)
 def test_shared_preempted_and_cached_requests_get_the_tokens_they_get_alone(
     checkpoint: Path, kernels: dict[str, Any]
 ) -> None:

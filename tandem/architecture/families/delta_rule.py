@@ -22,7 +22,7 @@ _NUM_FURTHER_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 def read_mixers(
     fields: Fields, sizes: base.Sizes, rope: RopeSpec, maps_of: Callable[[DeltaNetSizes, str], DeltaNetMaps]
 ) -> list[MixerSpec]:
-    """The mixer of each layer. `maps_of`: of a recurrent layer, whose tensors are under the prefix given."""
+    """The mixer of each layer. `maps_of` describes a recurrent layer's projections, given its sizes and prefix."""
     fields.only("hidden_act", ("silu", "swish"), "silu")
     fields.only("number_of_conv_states", (1,), "1")
     fields.only("use_sliding_window", (False,), "false")
@@ -40,7 +40,7 @@ def read_mixers(
 
 
 def build_model_with_further(family: str, fields: Fields, sizes: base.Sizes, layers: Sequence[LayerSpec]) -> ModelSpec:
-    """The model of these layers, with those that predict further tokens."""
+    """Builds the model of `layers`, with its layers for multi-token prediction, if it has any."""
     further = _read_further(fields, layers)
     names = _FURTHER_NAMES if further else None
     unserved = (f"{_FURTHER}.",)
@@ -48,8 +48,8 @@ def build_model_with_further(family: str, fields: Fields, sizes: base.Sizes, lay
 
 
 def _read_further(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Layers like the model's with attention, and with experts where the model has some; none where they would have
-    an embedding of their own, or where no layer is like them.
+    """Reads the layers for multi-token prediction. They are like the model's layers with attention, and with experts
+    where it has some. Empty where they have an embedding of their own, or where no layer of the model is like them.
     """
     num_further = max(fields.count(name, 1, low=0) for name in _NUM_FURTHER_KEYS)
     own_embedding = fields.flag("mtp_use_dedicated_embeddings", False)
@@ -79,5 +79,5 @@ def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
 
 
 def _gated_attention(plain: AttentionSpec) -> AttentionSpec:
-    """The same with a gate behind each head's query."""
+    """Adds a gate to each head: `q` also computes the gates, each behind its head's query."""
     return replace(plain, q=replace(plain.q, outputs=2 * plain.q.outputs), is_gated=True)

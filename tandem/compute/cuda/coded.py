@@ -24,7 +24,7 @@ LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 
 class CodedProducts:
-    """The methods of `Kernels` that multiply by codes, for matrices that `refusal` has nothing against.
+    """The methods of `Kernels` that multiply by codes, for matrices that `refusal` accepts (it returns None).
 
     A matrix that is not packed is multiplied, too: its halves are then made anew at each call, with the same bits.
     """
@@ -161,7 +161,7 @@ class CodedProducts:
 
 
 def num_splits_of(num_tokens: int, inputs: int) -> int:
-    """Parts in which the sums of a product come that is written in splits."""
+    """Number of partial sums of each output: the inputs are split where there are few tokens to fill the GPU with."""
     return -(-inputs // SPLIT) if num_tokens <= MOST_SPLIT_TOKENS else 1
 
 

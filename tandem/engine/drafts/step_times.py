@@ -22,7 +22,7 @@ _UNKNOWN = float("inf")
 
 @dataclass(slots=True)
 class _Times:
-    """Of one number of rows. `num_passed`: of steps that could have measured it again and did not."""
+    """Recent times of steps with one number of rows. `num_passed` counts steps that chose not to measure it again."""
 
     last_step: int = 0
     num_passed: int = 0

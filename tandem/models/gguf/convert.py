@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -47,19 +47,28 @@ _SAMPLING = {
 _log = logging.getLogger(__name__)
 
 
-def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has_weights: bool = True) -> Path:
+def converted(
+    path: Path,
+    cache_dir: Path,
+    *,
+    decoded_to: str | None = None,
+    has_weights: bool = True,
+    sampling: Mapping[str, float] | None = None,
+) -> Path:
     """The Hugging Face directory of the GGUF file `path`, made first if need be.
 
     Args:
         cache_dir: where it is kept.
         decoded_to: the dtype of floats that its codes are decoded to; None = they stay codes.
         has_weights: they are wanted too, not only configuration, tokenizer and chat template.
+        sampling: recommended options, as in a `generation_config.json`, for a file that holds none.
 
     Raises:
         CheckpointError: the file cannot be served exactly (see its subclasses), or the cache cannot be written.
     """
     kind = (decoded_to or _CODES) if has_weights else "text"
-    target = cache_dir / f"{_digest(path)}-{kind}"
+    options = dict(sampling or {})
+    target = cache_dir / f"{_digest(path, options)}-{kind}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with locked(target.with_suffix(".lock")):
@@ -67,7 +76,7 @@ def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has
                 with suppress(OSError):  # NOTE: another user's directory, which this one may only read
                     os.utime(target)
                 return target
-            _make(path, target, decoded_to, has_weights)
+            _make(path, target, decoded_to, has_weights, options)
             _delete_old(cache_dir)
     except OSError as error:
         raise CheckpointError(
@@ -77,16 +86,17 @@ def converted(path: Path, cache_dir: Path, *, decoded_to: str | None = None, has
     return target
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, sampling: Mapping[str, float]) -> str:
     try:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
-    return hashlib.sha256(_VERSION.encode() + content).hexdigest()[:32]
+    options = json.dumps(sampling, sort_keys=True).encode() if sampling else b""
+    return hashlib.sha256(_VERSION.encode() + content + options).hexdigest()[:32]
 
 
-def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> None:
+def _make(path: Path, target: Path, dtype: str | None, has_weights: bool, sampling: Mapping[str, float]) -> None:
     began_s = time.monotonic()
     with GgufFile(path) as file, _unfinished(target) as directory:
         config = read_config(file, dtype or _USUAL_DTYPE)
@@ -95,7 +105,7 @@ def _make(path: Path, target: Path, dtype: str | None, has_weights: bool) -> Non
             config["quantization_config"] = _quantisation(tensors)
         _write_json(directory / "tokenizer_config.json", tokenizer_config(file))
         (directory / "tokenizer.json").write_text(tokenizer_json(file), encoding="utf-8")
-        _write_json(directory / "generation_config.json", _generation_config(file))
+        _write_json(directory / "generation_config.json", {**sampling, **_generation_config(file)})
         _write_json(directory / "config.json", config)
         if has_weights:
             num_bytes = sum(tensor.num_bytes for tensor in tensors)

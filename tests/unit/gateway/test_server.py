@@ -13,6 +13,7 @@ import httpx
 
 from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers import command_line
 from tests.helpers.fake_backend import MODEL, FakeRouter, FakeWorker, RouterFace, text_of
 from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -21,8 +22,11 @@ ENVIRONMENT = os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 6, "seed": 1, "stream": True}
 
 
+FLAGS = ("--port", "0", "--served-model-name", MODEL)
+
+
 def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "services.gateway", "--port", "0", "--served-model-name", MODEL, *flags]
+    return [sys.executable, "-m", "services.gateway", *FLAGS, *flags]
 
 
 async def said(stream: asyncio.StreamReader, words: str) -> str:
@@ -76,7 +80,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path: Path) -> None:
             "--routers": ["--model", str(tmp_path), "--routers", "nonsense"],
         }
         for words, flags in cases.items():
-            done = subprocess.run(command(*flags), capture_output=True, text=True, timeout=60)
+            done = command_line.run(*FLAGS, *flags, module="services.gateway", env=ENVIRONMENT, timeout_s=60)
             assert done.returncode == 2, (words, done.stderr)
             assert words in done.stderr
             assert done.stderr.count("\n") == 1, done.stderr

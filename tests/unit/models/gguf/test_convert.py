@@ -17,6 +17,7 @@ from tandem.architecture.rope import Llama3Scaling
 from tandem.cli.model_cost import named_model
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tandem.models.generation import read_generation_config
 from tandem.models.gguf.convert import converted
 from tandem.models.gguf.file import GgufFile
 from tandem.models.hub import resolve_model_path, served_name
@@ -136,6 +137,14 @@ def test_every_family_comes_back_with_the_same_fingerprint(
     tensors, expected = load_file(made / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_recommended_sampling_is_added_where_the_file_has_none(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
+    plain = converted(file, tmp_path / "cache")
+    advised = converted(file, tmp_path / "cache", sampling={"temperature": 0.2})
+    assert read_generation_config(plain).defaults == {}
+    assert read_generation_config(advised).defaults == {"temperature": 0.2}
 
 
 def test_biases_of_llama_are_reordered_with_their_rows(tmp_path: Path) -> None:
