@@ -75,7 +75,7 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     assert 1 < num_pages < 200
     hand_over = DraftHandOver(drafter, kv, RankedPages.of(Arena(layout, 201, torch.device("cpu"))))
     assert hand_over.lent("r") is None
-    hand_over.lending("r", "lease")()
+    hand_over.lending("r", "lease")(True)
     ended = hand_over.lent("r")
     assert ended is not None
     assert (ended.result(0), kv.usage.leased) == (None, 0), "a lease that had ended held pages for ever"
