@@ -149,6 +149,8 @@ def _worker_table(study: Study) -> Table:
 
 def _room(facts: WorkerFacts) -> str:
     """What is left for KV, and how many tokens fit, if a token keeps any."""
+    if facts.kv_memory_bytes < 0:
+        return f"none: {_gb(-facts.kv_memory_bytes)} too few"
     return _gb(facts.kv_memory_bytes) + (f", {facts.kv_tokens:,} tokens" if facts.kv_tokens else "")
 
 

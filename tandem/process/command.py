@@ -7,6 +7,7 @@ their traceback.
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from tandem.core.open_files import allow_sockets
 
 _MAX_SOCKETS = 1 << 16
 _NO_DEFAULTS = (" (default: null)", " (default: )")
+_SCALARS = {"str": "TEXT", "SecretStr": "TEXT", "int": "N", "float": "NUMBER", "Path": "PATH"}
+_VALUES = {**_SCALARS, **{f"list[{kind}]": f"{_SCALARS[kind]},..." for kind in ("int", "float")}, "list[str]": "TEXT"}
+"""Words for the values of flags in place of Python's types."""
 S = TypeVar("S", bound=BaseSettings)
 
 
@@ -45,9 +49,7 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
         sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        source = CliSettingsSource[BaseSettings](
-            settings_class, cli_exit_on_error=True, formatter_class=_DefaultsFormatter
-        )
+        source = _CommandLine(settings_class, cli_exit_on_error=True, formatter_class=_PlainFormatter)
         settings = CliApp.run(settings_class, cli_args=list(arguments), cli_settings_source=source)
         return cast(Command, settings).run() if serve is None else serve(settings)
     except TandemError as error:
@@ -67,8 +69,22 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
     return 2
 
 
-class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows no default where there is none: the description says what happens."""
+class _CommandLine(CliSettingsSource[BaseSettings]):
+    """Takes texts of a flag that may be repeated as they are: pydantic divides them at commas and reads brackets."""
+
+    def _merge_parsed_list(self, parsed_list: list[str], field_name: str) -> str:
+        field = self.settings_cls.model_fields.get(field_name)
+        if field is not None and field.annotation == list[str]:
+            return json.dumps(parsed_list)
+        return super()._merge_parsed_list(parsed_list, field_name)
+
+
+class _PlainFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows no default where there is none: the description says what happens. Names no type of Python's."""
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        words = super()._metavar_formatter(action, default_metavar)
+        return lambda size: tuple(_VALUES.get(word, word) for word in words(size))
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""

@@ -16,6 +16,7 @@ from tandem.cli.trace import TraceCommand
 from tandem.cli.up import UpCommand
 from tandem.cli.usage import UsageCommand
 from tandem.planner_service.settings import PlannerSettings
+from tandem.process.command import run_command
 
 COMMANDS = [
     UpCommand,
@@ -44,3 +45,13 @@ def test_flags_without_a_value_say_what_is_done(command: type[BaseSettings]) -> 
         if field.default is None and not field.is_required() and not SAYS_SO.search(field.description or "")
     ]
     assert not silent
+
+
+def test_help_names_no_types_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said `--port int` and `--accounts SecretStr`."""
+    with pytest.raises(SystemExit):
+        run_command(UpCommand, ["--help"])
+    shown = capsys.readouterr().out
+    assert "--port N " in shown
+    assert "--accounts TEXT" in shown
+    assert not re.findall(r"^  --\S+ (?:str|int|float|Path|SecretStr|list.*)\b", shown, re.MULTILINE)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,7 @@ def test_a_model_that_does_not_fit_gets_no_pools(capsys: pytest.CaptureFixture[s
     assert main(["plan", "--model", "llama-3-70b"]) == 1
     out = capsys.readouterr().out
     assert "cannot hold llama-3-70b" in out
+    assert re.search(r"^memory for KV +none: [\d.]+ GB too few +none: [\d.]+ GB too few", out, re.MULTILINE)
     assert "pools at" not in out
     assert main(["plan", "--model", "llama-3-70b", "--accelerators", "4", "--ttft-ms", "2000"]) == 0
     assert "4 x h100" in capsys.readouterr().out

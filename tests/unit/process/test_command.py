@@ -2,6 +2,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -125,3 +126,27 @@ def test_every_command_may_open_many_sockets() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
     assert int(done.stdout) >= most
+
+
+class Lists(Settings, cli_prog_name="lists"):
+    """Takes several values, and keeps those that it was run with."""
+
+    found: ClassVar[list["Lists"]] = []
+
+    texts: list[str] = Field([], description="as they are")
+    numbers: list[float] = Field([], description="several")
+
+    def run(self) -> int:
+        self.found.append(self)
+        return 0
+
+
+def test_texts_of_a_repeated_flag_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: `--prompt "Hello, world"` was two prompts, and one that began with a bracket was refused."""
+    written = ["Hello, world", ' "quoted", ', "[a, {", "\\", "", "--texts"]
+    flags = [f"--texts={text}" for text in written]
+    assert run_command(Lists, [*flags, "--numbers", "2,5", "--numbers", "9"]) == 0
+    assert (Lists.found[-1].texts, Lists.found[-1].numbers) == (written, [2, 5, 9])
+    monkeypatch.setenv("TANDEM_TEXTS", '["a, b", "c"]')
+    assert run_command(Lists, []) == 0
+    assert (Lists.found[-1].texts, Lists.found[-1].numbers) == (["a, b", "c"], [])
