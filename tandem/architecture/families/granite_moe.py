@@ -2,7 +2,7 @@
 
 from tandem.architecture.families import base, granite
 from tandem.architecture.families.experts import TRAINING_KEYS
-from tandem.architecture.families.granite_hybrid import read_blocks
+from tandem.architecture.families.granite_experts import read_blocks
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
