@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
-import uuid
 from collections.abc import Callable
 from typing import Protocol
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.machine import random_bytes, random_id, wall_s
 from tandem.kube.candidate import Candidate, LeaseTerms
 from tandem.kube.errors import ConflictError, KubeError, NotFoundError
 from tandem.kube.lease import Lease
@@ -31,7 +30,7 @@ class Leases(Protocol):
 
 def own_identity(name: str) -> str:
     """An identity that is unique to this process: `name`, such as the pod's, and a random suffix."""
-    return f"{name}_{uuid.uuid4().hex[:8]}"
+    return f"{name}_{random_id()[:8]}"
 
 
 class LeaderElection:
@@ -50,7 +49,7 @@ class LeaderElection:
         terms: LeaseTerms | None = None,
         *,
         clock: Clock | None = None,
-        wall_s: Callable[[], float] = time.time,
+        wall_s: Callable[[], float] = wall_s,
         jitter: random.Random | None = None,
     ) -> None:
         self._leases = leases
@@ -58,7 +57,7 @@ class LeaderElection:
         self._candidate = Candidate(identity, terms or LeaseTerms())
         self._clock = clock or SystemClock()
         self._wall_s = wall_s
-        self._jitter = jitter or random.Random()
+        self._jitter = jitter or random.Random(random_bytes(8))
         self._was_leader = False
         self._complaint = ""
         self.holder = ""

@@ -8,13 +8,13 @@ import contextlib
 import logging
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
-from tandem.kube.access import Access, find_access
+from tandem.core.machine import wall_s
+from tandem.kube.access import find_access
 from tandem.kube.api import KubeApi, open_api
 from tandem.kube.candidate import LeaseTerms
 from tandem.kube.leader import LeaderElection, own_identity
@@ -66,20 +66,20 @@ async def _run(settings: PlannerSettings) -> int:
 
 @contextlib.asynccontextmanager
 async def running_planner(
-    settings: PlannerSettings, policy: ScalingPolicy | None = None, access: Access | None = None
+    settings: PlannerSettings, policy: ScalingPolicy | None = None, api: KubeApi | None = None
 ) -> AsyncIterator[Planner]:
     """Run a planner for the duration of the block.
 
     Args:
         policy: scaling policy; default: the one from the settings.
-        access: access to the Kubernetes API; default: that of this process's environment.
+        api: the Kubernetes API, closed by the caller; default: that of this process's environment, if it is needed.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be bound.
     """
     clock, metrics = SystemClock(), PlannerMetrics()
     async with contextlib.AsyncExitStack() as opened:
-        api = _open_api(settings, access, opened)
+        api = api or _open_api(settings, opened)
         targets, leadership = _targets(settings, api), _leadership(settings, api)
         credentials = settings.credentials(settings.secret, ProcessRole.PLANNER, settings.router_addresses)
         workers = WorkerWatch(
@@ -97,7 +97,7 @@ async def running_planner(
             workers,
             targets,
             clock,
-            time.time,
+            wall_s,
             max_running=settings.max_num_running,
             share=settings.slo_share,
         )
@@ -128,10 +128,10 @@ async def running_planner(
         yield Planner(loop, leadership, port, tuple(tasks))
 
 
-def _open_api(settings: PlannerSettings, access: Access | None, opened: contextlib.AsyncExitStack) -> KubeApi | None:
+def _open_api(settings: PlannerSettings, opened: contextlib.AsyncExitStack) -> KubeApi | None:
     if not settings.needs_kubernetes:
         return None
-    api = open_api(access or find_access(os.environ), settings.kubernetes_namespace or "")
+    api = open_api(find_access(os.environ), settings.kubernetes_namespace or "")
     opened.push_async_callback(api.close)
     return api
 

@@ -75,7 +75,7 @@ from tandem.worker.settings import DecodeSettings, PrefillSettings
 from tandem.worker.transports import Transports
 
 SECRET = "the secret of a simulation" * 2
-_TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
+TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
 COMPLETIONS = "/v1/completions"
 
 
@@ -182,7 +182,7 @@ async def serving_simulated_router(
     environment: SimulatedEnvironment, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
     """Runs a router for the time of the block, by `router.process.serving_router`."""
-    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
+    options: dict[str, Any] = {"bind": address, **TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options, redis=environment.redis_url)
     shared = SimulatedStoreIndex(environment.redis, environment.fabric, node) if environment.redis_url else None
     async with serving_router(settings, shared) as router:
@@ -206,7 +206,7 @@ def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name:
     options: dict[str, Any] = {
         "model": MODEL,
         "routers": ",".join(environment.router_addresses),
-        **_TRUST,
+        **TRUST,
     }
     store, tracing = SimulatedStore(environment.fabric, node, environment.store), Tracing.configure(name, None)
 
@@ -237,7 +237,7 @@ def _worker_settings(
         "redis": environment.redis_url,
         "lease_ttl_s": environment.lease_ttl_s,
         "transport": "inproc",
-        **_TRUST,
+        **TRUST,
     }
     return kind(**options)
 

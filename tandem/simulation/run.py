@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.simulation.client import ClientOutcome
 from tandem.simulation.invariants import check_end
+from tandem.simulation.kubernetes import ScaleWrite
 from tandem.simulation.loop import DeadlockError
 from tandem.simulation.scenario import Scenario
 from tandem.simulation.world import World
@@ -15,11 +16,12 @@ from tandem.simulation.world import World
 
 @dataclass(slots=True)
 class Report:
-    """Result of a run. `violations`: messages on violated invariants; empty = success."""
+    """Result of a run. `violations`: messages on violated invariants; empty = success. `writes`: those of planners."""
 
     scenario: Scenario
     violations: list[str] = field(default_factory=list)
     outcomes: list[ClientOutcome] = field(default_factory=list)
+    writes: list[ScaleWrite] = field(default_factory=list)
     digest: str = ""
     lines: list[str] | None = None
     num_events: int = 0
@@ -41,6 +43,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
     finally:
         report.violations = [*world.violations, *(f"a bug: {bug}" for bug in world.loop.bugs)]
         report.outcomes = [exchange.outcome for exchange in world.exchanges]
+        report.writes = [] if world.scaling is None else world.scaling.writes
         report.digest, report.lines = world.trace.digest, world.trace.lines
         report.num_events, report.virtual_s = world.loop.num_events, world.loop.time()
         loop = world.loop

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.model import answer_of
+from tandem.simulation.scaling import Scaling, planner_faults_at
 from tandem.simulation.store import STORE
 
 TENANTS = ("alice", "bob", "carol")
@@ -24,6 +25,7 @@ _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
 _OPEN_SHARE = 0.15
 _REDIS_SHARE = 0.3
+_SCALED_SHARE = 0.25
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
@@ -34,7 +36,7 @@ class FaultKind(StrEnum):
     SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock
     is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
     blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
-    `size` seconds of writes are lost), STORE_CLOCK: of the shared store.
+    `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
     """
 
     PAUSE = "pause"
@@ -49,6 +51,7 @@ class FaultKind(StrEnum):
     STORE_DOWN = "store down"
     STORE_FAILOVER = "store failover"
     STORE_CLOCK = "store clock"
+    KUBERNETES_DOWN = "kubernetes down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ class Scenario:
     """One run. Processes are called ROLE-NUMBER.
 
     account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
-    uses_redis: workers are found, and their blocks known, in Redis and not at routers.
+    uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
+    do with the pools; None = there are none.
     """
 
     seed: int
@@ -121,10 +125,15 @@ class Scenario:
     account_lease_s: float
     is_open: bool
     uses_redis: bool = False
+    scaling: Scaling | None = None
+
+    @property
+    def planners(self) -> tuple[str, ...]:
+        return () if self.scaling is None else ("planner-0", "planner-1")
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.routers, *self.prefills, *self.decodes, *self.gateways)
+        return (*self.routers, *self.prefills, *self.decodes, *self.gateways, *self.planners)
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -139,6 +148,8 @@ def scenario_of(seed: int) -> Scenario:
     names = (*routers, *prefills, *decodes, *gateways)
     bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
     is_open = draw.random() < _OPEN_SHARE
+    scales = random.Random(f"{seed} scaling")
+    scaling = Scaling.drawn(scales) if scales.random() < _SCALED_SHARE else None
     return Scenario(
         seed=seed,
         routers=routers,
@@ -146,7 +157,7 @@ def scenario_of(seed: int) -> Scenario:
         decodes=decodes,
         gateways=gateways,
         asks=_asks(draw, TENANTS[:1] if is_open else TENANTS, gateways, bursts_s),
-        faults=tuple(sorted(_faults(draw, names, prefills, decodes, bursts_s), key=lambda fault: fault.at_s)),
+        faults=_sorted(_faults(draw, names, prefills, decodes, bursts_s), _planner_faults(scales, scaling)),
         conditions=NetworkConditions(
             draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))
         ),
@@ -157,6 +168,7 @@ def scenario_of(seed: int) -> Scenario:
         account_lease_s=draw.choice((4.0, 8.0)),
         is_open=is_open,
         uses_redis=random.Random(f"{seed} redis").random() < _REDIS_SHARE,
+        scaling=scaling,
     )
 
 
@@ -250,6 +262,17 @@ def _asks(
     return tuple(sorted(asks, key=lambda ask: ask.at_s))
 
 
+def _sorted(*faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted((fault for some in faults for fault in some), key=lambda fault: fault.at_s))
+
+
+def _planner_faults(draw: random.Random, scaling: Scaling | None) -> list[Fault]:
+    if scaling is None:
+        return []
+    drawn = planner_faults_at(draw, WARM_UP_S, SPAN_S)
+    return [Fault(FaultKind(kind), at_s, for_s, name, other) for kind, at_s, for_s, name, other in drawn]
+
+
 def _faults(
     draw: random.Random,
     names: tuple[str, ...],
@@ -258,7 +281,7 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    kinds = list(FaultKind)
+    kinds = [kind for kind in FaultKind if kind is not FaultKind.KUBERNETES_DOWN]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))

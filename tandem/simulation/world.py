@@ -10,15 +10,19 @@ from typing import Any
 
 from tandem.accounts.key import PREFIX, AccountKey, digest_of
 from tandem.engine.engine import Engine
+from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
+from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
+from tandem.simulation.planners import METRICS_PORT, born_now, planner_settings, serving_simulated_planner
 from tandem.simulation.processes import (
+    TRUST,
     SimulatedEnvironment,
     SimulatedGateway,
     SimulatedWorker,
@@ -29,12 +33,14 @@ from tandem.simulation.processes import (
     start_simulated_gateway,
 )
 from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
+from tandem.simulation.scaling import Scaling, ScalingInvariants
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Fault, FaultKind, Scenario
 from tandem.simulation.store import STORE, StoreServer
 from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
+_GRACE_S = 10.0
 _CHECK_EVERY = 16  # turns of an engine
 
 
@@ -87,14 +93,30 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.gateways: dict[str, SimulatedGateway] = {}
         self.exchanges: list[Exchange] = []
+        self.planners: dict[str, Planner] = {}
+        self.kubernetes: SimulatedKubernetes | None = None
+        self.scaling: ScalingInvariants | None = None
         self.crashed: dict[str, list[float]] = {}
+        self._ending: set[str] = set()
         self.spans: list[FaultInterval] = []
         self.violations: list[str] = []
         self._num_started = 0
         self._num_turns = 0
+        if scenario.scaling is not None:
+            self._add_kubernetes(scenario.scaling)
+
+    def _add_kubernetes(self, scaling: Scaling) -> None:
+        node = Node(KUBERNETES, self.loop.time, random.Random(f"{self.scenario.seed} {KUBERNETES}"))
+        self.loop.add(node)
+        replicas = {"prefill": len(self.scenario.prefills), "decode": len(self.scenario.decodes)}
+        self.kubernetes = SimulatedKubernetes(node, replicas, self.start, self._stop, scaling.startup_s)
+        self.scaling = ScalingInvariants(self, self.kubernetes, scaling, self.scenario.gateways, self.scenario.planners)
+        self.kubernetes.on_call, self.kubernetes.on_write = self.scaling.check_leaders, self.scaling.note
 
     def address_of(self, name: str) -> str:
-        return f"{name}:{1000 + self.scenario.names.index(name)}"
+        """NOTE: workers that planners have started are in no scenario."""
+        names = self.scenario.names
+        return f"{name}:{1000 + names.index(name) if name in names else 2000}"
 
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
@@ -106,6 +128,23 @@ class World:
             for span in self.spans
             if span.from_s < until_s and (span.until_s is None or span.until_s > since_s)
         )
+
+    def away_since_s(self, name: str) -> float | None:
+        node = self.nodes.get(name)
+        if node is not None and not node.is_paused:
+            return None
+        return max((span.from_s for span in self.spans if span.name == name and span.until_s is None), default=None)
+
+    def leaders(self) -> list[str]:
+        running = [name for name in self.planners if name in self.nodes and not self.nodes[name].is_paused]
+        return [name for name in running if self.planners[name].leadership.is_leader]
+
+    def was_well_since(self, name: str, since_s: float) -> bool:
+        return self.was_well(name, since_s, self.loop.time())
+
+    def observed_at_s(self, planner: str) -> float:
+        observed = self.planners[planner].loop.observed
+        return 0.0 if observed is None else observed.at_s - self.nodes[planner].wall_s() + self.loop.time()
 
     async def run(self) -> None:
         """Run from the first process to the last check."""
@@ -121,6 +160,8 @@ class World:
             await asyncio.wait(waiting, timeout=last_s + PATIENCE_S - loop.time())
         await asyncio.sleep(max(0.0, last_s - loop.time()))
         await asyncio.sleep(max(self.scenario.lease_ttl_s, self.scenario.account_lease_s) + EPSILON_S)
+        if self.scaling is not None:  # NOTE: by the loop's time, as planners look at the clock
+            self.scaling.kubernetes.node.context.copy().run(self.scaling.check_rest)
 
     def start(self, name: str) -> None:
         """Start a process on a new node."""
@@ -130,9 +171,12 @@ class World:
         self.loop.add(node)
         self.nodes[name] = node
         role = name.partition("-")[0]
-        main = {"router": self._run_router, "prefill": self._run_worker, "decode": self._run_worker}.get(
-            role, self._run_gateway
-        )
+        main = {
+            "router": self._run_router,
+            "prefill": self._run_worker,
+            "decode": self._run_worker,
+            "planner": self._run_planner,
+        }.get(role, self._run_gateway)
         task = node.spawn(self.loop, main(name, node), name)
         task.add_done_callback(lambda _: self._note_end(name, node, task), context=self.loop.world.context)
 
@@ -141,6 +185,9 @@ class World:
         node = self.nodes.pop(name)
         self.crashed.setdefault(name, []).append(self.loop.time())
         self.workers.pop(name, None)
+        self.planners.pop(name, None)
+        if self.kubernetes is not None:
+            self.kubernetes.note_ready(name, is_ready=False)
         self.environment.routers.pop(self.address_of(name), None)
         self.network.crash(node, is_silent=is_silent)
         self.loop.kill(node)
@@ -155,14 +202,52 @@ class World:
     async def _run_worker(self, name: str, node: Node) -> None:
         role = Role.DECODE if name.startswith("decode") else Role.PREFILL
         serving = serving_simulated_worker(self.environment, node, role, name, self.address_of(name), self._note_turn)
-        await _hold(serving, partial(self.workers.__setitem__, name))
+        async with serving as simulated:
+            self.workers[name] = simulated
+            if self.kubernetes is not None:
+                self.kubernetes.note_ready(name)
+            await simulated.worker.lifecycle.until_drained()
+            await simulated.worker.drain(_GRACE_S)
 
     async def _run_gateway(self, name: str, node: Node) -> None:
-        self.gateways[name] = start_simulated_gateway(self.environment, node, name)
+        self.gateways[name] = gateway = start_simulated_gateway(self.environment, node, name)
+        counters = born_now(gateway.gateway.metrics.registry)
+        self.streams.listeners[f"{name}:{METRICS_PORT}"] = StreamListener(node, counters)
         await for_ever()
 
+    async def _run_planner(self, name: str, node: Node) -> None:
+        assert self.kubernetes is not None
+        assert self.scenario.scaling is not None
+        routers = ",".join(self.environment.router_addresses)
+        settings = planner_settings(self.scenario.scaling, name, routers, self.scenario.gateways, TRUST)
+        serving = serving_simulated_planner(settings, self.kubernetes, self.fabric, node)
+        await _hold(serving, partial(self.planners.__setitem__, name))
+
+    def _stop(self, name: str) -> None:
+        """Tell a worker to end, as SIGTERM does; it drains first."""
+        self.spans.append(FaultInterval(name, "", self.loop.time()))
+        worker = self.workers.get(name)
+        if worker is not None:
+            self._ending.add(name)
+            self.nodes[name].context.copy().run(worker.worker.lifecycle.drain)
+        else:
+            if name in self.nodes:
+                self.kill(name, is_silent=False)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """A worker that was told to end has ended."""
+        self._ending.discard(name)
+        if self.kubernetes is not None:
+            self.kubernetes.note_end(name)
+
     def _note_end(self, name: str, node: Node, task: "asyncio.Task[None]") -> None:
-        if not node.is_dead:
+        if node.is_dead:
+            return
+        if name in self._ending and not task.cancelled() and task.exception() is None:
+            self.kill(name, is_silent=False)
+            self._forget(name)
+        else:
             error = None if task.cancelled() else task.exception()
             self.violate(f"the process {name} ended: {type(error).__name__}: {error}")
 
@@ -241,6 +326,9 @@ class World:
             case FaultKind.STORE_CLOCK:
                 self.store.clock_offset_s += fault.size
                 self.redis.clock_offset_s += fault.size
+            case FaultKind.KUBERNETES_DOWN if self.kubernetes is not None:
+                self.kubernetes.is_down = True
+                return partial(setattr, self.kubernetes, "is_down", False)
             case _:
                 pass
         return None
@@ -249,6 +337,12 @@ class World:
         self.store.is_down = self.redis.is_down = False
 
     def _restart(self, fault: Fault) -> None:
+        if fault.name in self._ending:
+            self._forget(fault.name)
+            return
+        is_pod = self.kubernetes is not None and fault.name.startswith(("prefill", "decode"))
+        if is_pod and self.kubernetes is not None and fault.name not in self.kubernetes.pods:
+            return
         self.start(fault.name)
         self.fabric.come_back(fault.name, fault.for_s)
 

@@ -3,6 +3,7 @@
 Each replaces a method or function for the time of a context. None touches the simulation itself.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,8 +21,11 @@ from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
+from tandem.kube.candidate import Candidate
+from tandem.kube.leader import LeaderElection
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.planner_service.scrape import GatewayScraper
 from tandem.process import discovery_redis, fleet_view
 from tandem.process.discovery_redis import RedisDiscovery
 from tandem.process.fleet_view import FleetView
@@ -336,12 +340,52 @@ def _lost_redis_is_a_bug(patch: Patch) -> None:
     patch.setattr(RedisDiscovery, "_answering", answering)
 
 
+def _followers_write(patch: Patch) -> None:
+    patch.setattr(LeaderElection, "is_leader", property(lambda self: True))
+
+
+def _held_lease_taken(patch: Patch) -> None:
+    def bid(self: Any, now_s: float, wall_s: float) -> Any:
+        known = self._known
+        return self._written(known, wall_s, wall_s, known.num_transitions + 1)
+
+    patch.setattr(Candidate, "bid", bid)
+
+
+def _leads_for_ever(patch: Patch) -> None:
+    def won(self: Any, written: Any, asked_s: float, now_s: float) -> None:
+        self._known, self._known_since_s, self._leads_until_s = written, now_s, float("inf")
+
+    patch.setattr(Candidate, "won", won)
+
+
+def shrinks_blindly(patch: Patch) -> None:
+    scrape = GatewayScraper.scrape
+
+    async def seen(self: Any) -> Any:
+        return replace(await scrape(self), problems=())
+
+    patch.setattr(GatewayScraper, "scrape", seen)
+
+
+def _lost_api_ends_the_election(patch: Patch) -> None:
+    async def round_of(self: Any) -> None:
+        async with asyncio.timeout(self._candidate.terms.renew_deadline_s):
+            await self._stand()
+        self._tell()
+
+    patch.setattr(LeaderElection, "round", round_of)
+
+
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
     "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
 )
 _BY_HAND = "it makes a failover late and nothing wrong; scenarios written by hand find it (`test_lost_workers`)"
 _TOO_LATE = "few reads outlive their lease; a scenario written by hand finds it (`test_late_reads`)"
+_BOTH_GATEWAYS = (
+    "of two gateways one must be away for long, in few seeds; a scenario by hand finds it (`test_planners`)"
+)
 _WATCHED = "routers go on with workers that they know; a scenario written by hand finds it (`test_found_in_redis`)"
 _ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
 
@@ -384,6 +428,11 @@ MUTATIONS = [
     Mutation("workers announce themselves once", _announced_once, seed=76),
     Mutation("what Redis lists ends by the clock of who wrote it", ends_by_own_clock, unfound=_WATCHED),
     Mutation("a Redis that is away is no error of ours", _lost_redis_is_a_bug, seed=2),
+    Mutation("planners write without leading", _followers_write, seed=4),
+    Mutation("a lease that is held is taken", _held_lease_taken, seed=4),
+    Mutation("who has led once leads for ever", _leads_for_ever, seed=30),
+    Mutation("pools shrink while a gateway is not seen", shrinks_blindly, unfound=_BOTH_GATEWAYS),
+    Mutation("an API that does not answer ends the election", _lost_api_ends_the_election, seed=4),
     Mutation("an update of a request overtakes", _update_overtakes, seed=1),
     Mutation(
         "nobody asks whether a source lives",

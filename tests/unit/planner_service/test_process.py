@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import ConfigurationError
+from tandem.kube.api import open_api
 from tandem.planner_service.actuator import ScalingOutcome
 from tandem.planner_service.process import Planner, lease_terms, running_planner, write_timeout_s
 from tandem.planner_service.settings import PlannerSettings
@@ -62,7 +63,11 @@ class Scene:
 
     @contextlib.asynccontextmanager
     async def planner(self, script: Script, **fields: object) -> AsyncIterator[Planner]:
-        async with running_planner(self.settings(**fields), script, self.fake.access(TOKEN)) as planner:
+        settings = self.settings(**fields)
+        api = open_api(self.fake.access(TOKEN), settings.kubernetes_namespace or "")
+        async with contextlib.AsyncExitStack() as opened:
+            opened.push_async_callback(api.close)
+            planner = await opened.enter_async_context(running_planner(settings, script, api))
             yield planner
             for task in planner.tasks:
                 assert not task.done(), "it must not end by itself"

@@ -1,0 +1,135 @@
+"""Planners in a scenario: what they may do, which faults they have, and what they must never do.
+
+Invariants of each change of a scale: it is the elected planner's, within the bounds and the budget; no pool shrinks
+while a gateway cannot be seen.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.simulation.kubernetes import KUBERNETES, ScaleWrite, SimulatedKubernetes
+
+LEASE = "tandem-planner"
+LEASE_S = 3.0
+INTERVAL_S = 0.5
+MAX_STEP = 2
+REST_S = 6.0  # twice a lease: who died with it is succeeded
+SEEN_AGAIN_S = 5.0  # of a gateway that is away: an observation that was begun before may still be acted on
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What planners are set to. `budget`: accelerators of both pools. `startup_s`: of a new worker."""
+
+    max_prefill: int
+    max_decode: int
+    budget: int
+    hold_s: float
+    ttft_ms: float
+    tpot_ms: float
+    startup_s: float
+
+    @classmethod
+    def drawn(cls, draw: random.Random) -> "Scaling":
+        max_prefill, max_decode = draw.choice((2, 3)), draw.choice((3, 4))
+        return cls(
+            max_prefill=max_prefill,
+            max_decode=max_decode,
+            budget=draw.choice((4, 5, max_prefill + max_decode)),
+            hold_s=draw.choice((1.0, 4.0)),
+            ttft_ms=draw.choice((50.0, 400.0)),
+            tpot_ms=draw.choice((10.0, 60.0)),
+            startup_s=draw.choice((0.3, 2.0)),
+        )
+
+    def most(self, deployment: str) -> int:
+        return self.max_prefill if deployment == "prefill" else self.max_decode
+
+
+class SeesProcesses(Protocol):
+    """The part of a world that these invariants look at."""
+
+    def violate(self, what: str) -> None: ...
+
+    def away_since_s(self, name: str) -> float | None:
+        """Since when a process is paused or dead; None: it runs."""
+        ...
+
+    def leaders(self) -> list[str]:
+        """Planners that run and believe that they lead."""
+        ...
+
+    def was_well_since(self, name: str, since_s: float) -> bool:
+        """Whether no fault has concerned it since then."""
+        ...
+
+    def observed_at_s(self, planner: str) -> float:
+        """When it last looked, in the loop's time."""
+        ...
+
+
+@dataclass(slots=True)
+class ScalingInvariants:
+    """Checks each call of the API, and each write of a scale."""
+
+    world: SeesProcesses
+    kubernetes: SimulatedKubernetes
+    scaling: Scaling
+    gateways: tuple[str, ...]
+    planners: tuple[str, ...]
+    writes: list[ScaleWrite] = field(default_factory=list)
+
+    def note(self, write: ScaleWrite) -> None:
+        self.writes.append(write)
+        told = f"{write.writer} set {write.deployment} from {write.before} to {write.after}"
+        self._check_leader(write, told)
+        if not 1 <= write.after <= self.scaling.most(write.deployment):
+            self.world.violate(f"{told}, beyond its bounds")
+        if abs(write.after - write.before) > MAX_STEP:
+            self.world.violate(f"{told} in one step")
+        if write.after > write.before and sum(self.kubernetes.replicas.values()) > self.scaling.budget:
+            self.world.violate(f"{told}, beyond the budget of {self.scaling.budget}")
+        if write.after < write.before:
+            for gateway in self.gateways:
+                since_s = self.world.away_since_s(gateway)
+                if since_s is not None and write.at_s - since_s > SEEN_AGAIN_S:
+                    self.world.violate(f"{told} without {gateway}, away since {since_s:.1f} s")
+
+    def check_leaders(self) -> None:
+        """At each call of the API."""
+        if len(leaders := self.world.leaders()) > 1:
+            self.world.violate(f"{' and '.join(leaders)} lead at once")
+
+    def check_rest(self) -> None:
+        """Once nothing has been wrong for long, one planner leads, and all look."""
+        now_s = self.kubernetes.node.now_s()
+        since_s = now_s - REST_S
+        planners = [name for name in self.planners if self.world.was_well_since(name, since_s)]
+        if len(planners) < len(self.planners) or not self.world.was_well_since(KUBERNETES, since_s):
+            return
+        if len(leaders := self.world.leaders()) != 1:
+            self.world.violate(f"{' and '.join(leaders) or 'nobody'} leads at last")
+        for name in planners:
+            if now_s - self.world.observed_at_s(name) > REST_S:
+                self.world.violate(f"{name} has looked at {self.world.observed_at_s(name):.1f} s for the last time")
+
+    def _check_leader(self, write: ScaleWrite, told: str) -> None:
+        """NOTE: one that stood still may write once after it; the version of what it read bounds the harm."""
+        holder = self.kubernetes.holder(LEASE).partition("_")[0]
+        if holder != write.writer and self.world.was_well_since(write.writer, write.at_s - LEASE_S):
+            self.world.violate(f"{told}, and {holder or 'nobody'} holds the lease")
+
+
+def planner_faults_at(draw: random.Random, begin_s: float, span_s: float) -> list[tuple[str, float, float, str, str]]:
+    """Kind, time, duration, name and other end of faults of planners and of what they need."""
+    faults = []
+    for _ in range(draw.randint(0, 4)):
+        kind = draw.choice(("pause", "crash", "cut", "cut one way", "kubernetes down"))
+        name, other = draw.choice(("planner-0", "planner-1")), ""
+        if kind.startswith("cut"):
+            other = draw.choice((KUBERNETES, KUBERNETES, "router-0", "gateway-0", "decode-0"))
+        elif kind == "kubernetes down":
+            name = KUBERNETES
+        faults.append((kind, begin_s + draw.uniform(0, span_s), 0.5 + draw.expovariate(1 / 3.0), name, other))
+    return faults
