@@ -17,7 +17,7 @@ from tandem.core.errors import InvalidRequestError, TandemError, UnknownPromptEr
 from tandem.core.scope import CacheScope
 from tandem.core.token_ids import packed
 from tandem.rpc.form import TOKEN_BYTES
-from tandem.rpc.messages import GenerateCall, PairCall
+from tandem.rpc.messages import ComputeCall, GenerateCall, PairCall, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 
 MIN_TOKENS = 4096  # of a prompt that is kept; sending a shorter one costs no more than finding it
@@ -30,7 +30,7 @@ _KEEPER_BYTES = 16
 _OVERHEAD_BYTES = 512
 
 Key = tuple[str, CacheScope, int, bytes]
-C = TypeVar("C", PairCall, GenerateCall)
+C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
 
 
 class KeptPrompts:
@@ -220,7 +220,7 @@ class PromptSender(Generic[C]):
             self._prompts.note_lost(told)
 
 
-def _prompt_of(call: PairCall | GenerateCall) -> Sequence[int]:
+def _prompt_of(call: PairCall | ComputeCall) -> Sequence[int]:
     return call.token_ids if isinstance(call, PairCall) else call.prompt_token_ids
 
 
