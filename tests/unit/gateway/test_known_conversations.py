@@ -336,6 +336,27 @@ def test_entries_are_bounded() -> None:
     assert len(alike) == MAX_ALIKE
 
 
+def test_looking_for_a_conversation_reads_a_bounded_number_of_bytes() -> None:
+    """An agent's messages may all end alike, so that only digests tell its conversations apart, in the event loop."""
+    num_read: list[int] = []
+
+    class Noted(BodyDigest):
+        def of_first(self, num_bytes: int) -> bytes:
+            num_read.append(num_bytes)
+            return super().of_first(num_bytes)
+
+    beginning = Beginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
+    known = KnownConversations(2**30)
+    body = b"x" * MAX_BODY_BYTES
+    for number in range(MAX_ALIKE):
+        entry = KnownConversation(len(body) // 2 + number, 100, 200, 6, {}, beginning)
+        other = body[:2000] + b"y" + body[2001:]
+        known.add(other, BodyDigest(other), UNSCOPED, "chat", entry)
+    assert known.find(body, Noted(body), UNSCOPED, "chat") is None
+    assert 1 < len(num_read) < MAX_ALIKE
+    assert sum(num_read) < 3 * MAX_BODY_BYTES
+
+
 @pytest.mark.parametrize("num_bytes", [MIN_BODY_BYTES - 1, MAX_BODY_BYTES + 1])
 def test_neither_short_nor_very_long_bodies_are_kept(num_bytes: int) -> None:
     body = b"x" * (num_bytes + 5)
