@@ -149,11 +149,13 @@ class ToldPrompts:
         """The prompt there that shares most with this one, and how many tokens."""
         best: tuple[int | None, int] = (None, 0)
         for key in reversed(keys):
-            for number in self._alike.get(key, ())[-_MAX_ALIKE:]:
+            for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:
                 entry = self._told[number]
                 shared = min(_num_shared(entry.prompt, prompt), len(prompt) - 1) if entry.was_received else 0
                 if shared >= _LEAST_SHARED and shared > best[1]:
                     best = number, shared
+                if shared == len(entry.prompt):  # NOTE: the latest turn, of which earlier ones are beginnings
+                    break
             if best[0] is not None:
                 self._told.move_to_end(best[0])
                 return best
