@@ -1,4 +1,7 @@
-"""The next body of a known conversation is read from its last known messages on, with the tokens of the whole."""
+"""The next body of a known conversation is read from its last known messages on, with the tokens of the whole.
+
+What it is compared with keeps nothing, but is cut as well; `test_known_tokenizers` compares with what is not cut.
+"""
 
 import asyncio
 import json

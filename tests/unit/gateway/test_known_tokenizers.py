@@ -54,6 +54,7 @@ def context_of(path: Path, kind: str, template: str, max_known_bytes: int) -> Di
     model.encoder.close()
     rule = CutRule.find(model.tokenizer, model.template)
     assert rule.token is not None, rule.reason
+    rule = rule if max_known_bytes else CutRule(None, "the whole is what others are compared with")
     encoder = CheckedEncoder(model.tokenizer, rule, KnownPrefixes(max_known_bytes))
     model = replace(model, encoder=encoder, conversations=KnownConversations(max_known_bytes // 8, min_body_bytes=0))
 

@@ -1,4 +1,4 @@
-"""What a known conversation may cost beside its tokens: the event loop's time, and memory."""
+"""Bounds of what a known conversation costs beside its tokens: time of the event loop, and memory."""
 
 import asyncio
 import json
