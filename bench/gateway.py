@@ -61,24 +61,26 @@ class System:
 
 
 @contextlib.contextmanager
-def running(num_tokens: int, per_step: int, step_s: float = 0.0, *, is_shared: bool = True) -> Iterator[System]:
-    """Both processes, for the time of the block; as `bench.instant_backend`."""
+def running(
+    num_tokens: int, per_step: int, step_s: float = 0.0, *, is_shared: bool = True, options: Sequence[str] = ()
+) -> Iterator[System]:
+    """Both processes, for the time of the block; as `bench.instant_backend`. `options`: more of the gateway."""
     behaviour = map(str, (NAME, num_tokens, per_step, step_s, int(is_shared)))
     arguments = [sys.executable, "-m", "bench.instant_backend", *behaviour]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as backend:
         assert backend.stdout is not None
         assert backend.stdin is not None
-        with gateway_before(backend.stdout.readline().strip()) as system:
+        with gateway_before(backend.stdout.readline().strip(), options) as system:
             yield system
         backend.stdin.close()
 
 
 @contextlib.contextmanager
-def gateway_before(router: str) -> Iterator[System]:
+def gateway_before(router: str, options: Sequence[str] = ()) -> Iterator[System]:
     """A gateway process, for the time of the block."""
     command = [sys.executable, "-m", "services.gateway", "--model", MODEL, "--routers", router, "--port", "0"]
     # NOTE: the stand-in is one process for router and worker, and slower than the gateway when all come at once.
-    command += ["--max-concurrent-requests", "8192", "--router-timeout-s", "60", "--silent-after-s", "60"]
+    command += ["--max-concurrent-requests", "8192", "--router-timeout-s", "60", "--silent-after-s", "60", *options]
     environment = os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as gateway:
         try:

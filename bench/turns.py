@@ -1,11 +1,13 @@
 """Cost of a conversation's next turn outside the model: processor time of gateway, router and worker.
 
-    python -m bench.turns [--lengths 1000,10000,100000] [--new 100,1000,10000] [--rounds 5] [--save]
+    python -m bench.turns [--lengths 1000,10000,100000] [--new 100,1000,10000] [--rounds 5] [--whole-rounds 1]
+                          [--agents 64] [--agent-tokens 50000] [--at-once 8] [--save]
 
 The gateway is a real process before an engine that answers at once; its own processor time counts, read from the
 kernel in nanoseconds, so that a busy machine does not disturb. Router and worker are timed in this process, from the
 bytes of the call to its decision, and to the end of the first step without the executor. Each sample is a conversation
-of its own: sent once, then once more with a question that is `new` tokens long, which is measured.
+of its own: sent once, then once more with a question that is `new` tokens long, which is measured. A second gateway
+that keeps nothing of earlier turns is asked the same. Agents are conversations that take turns, some at once.
 """
 
 import argparse
@@ -18,7 +20,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -52,6 +53,9 @@ from tandem.rpc.told_prompts import KeptPrompts, PromptSender, ToldPrompts
 from tandem.text.tokenizer import Tokenizer
 
 MESSAGE_TOKENS = 500
+AGENT_TURNS = 3
+AGENT_ANSWER_TOKENS, AGENT_QUESTION_TOKENS = 300, 1000
+KEEPING_NOTHING = ("--known-prompts-mib", "0")
 MAX_WORKER_TOKENS = 128 * 1024  # of `bench.overhead`'s engine
 FINGERPRINT = "f" * 32
 PATH = "/v1/chat/completions"
@@ -76,6 +80,11 @@ class Talks:
         each = num_tokens // num_messages
         return [{"role": ("user", "assistant")[index % 2], "content": self.text(each)} for index in range(num_messages)]
 
+    def answered(self) -> list[dict[str, str]]:
+        """An answer, and the next question."""
+        answer, question = self.text(AGENT_ANSWER_TOKENS), self.text(AGENT_QUESTION_TOKENS)
+        return [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+
 
 async def gateway_samples(system: System, talks: Talks, num_tokens: int, num_new: int, rounds: int) -> Samples:
     """Core-ms in the gateway, and ms until the answer of an engine that takes no time."""
@@ -91,6 +100,34 @@ async def gateway_samples(system: System, talks: Talks, num_tokens: int, num_new
             await ask(client, PATH, body)
             samples["first token"].append(1000 * (time.perf_counter() - started_s))
             samples["gateway"].append((cpu_ns(system.process.pid) - used_ns) / 1e6)
+    finally:
+        await client.close()
+    return samples
+
+
+async def agents_samples(system: System, talks: Talks, num_agents: int, num_tokens: int, at_once: int) -> Samples:
+    """Core-ms in the gateway for each turn, of all of a round together; ms until the answer, of each."""
+    client = HttpClient(system.url, {}, SystemClock())
+    samples: Samples = {"gateway": [], "first token": []}
+    agents = [talks.messages(num_tokens)[:-1] for _ in range(num_agents)]
+    slots = asyncio.Semaphore(at_once)
+
+    async def take_turn(messages: Sequence[dict[str, str]]) -> float:
+        body = _body(messages)
+        async with slots:
+            started_s = time.perf_counter()
+            await ask(client, PATH, body)
+            return 1000 * (time.perf_counter() - started_s)
+
+    try:
+        for turn in range(1 + AGENT_TURNS):
+            used_ns = cpu_ns(system.process.pid)
+            waited = await asyncio.gather(*map(take_turn, agents))
+            if turn:
+                samples["gateway"].append((cpu_ns(system.process.pid) - used_ns) / 1e6 / num_agents)
+                samples["first token"] += waited
+            for messages in agents:
+                messages += talks.answered()
     finally:
         await client.close()
     return samples
@@ -205,18 +242,25 @@ def _taken(routing: Routing, working: Working, request_id: str, ids: list[int]) 
     return found
 
 
-def measure(lengths: Sequence[int], news: Sequence[int], rounds: int) -> list[Row]:
+def measure(given: argparse.Namespace) -> list[Row]:
     """All cases."""
     rows: list[Row] = []
     talks, routing, working = Talks(7), Routing(), Working()
-    with running(1, 1) as system:
-        asyncio.run(gateway_samples(system, talks, 100, 100, 3))
-        for num_tokens in lengths:
-            for num_new in news:
-                load = ForeignLoad()
-                samples = asyncio.run(gateway_samples(system, talks, num_tokens, num_new, rounds))
-                samples |= inner_samples(routing, working, num_tokens, num_new, rounds)
-                rows += _rows(f"{num_tokens} tokens, {num_new} new", samples, load.cores())
+    with running(1, 1) as system, running(1, 1, options=KEEPING_NOTHING) as whole:
+        for each in (system, whole):
+            asyncio.run(gateway_samples(each, talks, 100, 100, 3))
+        for num_tokens in given.lengths:
+            for num_new in given.new:
+                load, case = ForeignLoad(), f"{num_tokens} tokens, {num_new} new"
+                samples = asyncio.run(gateway_samples(system, talks, num_tokens, num_new, given.rounds))
+                samples |= inner_samples(routing, working, num_tokens, num_new, given.rounds)
+                rows += _rows(case, samples, load.cores())
+                samples = asyncio.run(gateway_samples(whole, talks, num_tokens, num_new, given.whole_rounds))
+                rows += _rows(f"{case}, nothing kept", samples, load.cores())
+        if given.agents:
+            load = ForeignLoad()
+            samples = asyncio.run(agents_samples(system, talks, given.agents, given.agent_tokens, given.at_once))
+            rows += _rows(f"{given.agents} agents of {given.agent_tokens} tokens", samples, load.cores())
         memory = system.memory_bytes() / 2**20
     routing.close()
     rows.append(Row("after all", "gateway", "memory", memory, "MiB"))
@@ -232,22 +276,31 @@ def _rows(workload: str, samples: Samples, cores: float) -> list[Row]:
         system = "gateway" if name == "first token" else name
         value = statistics.median(values)
         rows.append(Row(workload, system, metric, value, unit, samples=tuple(values), foreign_cores=cores))
+        if name == "gateway":
+            rows.append(Row(workload, system, "turns of a core", 1000 / value, "1/s", foreign_cores=cores))
         print(f"{workload}: {system} {metric} {value:.2f} {unit}", flush=True)
     return rows
 
 
+def _numbers(written: str) -> list[int]:
+    return [int(number) for number in written.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="1000,10000,100000", help="tokens of the conversation, a list")
-    parser.add_argument("--new", default="100,1000,10000", help="tokens of the next question, a list")
+    parser.add_argument(
+        "--lengths", type=_numbers, default="1000,10000,100000", help="tokens of the conversation, a list"
+    )
+    parser.add_argument("--new", type=_numbers, default="100,1000,10000", help="tokens of the next question, a list")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--whole-rounds", type=int, default=1, help="on the gateway that keeps nothing; 0: none")
+    parser.add_argument("--agents", type=int, default=0, help="conversations that take turns; 0: none")
+    parser.add_argument("--agent-tokens", type=int, default=50_000, help="tokens of each agent's first prompt")
+    parser.add_argument("--at-once", type=int, default=8, help="turns of agents at the same time, at most")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     prioritise()
-    numbers: dict[str, Any] = {
-        name: [int(number) for number in getattr(given, name).split(",")] for name in ("lengths", "new")
-    }
-    report = Report("turns", vars(given), measure(numbers["lengths"], numbers["new"], given.rounds))
+    report = Report("turns", vars(given), measure(given))
     report.print()
     if given.save:
         report.save()

@@ -159,7 +159,7 @@ def _details(attributes: Mapping[str, Any], duration_s: float) -> str:
 def _figure(name: str, value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if name.endswith("_bytes"):
-            return _size(float(value))
+            return f"{name[:-6].removeprefix('num').replace('_', ' ')} {_size(float(value))}".strip()
         if name == "gb_per_s":
             return f"{value:.2f} GB/s"
         if name.startswith("num_"):

@@ -160,7 +160,7 @@ async def assemble(
         tools=asked.tools,
         is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
-        beginning=None if isinstance(rest, str) else resumable.next_beginning(encoded, rest, num_pinned),
+        beginning=None if isinstance(rest, str) else resumable.next_beginning(prompt, encoded, rest, num_pinned),
         why_whole=rest if isinstance(rest, str) else "",
     )
 

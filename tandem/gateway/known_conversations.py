@@ -25,7 +25,7 @@ MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than r
 MAX_BODY_BYTES = 8 * 2**20  # of a known one; making its digest in the event loop takes under 1 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
 _END_BYTES = 64  # of its beginning, by which others are told
-_MAX_TRIED = 8  # beginnings that end alike, of which digests are made
+_MAX_DIGESTED_BYTES = 2 * MAX_BODY_BYTES  # of beginnings that end alike, a millisecond or two in the event loop
 _KEY = secrets.token_bytes(32)
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
 _CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
@@ -201,7 +201,7 @@ class KnownConversations:
         alike = self._alike.get(head)
         if alike is None:
             return None
-        num_tried = 0
+        num_digested = 0
         for key in sorted(alike, reverse=True):
             num_bytes, digest_of_first = key
             entry = alike[key]
@@ -215,8 +215,8 @@ class KnownConversations:
                 alike.move_to_end(key)
                 self._alike.move_to_end(head)
                 return entry
-            num_tried += 1
-            if num_tried == _MAX_TRIED:
+            num_digested += num_bytes
+            if num_digested >= _MAX_DIGESTED_BYTES:
                 break
         return None
 

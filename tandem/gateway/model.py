@@ -23,6 +23,7 @@ from tandem.text.resumption import Resumption
 from tandem.text.tokenizer import Tokenizer
 
 MANY_MESSAGES = 32
+MANY_UNREAD_MESSAGES = 512  # that a template's loop passes over, some 2 µs each
 LONG_MESSAGES = 64 * 1024  # characters of all together
 _CONVERSATIONS_SHARE = 1 / 8  # of the memory for encoded beginnings; an entry takes a fiftieth of its tokens
 
@@ -124,7 +125,7 @@ class ServedModel:
         and as `render`.
         """
         render = partial(self._required_template().render_from, messages, start, kept, former, **variables)
-        is_quick = _is_quick([each for each in messages if each], variables)
+        is_quick = len(messages) <= MANY_UNREAD_MESSAGES and _is_quick([each for each in messages if each], variables)
         return render() if is_quick else await asyncio.to_thread(render)
 
     def _required_template(self) -> ChatTemplate:

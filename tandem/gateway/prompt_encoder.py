@@ -27,6 +27,7 @@ LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hol
 PIECE_CHARACTERS = 64 * 1024
 COUNTED_CONTEXTS = 64  # how much longer than the context a text may be that is only counted
 _QUICK_TOKENS = 4096  # cutting, hashing and joining so many takes a fraction of a millisecond
+_KNOWN_TOKENS_PER_TOKEN = 64  # that are joined in the time in which a new one is hashed and joined
 _QUICK_CHARACTERS_PER_TOKEN = 16  # that are cut in the time in which one token is hashed and joined
 _SEAM_TOKENS = 64  # that a piece may have more than its part of the whole, where it was cut out
 _WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memory, for each
@@ -239,8 +240,9 @@ class PromptEncoder:
         self, cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
     ) -> EncodedPrompt:
         """The whole prompt, whose new pieces are kept."""
-        num_new = sum(map(len, new))
-        prompt, pieces = await self._maybe_in_thread(num_new, partial(_joined, cut, root, known, new))
+        num_known = sum(len(piece.token_ids) for piece in known) // 4
+        size = sum(map(len, new)) + num_known // _KNOWN_TOKENS_PER_TOKEN
+        prompt, pieces = await self._maybe_in_thread(size, partial(_joined, cut, root, known, new))
         self.known.add(cut.keys, pieces)
         return prompt
 

@@ -104,19 +104,23 @@ class Resumable:
         told = {**self.beginning.pins, **dict(zip(map(_place, late), counted, strict=True))}
         return [told[_place(point)] for point in self.asked.breakpoints]
 
-    def next_beginning(self, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]) -> Beginning | None:
+    def next_beginning(
+        self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
+    ) -> Beginning | None:
         """What the next conversation may be resumed from; None where prompts are not cut.
 
         Args:
+            prompt: the text from `start` on, which begins with that of `rest`.
             num_pinned: tokens before each breakpoint.
+
+        NOTE: what follows the beginning is short, so that is encoded to know how many bytes come before it.
         """
         if self.kept is None or self.kept < self.start:
             return None
-        num_bytes = len(rest.text[: rest.num_before_kept].encode("utf-8", "surrogatepass"))
+        num_bytes = encoded.counts.num_bytes - len(prompt[rest.num_before_kept :].encode("utf-8", "surrogatepass"))
         num_steps = rest.num_steps
         early: Mapping[Place, int] = {}
         if self.beginning is not None:
-            num_bytes += self.beginning.cut.num_bytes
             num_steps += self.beginning.num_steps
             early = self.beginning.pins
         cut = self.model.encoder.beginning(encoded, num_bytes)

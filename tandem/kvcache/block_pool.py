@@ -148,15 +148,31 @@ class BlockPool:
             references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference from each block. Blocks given first are evicted first: pass the end of a chain first."""
+        """Drop one reference from each block. Blocks given first are evicted first: pass the end of a chain first.
+
+        NOTE: of a long prompt there are thousands.
+        """
+        references, promised, cached, pages = self._references, self._promised, self._cached, self._pages
+        holds, has_limit = self._cache.holds, bool(self._limited_groups)
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
                 continue
-            assert self._references[block_id] > 0, f"block {block_id} was released too often"
-            self._references[block_id] -= 1
-            if self._references[block_id] == 0:
-                self._num_used -= self._size(block_id)
-                self._retire(block_id)
+            count = references[block_id]
+            assert count > 0, f"block {block_id} was released too often"
+            references[block_id] = count - 1
+            if count > 1:
+                continue
+            size = len(pages[block_id]) if block_id in pages else 1
+            self._num_used -= size
+            if block_id in promised:
+                self._num_kept += size
+            elif not holds(block_id):
+                self._free_block(block_id)
+            elif has_limit:
+                self._put_in_cache(block_id)
+            else:
+                cached[block_id] = None
+                self._num_cached += size
 
     def check(self, expected: Counter[int]) -> None:
         """Check the module's invariant, given the number of references that owners hold on each block.
@@ -241,14 +257,6 @@ class BlockPool:
         else:
             self._spare.setdefault(len(pages), []).append(pages)
             self._num_spare += len(pages)
-
-    def _retire(self, block_id: int) -> None:
-        if block_id in self._promised:
-            self._num_kept += self._size(block_id)
-        elif self._cache.holds(block_id):
-            self._put_in_cache(block_id)
-        else:
-            self._free_block(block_id)
 
     def _put_in_cache(self, block_id: int) -> None:
         size = self._size(block_id)

@@ -46,6 +46,8 @@ from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, short_form
 from tandem.rpc.told_prompts import PromptSender, ToldPrompts
 
+AnyCall = TypeVar("AnyCall", GenerateCall, PrefillCall)
+AnyUpdate = TypeVar("AnyUpdate")
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
 
@@ -110,21 +112,28 @@ class WorkerClient(_Client):
         await asyncio.gather(*(stream.close() for stream in streams))
         await super().close()
 
-    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
+    def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         """Like `generate`, but of a long prompt only what the worker does not know is sent, and short messages go on a
         stream that all requests of this client share, which costs both sides far less.
 
         Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
         if self._prompts is None:
-            async with aclosing(self._serve(call)) as updates:
-                async for update in updates:
-                    yield update
-            return
-        sender = PromptSender(self._prompts, f"{self.address} {_incarnation(call.decode)}", call)
+            return self._serve(call)
+        return self._shortened(self._prompts, call, call.decode, self._serve)
+
+    async def _shortened(
+        self,
+        prompts: ToldPrompts,
+        call: AnyCall,
+        worker: WorkerAddress | None,
+        send: Callable[[AnyCall], AsyncGenerator[AnyUpdate, None]],
+    ) -> AsyncGenerator[AnyUpdate, None]:
+        """What `send` answers to what is new of the prompt, or to the whole where that is refused."""
+        sender = PromptSender(prompts, f"{self.address} {_incarnation(worker)}", call)
         while True:
             try:
-                async with aclosing(self._serve(sender.next())) as updates:
+                async with aclosing(send(sender.next())) as updates:
                     async for update in updates:
                         sender.note_answer()
                         yield update
@@ -177,7 +186,12 @@ class WorkerClient(_Client):
         return self._connection.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
     def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
-        return self._connection.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
+        """NOTE: of a long prompt only what the worker does not know is sent, as in `serve`."""
+
+        def send(call: PrefillCall) -> AsyncGenerator[PrefillUpdate, None]:
+            return self._connection.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
+
+        return send(call) if self._prompts is None else self._shortened(self._prompts, call, call.prefill, send)
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
         return await self._connection.call(methods.GREET, greeting, timeout_s)
@@ -196,13 +210,19 @@ class WorkerClient(_Client):
 
 
 def client_of(
-    worker: WorkerAddress, credentials: Credentials, *, metadata_source: MetadataSource | None = None
+    worker: WorkerAddress,
+    credentials: Credentials,
+    *,
+    metadata_source: MetadataSource | None = None,
+    prompts: ToldPrompts | None = None,
 ) -> WorkerClient:
     """Client of a listed worker. A worker known by its id must state the listed address as its own; a configured
     address (no id) may differ from the one that the worker states.
     """
     advertised = worker.address if worker.worker_id else None
-    return WorkerClient(worker.address, credentials, advertised=advertised, metadata_source=metadata_source)
+    return WorkerClient(
+        worker.address, credentials, advertised=advertised, metadata_source=metadata_source, prompts=prompts
+    )
 
 
 class RouterClient(_Client):

@@ -37,12 +37,6 @@ _MAX_INTERVAL_S = 3600.0
 _UNTOLD_AGE_S = 0.25  # NOTE: of the figures of a worker that does not tell it; no older ones are usual
 
 
-def _some_token_ids(field: str, data: bytes) -> bytes:
-    if not data:
-        raise InvalidRequestError(f"{field} has 0 token ids; at least 1 is needed")
-    return data
-
-
 def _few_pins(field: str, pins: Sequence[Any]) -> Sequence[Any]:
     if len(pins) > MAX_PINS:
         raise InvalidRequestError(f"{field} has {len(pins)} entries; at most {MAX_PINS} are accepted")
@@ -68,7 +62,7 @@ def _of_known_role(role_of: Callable[[Any], int]) -> FieldRule:
 
 _ROLES = frozenset(common_pb2.Role.values()) - {common_pb2.ROLE_UNSPECIFIED}
 _NAMED, _AMOUNT = FieldRule(check=not_empty), FieldRule(check=not_negative)
-_TOKEN_IDS, _PROMPT, _PINS = FieldRule(check=token_ids), FieldRule(check=_some_token_ids), FieldRule(check=_few_pins)
+_TOKEN_IDS, _PINS = FieldRule(check=token_ids), FieldRule(check=_few_pins)
 _RESULT = FieldRule(newer=PublishResult.RESYNC)
 
 _forms = Forms()
@@ -132,9 +126,7 @@ GENERATE_CALL = _forms.add(messages.GenerateCall, worker_pb2.GenerateRequest, re
 GENERATE_NEWS = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
 SERVE_CALL = _forms.add(serve_messages.ServeCall, worker_pb2.ServeRequest)
 SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.OtherUpdate, worker_pb2.OtherUpdate))
-PREFILL_CALL = _forms.add(
-    messages.PrefillCall, worker_pb2.PrefillRequest, request_id=_NAMED, prompt_token_ids=_PROMPT, pins=_PINS
-)
+PREFILL_CALL = _forms.add(messages.PrefillCall, worker_pb2.PrefillRequest, request_id=_NAMED, pins=_PINS)
 PREFILL_NEWS = _forms.add(messages.PrefillUpdate, worker_pb2.PrefillResponse, pins=_PINS)
 GREET_CALL = _forms.inside(messages.Greeting, worker_pb2.GreetRequest)
 GREET_ANSWER = _forms.inside(messages.Greeting, worker_pb2.GreetResponse)

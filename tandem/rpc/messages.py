@@ -261,6 +261,7 @@ class ComputeCall:
         scope: as in `PairCall`.
         prefill, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
         pins: prefixes of the prompt to keep cached; the last update says what was granted (`RequestMetrics.pins`).
+        told: as in `PairCall`.
     """
 
     request_id: str
@@ -273,17 +274,17 @@ class ComputeCall:
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
     pins: tuple[Pin, ...] = ()
+    told: ToldPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(ComputeCall):
     """Asks a decode worker to serve a request to its end. `decode`: the worker it is meant for; `spares`: as in
-    `PairingAnswer`; `told`: as in `PairCall`.
+    `PairingAnswer`.
     """
 
     decode: WorkerAddress | None = None
     spares: tuple[WorkerAddress, ...] = ()
-    told: ToldPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
     table.stream(methods.GENERATE, generate)
     if is_shared:
         table.bidirectional(methods.SERVE, lambda calls: SharedService(generate).respond(calls))
-    table.stream(methods.PREFILL, handler.prefill)
+    table.stream(methods.PREFILL, lambda call: handler.prefill(prompts.whole(call)))
     table.unary(methods.GREET, handler.greet)
     table.unary(methods.LEASE, handler.lease)
     table.unary(methods.RENEW, handler.renew)

@@ -17,7 +17,7 @@ from tandem.core.errors import InvalidRequestError, TandemError, UnknownPromptEr
 from tandem.core.scope import CacheScope
 from tandem.core.token_ids import packed
 from tandem.rpc.form import TOKEN_BYTES
-from tandem.rpc.messages import GenerateCall, PairCall
+from tandem.rpc.messages import ComputeCall, GenerateCall, PairCall, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 
 MIN_TOKENS = 4096  # of a prompt that is kept; sending a shorter one costs no more than finding it
@@ -26,11 +26,12 @@ _LEAST_SHARED = 2048  # tokens that two prompts have to share
 _MAX_ALIKE = 4  # prompts that are compared with a new one
 _SAMPLE = 32  # tokens before each of these lengths, by which prompts that begin alike are found
 _LENGTHS = tuple(1024 * 4**power for power in range(8))
+_COMPARED = 16 * 1024  # tokens at once, which the processor's caches hold
 _KEEPER_BYTES = 16
 _OVERHEAD_BYTES = 512
 
 Key = tuple[str, CacheScope, int, bytes]
-C = TypeVar("C", PairCall, GenerateCall)
+C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
 
 
 class KeptPrompts:
@@ -65,9 +66,9 @@ class KeptPrompts:
         if kept is None or len(kept) < told.num_known:
             raise UnknownPromptError("the prompt that this call goes on from is not kept here; send the whole")
         self._prompts.move_to_end((told.keeper, known))
-        grown = array("I")
-        grown.frombytes(memoryview(kept).cast("B")[: TOKEN_BYTES * told.num_known])
-        return grown + packed(told.more_token_ids)
+        grown = kept[: told.num_known]
+        grown.extend(packed(told.more_token_ids))
+        return grown
 
     def _keep(self, name: tuple[bytes, int], prompt: "array[int]") -> None:
         size = _OVERHEAD_BYTES + TOKEN_BYTES * len(prompt)
@@ -148,11 +149,13 @@ class ToldPrompts:
         """The prompt there that shares most with this one, and how many tokens."""
         best: tuple[int | None, int] = (None, 0)
         for key in reversed(keys):
-            for number in self._alike.get(key, ())[-_MAX_ALIKE:]:
+            for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:
                 entry = self._told[number]
                 shared = min(_num_shared(entry.prompt, prompt), len(prompt) - 1) if entry.was_received else 0
                 if shared >= _LEAST_SHARED and shared > best[1]:
                     best = number, shared
+                if shared == len(entry.prompt):  # NOTE: the latest turn, of which earlier ones are beginnings
+                    break
             if best[0] is not None:
                 self._told.move_to_end(best[0])
                 return best
@@ -220,7 +223,7 @@ class PromptSender(Generic[C]):
             self._prompts.note_lost(told)
 
 
-def _prompt_of(call: PairCall | GenerateCall) -> Sequence[int]:
+def _prompt_of(call: PairCall | ComputeCall) -> Sequence[int]:
     return call.token_ids if isinstance(call, PairCall) else call.prompt_token_ids
 
 
@@ -231,15 +234,22 @@ def _with_prompt(call: C, prompt: Sequence[int], told: ToldPrompt | None) -> C:
 
 
 def _num_shared(first: "array[int]", second: "array[int]") -> int:
-    """Tokens with which both begin. NOTE: a gateway has no NumPy, and bytes are compared faster than numbers."""
+    """Tokens with which both begin.
+
+    NOTE: a gateway has no NumPy, and bytes are compared faster than numbers. Copies of whole prompts would be new pages
+    each time, which take ten times as long as comparing.
+    """
+    views = memoryview(first), memoryview(second)
 
     def is_equal(start: int, end: int) -> bool:
-        mine, other = (memoryview(each)[start:end].tobytes() for each in (first, second))
+        mine, other = (view[start:end].tobytes() for view in views)
         return mine == other
 
-    equal, differ = 0, min(len(first), len(second))  # the first `equal` tokens are, the first `differ` are not
-    if is_equal(0, differ):
-        return differ
+    least = min(len(first), len(second))
+    equal = next(
+        (start for start in range(0, least, _COMPARED) if not is_equal(start, min(start + _COMPARED, least))), least
+    )
+    differ = min(equal + _COMPARED, least + 1)  # the first `equal` tokens are, the first `differ` are not
     while differ - equal > 1:
         middle = (equal + differ) // 2
         equal, differ = (middle, differ) if is_equal(equal, middle) else (equal, middle)

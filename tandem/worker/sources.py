@@ -23,6 +23,7 @@ from tandem.core.errors import (
 from tandem.rpc.client import WorkerClient, client_of
 from tandem.rpc.messages import Greeting, LinkReport, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
+from tandem.rpc.told_prompts import ToldPrompts
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.choose import AUTO, Site, TransportChoice, choose
 from tandem.transport.measure import measure_link
@@ -63,6 +64,7 @@ class Sources:
         self._connecting: dict[WorkerAddress, asyncio.Task[KVSource]] = {}
         self._refusals: dict[str, _Refusal] = {}
         self._numbers = count(1)
+        self._prompts = ToldPrompts()  # sent to prefill workers
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
@@ -173,7 +175,9 @@ class Sources:
         return source
 
     async def _connected(self, worker: WorkerAddress) -> KVSource:
-        client = client_of(worker, self._core.credentials, metadata_source=self._core.tracing.metadata)
+        client = client_of(
+            worker, self._core.credentials, metadata_source=self._core.tracing.metadata, prompts=self._prompts
+        )
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
             self._check(worker, theirs)

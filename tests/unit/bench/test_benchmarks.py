@@ -66,7 +66,7 @@ SLOW = {
     "disaggregation": "--lengths 512 --rounds 1 --throughput-rounds 1",
     "gateway": "--requests 20 --streams 1,4 --rounds 1",
     "transfer": "--megabytes 16 --rounds 1",
-    "turns": "--lengths 1000 --new 100 --rounds 1",
+    "turns": "--lengths 1000 --new 100 --rounds 1 --agents 3 --agent-tokens 2000",
 }
 
 

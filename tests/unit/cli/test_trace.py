@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tandem.gateway.prompt_encoder import EncodingCounts
 
 REQUEST: dict[str, Any] = {
     "request_id": "req-1",
@@ -91,6 +92,24 @@ def test_stages_come_in_order_with_bars_and_figures(serve: Serve, capsys: pytest
     assert [rows[2].split()[i] for i in (2, 3)] == ["50.0", "50.0"]
     assert [row.count("█") for row in rows] == [0, 0, 12, 0]
     assert rows[2].index("█") - rows[0].index("▎") == 12
+
+
+def test_what_was_known_of_a_prompt_stands_beside_what_was_new(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes of both were shown without saying which is which."""
+    counts = EncodingCounts(574_464, 580_608, 100_000, 101_517, 6250, 6344, num_unread_messages=198)
+    stage = REQUEST["stages"][1] | {"name": "tokenise", "attributes": counts.attributes}
+    url = serve({"/admin/requests/r": (200, json.dumps(REQUEST | {"stages": [stage]}).encode())})
+    assert main(["trace", "r", "--url", url]) == 0
+    told = " ".join(line[-110:].strip() for line in capsys.readouterr().out.splitlines()[2:])
+    for words in (
+        "known 561.0 KiB, new 6.0 KiB",
+        "known tokens 100000, new tokens 1517",
+        "known blocks 6250, new blocks 94",
+        "unread messages 198",
+    ):
+        assert words in " ".join(told.split())
 
 
 def test_an_id_of_any_characters_is_asked_for_as_it_is(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
-"""The next body of a known conversation is read from its last known messages on, with the tokens of the whole."""
+"""The next body of a known conversation is read from its last known messages on, with the tokens of the whole.
+
+What it is compared with keeps nothing, but is cut as well; `test_known_tokenizers` compares with what is not cut.
+"""
 
 import asyncio
 import json
@@ -334,6 +337,27 @@ def test_entries_are_bounded() -> None:
         body = b"x" * 2000 + f"{number:04}".encode() * 1000
         alike.add(body, BodyDigest(body), UNSCOPED, "chat", entry)
     assert len(alike) == MAX_ALIKE
+
+
+def test_looking_for_a_conversation_reads_a_bounded_number_of_bytes() -> None:
+    """An agent's messages may all end alike, so that only digests tell its conversations apart, in the event loop."""
+    num_read: list[int] = []
+
+    class Noted(BodyDigest):
+        def of_first(self, num_bytes: int) -> bytes:
+            num_read.append(num_bytes)
+            return super().of_first(num_bytes)
+
+    beginning = Beginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
+    known = KnownConversations(2**30)
+    body = b"x" * MAX_BODY_BYTES
+    for number in range(MAX_ALIKE):
+        entry = KnownConversation(len(body) // 2 + number, 100, 200, 6, {}, beginning)
+        other = body[:2000] + b"y" + body[2001:]
+        known.add(other, BodyDigest(other), UNSCOPED, "chat", entry)
+    assert known.find(body, Noted(body), UNSCOPED, "chat") is None
+    assert 1 < len(num_read) < MAX_ALIKE
+    assert sum(num_read) < 3 * MAX_BODY_BYTES
 
 
 @pytest.mark.parametrize("num_bytes", [MIN_BODY_BYTES - 1, MAX_BODY_BYTES + 1])

@@ -3,20 +3,23 @@
 import random
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tandem.core.errors import InvalidRequestError, UnknownPromptError
+from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.client import RouterClient, WorkerClient
-from tandem.rpc.messages import PairCall, PairingAnswer
+from tandem.rpc.messages import PairCall, PairingAnswer, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.told_prompts import MIN_TOKENS, KeptPrompts, PromptSender, ToldPrompts
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
-from tests.unit.rpc.handlers import Router, Worker, generate_call, run
+from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
 
 ANY_PORT = "127.0.0.1:0"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=1)
 LONG = array("I", (number % 3000 for number in range(3 * MIN_TOKENS)))
 
 
@@ -48,6 +51,16 @@ def test_what_follows_a_known_prompt_is_sent() -> None:
     assert answered(told, kept, pair_call(edited)) == 100
     assert answered(told, kept, pair_call(array("I", range(9, 9 + len(LONG))))) == len(LONG)
     assert answered(told, kept, pair_call(LONG[: MIN_TOKENS - 1])) == MIN_TOKENS - 1, "short ones are not kept"
+
+
+@pytest.mark.parametrize("place", [2047, 2048, 16383, 16384, 16385, 39_999])
+def test_what_two_prompts_share_is_found_to_the_token(place: int) -> None:
+    told, kept = ToldPrompts(), KeptPrompts()
+    first = array("I", (number % 3000 for number in range(40_000)))
+    second = first[:]
+    second[place] += 1
+    assert answered(told, kept, pair_call(first)) == len(first)
+    assert answered(told, kept, pair_call(second)) == len(first) - (place if place >= 2048 else 0)
 
 
 def test_neither_scopes_nor_processes_share_what_was_sent() -> None:
@@ -134,6 +147,41 @@ def test_a_refusal_of_the_whole_is_the_callers() -> None:
     with pytest.raises(InvalidRequestError, match="no worker"):
         second.note_error(InvalidRequestError("no worker could serve it"))
     assert len(PromptSender(told, "a", pair_call(LONG)).next().token_ids) == 0, "the release is not to blame"
+
+
+def test_prefill_workers_get_whole_prompts_of_which_the_new_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a restart of theirs. The call of another kind goes on from a prompt that this process sent before."""
+    sizes: list[int] = []
+    whole = KeptPrompts.whole
+
+    def noted(self: KeptPrompts, call: Any) -> Any:
+        sizes.append(len(call.prompt_token_ids))
+        return whole(self, call)
+
+    monkeypatch.setattr(KeptPrompts, "whole", noted)
+
+    def call_of(prompt: "array[int]") -> PrefillCall:
+        return PrefillCall(request_id="r", prompt_token_ids=prompt, params=GREEDY, scope=UNSCOPED, reader=HERE)
+
+    async def check() -> None:
+        worker, told = Worker(), ToldPrompts()
+        first = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(first.address, AS_WORKER, prompts=told)
+        prompts = [LONG[: 2 * MIN_TOKENS + 7 * turn] for turn in range(3)]
+        for prompt in prompts:
+            assert [update async for update in client.prefill(call_of(prompt))]
+        assert sizes == [2 * MIN_TOKENS, 0, 0]
+        await first.stop()
+        second = await serve_worker(worker, first.address, AS_WORKER)
+        assert [update async for update in client.prefill(call_of(LONG))]
+        assert sizes[3:] == [0, len(LONG)]
+        assert [call[1] for call in worker.calls] == [call_of(prompt) for prompt in [*prompts, LONG]]
+        with pytest.raises(InvalidRequestError, match="0 token ids"):
+            [update async for update in client.prefill(call_of(array("I")))]
+        await client.close()
+        await second.stop()
+
+    run(check)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

@@ -5,12 +5,14 @@ import random
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
-from tandem.rpc.messages import GenerateCall
+from tandem.rpc.messages import GenerateCall, PrefillCall
+from tandem.rpc.told_prompts import KeptPrompts
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
     GREEDY,
@@ -58,6 +60,32 @@ def test_tokens_are_those_of_one_engine(
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
+
+
+def test_a_prefill_worker_is_sent_what_is_new_of_a_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode workers sent the whole of each turn. Names are kept of long prompts only, and this model's are short."""
+    monkeypatch.setattr("tandem.rpc.told_prompts.MIN_TOKENS", 40)
+    monkeypatch.setattr("tandem.rpc.told_prompts._LEAST_SHARED", 32)
+    monkeypatch.setattr("tandem.rpc.told_prompts._LENGTHS", (32,))
+    sizes: list[int] = []
+    whole = KeptPrompts.whole
+
+    def noted(self: KeptPrompts, call: Any) -> Any:
+        if isinstance(call, PrefillCall):
+            sizes.append(len(call.prompt_token_ids) + (0 if call.told is None else len(call.told.more_token_ids)))
+        return whole(self, call)
+
+    monkeypatch.setattr(KeptPrompts, "whole", noted)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            for length in (50, 63, 90):
+                call = call_of(pair, request_id=str(length), prompt_token_ids=PROMPT[:length])
+                assert await generated(pair.to_decode, call) == alone(llama, PROMPT[:length], GREEDY)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+    assert sizes == [50, 13, 27]
 
 
 def test_a_prefill_worker_needs_no_drafter_of_its_own(llama: Path) -> None:
