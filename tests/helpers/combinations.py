@@ -90,7 +90,7 @@ def draw_model(rng: random.Random, directory: Path) -> Model:
             save_published(plain, FORMATS[name], coded, directory / f"decoded{number}")
         except ValueError:  # a matrix too small for a whole group
             continue
-        rotated = _rotate(rng, coded) if name.startswith("compressed") and rng.random() < 0.4 else None
+        rotated = _rotate(rng, coded) if name.startswith("compressed") and rng.random() < 0.7 else None
         activations = INT8 if rotated is None and rng.random() < 0.15 else FLOAT
         return Model(family, dtype, name, coded, plain, head, rotated, activations)
     return Model(family, dtype, None, plain, plain, head)
