@@ -34,12 +34,11 @@ from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
-from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
+from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact, part_of, ranked_layout
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.resumable import resumable_events
-from tandem.kvcache.spec import KVLayout, build_layout, fuller_layout
+from tandem.kvcache.spec import KVLayout, fuller_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -112,8 +111,9 @@ def assemble(
     device = resolve_device(config.device)
     path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
+    links = None if ranks is None else ranks.links
     if ranks is not None:
-        check_exact(ranks.collectives.num_ranks, device, kernels)
+        check_exact(ranks.links, device, kernels)
     load = partial(
         load_model,
         dtype=config.dtype,
@@ -122,7 +122,7 @@ def assemble(
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
         formats_of=formats_of,
-        collectives=None if ranks is None else ranks.collectives,
+        links=links,
     )
     memory_bytes = _memory_bytes(device)
     model = load(
@@ -136,27 +136,28 @@ def assemble(
         check_rows_are_rounded(model.decoder.parameters.weights.values())
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
-    layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
-    if (fuller := fuller_layout(model.spec.kv_specs, layout)) is not None:
+    ranked = ranked_layout(model, config.block_size, links)
+    own = part_of(links, ranked)
+    layout = ranked.layout_of(own)
+    if (fuller := fuller_layout(model.states, ranked.whole)) is not None:
         _log.warning(
             "pages of %d tokens are %.0f %% full, since one has room for a layer's recurrent state; with --block-size "
             "%d, on all workers, the same memory holds %.1f x as many tokens, and a hand-off moves as much less",
-            *(layout.block_size, 100 * layout.fill, fuller.block_size, fuller.fill / layout.fill),
+            *(layout.block_size, 100 * ranked.whole.fill, fuller.block_size, fuller.fill / ranked.whole.fill),
         )
-    others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
+    others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, links=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)
-    num_ranks = 1 if ranks is None else ranks.collectives.num_ranks
-    parts = num_parts(layout, num_ranks)
+    num_ranks, parts = 1 if links is None else links.group.num_ranks, ranked.num_ranks
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * num_ranks // parts)
-    network = load_network(config, drafter, served, num_ranks)
+    network = load_network(config, drafter, served, links)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
     if ranks is not None:
-        check_backends(ranks.collectives.num_ranks, backends)
+        check_backends(ranks.links, backends)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -168,7 +169,7 @@ def assemble(
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
     memory = None if ranks is None else ranks.take_pages(parts, sizes.num_blocks + 1, layout.page_bytes)
-    arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[0])
+    arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[own])
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
     forward = ForwardPass(
@@ -178,7 +179,7 @@ def assemble(
         backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
-        collectives=None if ranks is None else ranks.collectives,
+        links=links,
     )
     draws = load_draws() if isinstance(kernels, NativeKernels) else None
     if speculation is None and drafter is not None:
@@ -196,7 +197,7 @@ def assemble(
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
-    pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, parts), memory)
+    pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
     return Assembly(engine, arena, model.spec, masks, pages)
 
 

@@ -36,11 +36,13 @@ class KVLayout:
 
     block_size: int
     groups: tuple[KVGroup, ...]
+    least_page_bytes: int = 0  # of a stage of layers, where another one needs more
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one block: those of the largest group, so that any block can serve any group."""
-        return max(group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
+        sizes = (group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
+        return max(self.least_page_bytes, *sizes)
 
     @property
     def bytes_per_block(self) -> int:

@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from tandem.compute.native.exchange import SharedExchange
+from tandem.compute.native.links import SharedLinks
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, RanksLostError
 from tandem.core.machine import monotonic_s, random_id
@@ -37,7 +37,7 @@ class Epoch:
     """Starts the ranks 1 and up, which begin to load their parts.
 
     Args:
-        exchange: the leader's, in the memory that is given.
+        shared: the leader's, in the memory that is given.
         memory, kv_memory: descriptors, which the caller may close after this.
         deadline_s: the longest that an exchange, or a message to a rank, waits for it.
         on_lost: told on a thread of its own, once, that the epoch has ended although nobody closed it.
@@ -46,25 +46,26 @@ class Epoch:
     def __init__(
         self,
         config: EngineConfig,
-        exchange: SharedExchange,
+        shared: SharedLinks,
         memory: int,
         kv_memory: int,
         deadline_s: float,
         on_lost: Callable[[], None],
     ) -> None:
         self._id = random_id()
-        self._exchange = exchange
+        self._shared = shared
         self._on_lost = on_lost
         self._reason: str | None = None
         self._is_closed = False
         self._beats: Heartbeats | None = None
         self._ranks: dict[int, tuple[Connection, subprocess.Popen[bytes]]] = {}
-        for rank in range(1, exchange.num_ranks):
+        for rank in range(1, shared.num_ranks):
             self._ranks[rank] = _start(memory, kv_memory)
             _limit_sends(self._ranks[rank][0], deadline_s)
         level = logging.getLogger("tandem").getEffectiveLevel()
         for rank in self._ranks:
-            self._send(rank, Begin(self._id, rank, exchange.num_ranks, config, deadline_s, level))
+            begin = Begin(self._id, rank, shared.num_ranks, shared.num_stages, config, deadline_s, level)
+            self._send(rank, begin)
         sockets = {connection.fileno(): rank for rank, (connection, _) in self._ranks.items()}
         self._stop_watching = watch_for_hangup(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S
@@ -89,13 +90,13 @@ class Epoch:
             self._send(rank, Prepare(sizes, keeps_pages))
         for rank in self._ranks:
             self._receive(rank, Prepared)
-        self._beats = Heartbeats(self._exchange.beats, monotonic_s())
+        self._beats = Heartbeats(self._shared.beats, monotonic_s())
         _log.info("%d ranks are ready: processes %s", len(self._ranks) + 1, [os.getpid(), *self.process_ids.values()])
 
     def begin_step(self, step: Step) -> None:
         """Sends a step to all ranks; raises as `check`."""
         self.check()
-        self._exchange.begin_step(step.number)
+        self._shared.begin_step(step.number)
         for rank in self._ranks:
             self._send(rank, step)
 
@@ -110,7 +111,7 @@ class Epoch:
             return
         self._is_closed = True
         self._stop_watching()
-        self._exchange.end()
+        self._shared.end()
         for connection, _ in self._ranks.values():
             connection.close()  # NOTE: at which a rank ends, whatever it is doing
         for _, process in self._ranks.values():
@@ -124,7 +125,7 @@ class Epoch:
         """Ends the process of a rank that stands still."""
         if self._beats is None or self._reason is not None:
             return
-        rank = self._beats.silent_rank(self._exchange.beats, monotonic_s())
+        rank = self._beats.silent_rank(self._shared.beats, monotonic_s())
         if rank is not None:
             self._ranks[rank][1].kill()
             self._lose(rank, f"has stood still for {SILENCE_S:g} s")
@@ -138,7 +139,7 @@ class Epoch:
             why = f"has ended, {_ending(process.returncode)}" if why is None else why
             self._reason = f"rank {rank} of {len(self._ranks) + 1} {why}"
             _log.critical("%s: the group ends with it", self._reason)
-            self._exchange.end()
+            self._shared.end()
             self._on_lost()
 
     def _send(self, rank: int, message: Begin | Prepare | Step) -> None:

@@ -41,9 +41,9 @@ class Resharding:
 
     def __init__(self, reader: RankedLayout, num_blocks: int, peer: Peer) -> None:
         self._reader, self._num_blocks = reader, num_blocks
-        self._source = RankedLayout(reader.whole, peer.num_ranks)
+        self._source = RankedLayout(reader.whole, *peer.parts)
         self._unit_bytes = peer.unit_bytes
-        page_bytes = self._source.layout.page_bytes
+        page_bytes = self._source.page_bytes
         self._num_remote_blocks, rest = divmod(peer.num_blocks * peer.unit_bytes, page_bytes * peer.num_ranks)
         if rest or page_bytes % peer.unit_bytes:
             raise IncompatiblePeerError(
@@ -64,14 +64,14 @@ class Resharding:
         """
         theirs = _checked(remote, self._num_remote_blocks, "remote")
         ours = _checked(local, self._num_blocks, "local")
-        if self._source.num_ranks == self._reader.num_ranks:
+        if self._source.parts == self._reader.parts:
             ranks = np.arange(self._reader.num_ranks)[:, None]
             return [_read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)]
         found: list[list[tuple[_Indices, _Indices]]] = [[] for _ in range(self._reader.num_ranks)]
         for first, end in _runs(entries):
             for rank, *part in self._slices(*entries[first], theirs[first:end], ours[first:end]):
                 found[rank].append((part[0], part[1]))
-        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
+        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found if parts]
 
     def _slices(
         self, group: int, index: int, theirs: _Indices, ours: _Indices
@@ -88,7 +88,7 @@ class Resharding:
                 yield found.destination, theirs_at.ravel(), ours_at.ravel()
 
     def _first_units(self, side: RankedLayout, blocks: _Indices) -> _Indices:
-        return blocks * (side.layout.page_bytes // self._unit_bytes)
+        return blocks * (side.page_bytes // self._unit_bytes)
 
 
 def _read(remote: _Indices, local: _Indices) -> RankedRead:

@@ -16,6 +16,7 @@ import torch
 
 from tandem.compute.arena import Arena, constant_planes
 from tandem.compute.ranked_pages import RankedPages
+from tandem.kvcache.ranked_layout import Parts
 
 GroupBlock = tuple[int, int]  # KV group, block id
 
@@ -30,10 +31,11 @@ class PageChecksums:
 
     def __init__(self, arena: Arena, share: float, seed: int = 0, pages: RankedPages | None = None) -> None:
         self._pages = pages or RankedPages.of(arena)
-        layout, parts = self._pages.ranked.layout, self._pages.pages
+        ranked = self._pages.ranked
+        parts = [(ranked.layout_of(rank), pages) for rank, pages in enumerate(self._pages.pages)]
         planes = {
-            group: tuple(plane for pages in parts for plane in constant_planes(layout, pages, group))
-            for group in range(len(layout.groups))
+            group: tuple(plane for layout, pages in parts for plane in constant_planes(layout, pages, group))
+            for group in range(len(ranked.layout.groups))
         }
         self._states = {group: found for group, found in planes.items() if found}
         self._share = share
@@ -54,16 +56,16 @@ class PageChecksums:
                     return position
         return None
 
-    def arrived(self, blocks: Iterable[GroupBlock], source_ranks: int) -> list[int]:
-        """For each block one checksum for each of our ranks, as the reader of a worker of so many ranks.
+    def arrived(self, blocks: Iterable[GroupBlock], source: Parts) -> list[int]:
+        """For each block one checksum for each of our ranks, as the reader of a worker so divided.
 
         Takes about a millisecond for each 2 MB and releases the interpreter lock.
         """
-        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source_ranks)]
+        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source)]
 
-    def as_read(self, blocks: Iterable[GroupBlock], reader_ranks: int) -> list[int]:
+    def as_read(self, blocks: Iterable[GroupBlock], reader: Parts) -> list[int]:
         """The same as the source, for each block one checksum for each of the reader's ranks."""
-        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader_ranks)]
+        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader)]
 
 
 def _crc32(parts: Iterable[torch.Tensor]) -> int:

@@ -155,12 +155,13 @@ class Fetch:
             lease_id=lease_id,
             checksum_block_ids=tuple(remote[i] for i in sample),
             reader_ranks=None if num_ranks == 1 else num_ranks,
+            reader_stages=self._core.ranked.stages,
         )
         blocks = list(zip(groups, local, strict=True))
 
         def inspected() -> tuple[list[int], int | None]:
             checksums = self._core.checksums
-            ours = checksums.arrived([blocks[i] for i in sample], source.peer.num_ranks)
+            ours = checksums.arrived([blocks[i] for i in sample], source.peer.parts)
             return ours, checksums.first_not_finite(blocks)
 
         answer, (ours, broken) = await asyncio.gather(

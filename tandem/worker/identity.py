@@ -25,7 +25,7 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
     way than one does, blocks have other layers, and only workers of the same number share them.
     """
     ranked = assembly.pages.ranked
-    ranks = {} if ranked.is_shared else {"ranks": str(ranked.num_ranks)}
+    ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
     return {
         **ranks,
         "model": assembly.engine.model.fingerprint,
@@ -59,6 +59,7 @@ def pool_of_arena(assembly: Assembly) -> MemoryPool:
         owner=pages,
         num_ranks=num_ranks,
         piece_bytes=ranked.piece_bytes if ranked.is_shared and not pages.is_cuda else None,
+        stages=ranked.stages,
     )
 
 
@@ -82,7 +83,7 @@ def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) ->
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
+        kind=f"{_hardware(assembly)}, {_threads(settings.num_ranks)}, {engine.model.fingerprint[:16]}",
         fingerprint=pool_of(compatibility_of(assembly)),
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,

@@ -10,8 +10,9 @@ def refuse_moves_of_ranks(settings: WorkerSettings) -> None:
     Raises:
         ConfigurationError: the message names the setting and the remedy.
     """
-    if settings.tp > 1 and settings.host_kv_bytes:
+    if settings.num_ranks > 1 and settings.host_kv_bytes:
+        width = f"tp={settings.tp}" if settings.pp == 1 else f"pp={settings.pp}"
         raise ConfigurationError(
-            f"host_kv_gib={settings.host_kv_gib:g} with tp={settings.tp}: the host tier holds no blocks of several "
+            f"host_kv_gib={settings.host_kv_gib:g} with {width}: the host tier holds no blocks of several "
             "ranks yet; leave host_kv_gib at 0"
         )

@@ -2,6 +2,7 @@
 
 import os
 
+from tandem.architecture.stages import check_group
 from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
@@ -19,18 +20,20 @@ def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None
     """
     refuse_moves_of_ranks(settings)
     config = settings.engine_config()
-    if settings.tp == 1:
+    check_group(settings.tp, settings.pp)
+    if settings.num_ranks == 1:
         return config, None
-    config = share_of(config, settings.tp)
-    return config, RankGroup(config, settings.tp)
+    config = share_of(config, settings.num_ranks)
+    return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp)
 
 
 def report_of(group: RankGroup | None) -> RankReport | None:
     """Its processes now, and how even the work of experts was; None = there is no group."""
     if group is None:
         return None
-    rows = group.collectives.expert_rows
-    return RankReport((os.getpid(), *group.process_ids.values()), group.num_epochs, rows if rows.busiest else None)
+    pids, rows = (os.getpid(), *group.process_ids.values()), group.expert_rows
+    stages = group.stages if group.links.num_stages > 1 else ()
+    return RankReport(pids, group.num_epochs, rows if rows.busiest else None, stages)
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:

@@ -77,6 +77,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     tp: int = Field(
         1, ge=1, le=MAX_RANKS, description="processes that compute parts of every layer (tensor parallel): 1, 2, 4 or 8"
     )
+    pp: int = Field(
+        1, ge=1, le=MAX_RANKS, description="stages of layers, each of its own processes (pipeline parallel): 1 to 8"
+    )
     core_board: str | None = Field(
         None,
         description="FILE:SLOT of the table by which workers of one machine share cores, set by `tandem up`; "
@@ -131,6 +134,11 @@ class WorkerSettings(EngineSettings, PeerSettings):
             return None
         path, _, slot = self.core_board.rpartition(":")
         return CoreBoard(Path(path), int(slot))
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of this worker that compute."""
+        return self.tp * self.pp
 
     @property
     def host_kv_bytes(self) -> int:

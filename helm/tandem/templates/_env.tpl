@@ -155,6 +155,10 @@
 - name: TANDEM_TP
   value: {{ int .pool.ranks.tensor | quote }}
 {{- end }}
+{{- if gt (int .pool.ranks.pipeline) 1 }}
+- name: TANDEM_PP
+  value: {{ int .pool.ranks.pipeline | quote }}
+{{- end }}
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_GRACE_S
   value: {{ int .pool.termination.drainSeconds | quote }}

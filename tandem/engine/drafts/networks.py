@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.compute.collectives import Links, names_of
 from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.formats import FormatReader
@@ -72,22 +73,24 @@ class DraftingNetwork(Protocol):
         ...
 
 
-def load_network(config: EngineConfig, name: str | None, served: TargetModel, num_ranks: int) -> DraftingNetwork | None:
+def load_network(
+    config: EngineConfig, name: str | None, served: TargetModel, links: Links | None
+) -> DraftingNetwork | None:
     """The network of the drafter `name`; None = it needs none, or there is no drafter.
 
     Raises:
         ConfigurationError: it is unreadable, or made for another model, or would have to be split among ranks.
     """
     load = None if name is None else _LOADERS.get(name)
-    return None if load is None else load(config, served, num_ranks)
+    return None if load is None else load(config, served, links)
 
 
-def _load_draft_model(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingNetwork:
+def _load_draft_model(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingNetwork:
     """NOTE: with several ranks the leader has all of it."""
     return load_draft_model(config, served.tokenizer, served.load)
 
 
-def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
+def _load_eagle(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingHead:
     _, directory = drafter_of(config.speculate) or ("", None)
     assert directory, "choose_drafter refuses other settings"
 
@@ -95,12 +98,12 @@ def _load_eagle(config: EngineConfig, served: TargetModel, num_ranks: int) -> Dr
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
         return _with(served, partial(load_eagle3, path))
 
-    _refuse_ranks(config, num_ranks)
+    _refuse_ranks(config, links)
     return load_head(config, load)
 
 
-def _load_mtp(config: EngineConfig, served: TargetModel, num_ranks: int) -> DraftingHead:
-    _refuse_ranks(config, num_ranks)
+def _load_mtp(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingHead:
+    _refuse_ranks(config, links)
     return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
@@ -114,16 +117,16 @@ def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
     )
 
 
-def _refuse_ranks(config: EngineConfig, num_ranks: int) -> None:
+def _refuse_ranks(config: EngineConfig, links: Links | None) -> None:
     """NOTE: a head shares the model's embedding and output head, of which each rank has a part."""
-    if num_ranks > 1:
+    if links is not None and links.group.num_ranks > 1:
+        named, one = names_of(links)
         raise ConfigurationError(
-            f"speculate={config.speculate!r} is not served with tp={num_ranks} yet; use ngram, suffix or draft=DIR, "
-            "or tp=1"
+            f"speculate={config.speculate!r} is not served with {named} yet; use ngram, suffix or draft=DIR, or {one}"
         )
 
 
-_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, int], DraftingNetwork]] = {
+_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, Links | None], DraftingNetwork]] = {
     DRAFT: _load_draft_model,
     EAGLE: _load_eagle,
     MTP: _load_mtp,

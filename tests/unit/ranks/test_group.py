@@ -93,7 +93,6 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
         assert answers(engine) == expected
         assert engine.counters.num_preemptions == alone.counters.num_preemptions > 0
         assert engine.counters.drafted_at == alone.counters.drafted_at != []
-        assert group.collectives.num_exchanges > 0
         processes = list(group.process_ids.values())
     assert all(ends(process) for process in processes)
 

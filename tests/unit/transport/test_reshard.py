@@ -1,6 +1,6 @@
 """Blocks read between workers of any widths: every rank gets its heads, of the blocks that were asked for."""
 
-from itertools import product
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
@@ -16,8 +16,19 @@ from tandem.transport.base import Peer
 from tandem.transport.reshard import Entry, Resharding
 
 WIDTHS = (1, 2, 4)
+STAGED = ((1, (1, 2)), ((1, 2), 1), ((2, 2), (1, 2)), (4, (2, 2)), ((2, 2), 4), ((2, 2), (2, 2)), ((1, 2), 2))
 BLOCK_SIZE = 8
+Side = int | tuple[int, int]
 Pages = NDArray[np.uint8]  # [num_ranks * num_blocks, page_bytes]
+
+
+def divided(whole: KVLayout, side: Side) -> RankedLayout:
+    """Ranks of each stage, and stages if there are several; the first has one layer less than the others."""
+    if isinstance(side, int):
+        return RankedLayout(whole, side)
+    width, num_stages = side
+    ends = [(whole.num_layers - 1) * stage // num_stages for stage in range(num_stages)] + [whole.num_layers]
+    return RankedLayout(whole, width * num_stages, tuple(end - start for start, end in pairwise(ends)))
 
 
 def kv(heads: int, window: int | None = None) -> KVSpec:
@@ -37,39 +48,45 @@ MODELS: dict[str, tuple[StateSpec, ...]] = {
 
 def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int], int]) -> Pages:
     """What ranks hold that have computed the blocks (group, block id) -> index; other blocks are zero."""
-    pages = np.zeros((ranked.num_ranks, num_blocks, ranked.layout.page_bytes), dtype=np.uint8)
+    pages = np.zeros((ranked.num_ranks, num_blocks, ranked.page_bytes), dtype=np.uint8)
+    ends = [0, *accumulate(ranked.stages or (ranked.whole.num_layers,))]
     for (group, block), index in content.items():
         for rank in range(ranked.num_ranks):
             at = 0
-            for layer in ranked.layout.groups[group].layers:
+            stage = range(ends[rank // ranked.width], ends[rank // ranked.width + 1])
+            for layer in (layer for layer in ranked.layout.groups[group].layers if layer in stage):
                 specs = ranked.whole.groups[group].spec, ranked.layout.groups[group].spec
                 segments = zip(*(spec.segments(BLOCK_SIZE) for spec in specs), strict=True)
                 for number, (whole, own) in enumerate(segments):
                     source = np.random.default_rng((group, index, layer, number))
                     numbers = source.integers(1, 256, (whole.num_heads, whole.head_bytes))
-                    first = rank * whole.num_heads // ranked.num_ranks
+                    first = rank % ranked.width * whole.num_heads // ranked.width
                     kept = numbers[first : first + own.num_heads].ravel()
                     pages[rank, block, at : at + len(kept)] = kept
                     at += len(kept)
-    return pages.reshape(-1, ranked.layout.page_bytes)
+    return pages.reshape(-1, ranked.page_bytes)
 
 
 def unit_of(reader: RankedLayout, source: RankedLayout) -> int:
-    return reader.layout.page_bytes if reader.num_ranks == source.num_ranks else reader.piece_bytes
+    return reader.page_bytes if reader.parts == source.parts else reader.piece_bytes
 
 
-def resharding_of(whole: KVLayout, readers: int, sources: int, sizes: tuple[int, int]) -> Resharding:
-    reader, source = RankedLayout(whole, readers), RankedLayout(whole, sources)
+def resharding_of(whole: KVLayout, readers: Side, sources: Side, sizes: tuple[int, int]) -> Resharding:
+    reader, source = divided(whole, readers), divided(whole, sources)
     unit = unit_of(reader, source)
-    num_units = sources * sizes[1] * source.layout.page_bytes // unit
-    return Resharding(reader, sizes[0], Peer("tcp", "x", num_units, 1, unit, sources))
+    num_units = source.num_ranks * sizes[1] * source.page_bytes // unit
+    return Resharding(reader, sizes[0], Peer("tcp", "x", num_units, 1, unit, *source.parts))
 
 
 def pulled(
-    whole: KVLayout, readers: int, sources: int, moves: dict[Entry, tuple[int, int]], sizes: tuple[int, int] = (12, 20)
+    whole: KVLayout,
+    readers: Side,
+    sources: Side,
+    moves: dict[Entry, tuple[int, int]],
+    sizes: tuple[int, int] = (12, 20),
 ) -> tuple[Pages, Pages, int]:
     """(pages of the reader after its reads, as they should be, bytes moved)."""
-    reader, source = RankedLayout(whole, readers), RankedLayout(whole, sources)
+    reader, source = divided(whole, readers), divided(whole, sources)
     theirs = pages_of(source, sizes[1], {(group, remote): index for (group, index), (remote, _) in moves.items()})
     expected = pages_of(reader, sizes[0], {(group, local): index for (group, index), (_, local) in moves.items()})
     entries, found = sorted(moves), np.zeros_like(expected)
@@ -85,20 +102,22 @@ def pulled(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("readers", "sources"), list(product(WIDTHS, WIDTHS)))
-def test_every_rank_gets_its_heads(name: str, readers: int, sources: int) -> None:
+@pytest.mark.parametrize(("readers", "sources"), [*product(WIDTHS, WIDTHS), *STAGED])
+def test_every_rank_gets_its_heads(name: str, readers: Side, sources: Side) -> None:
     whole = build_layout(MODELS[name], BLOCK_SIZE)
-    reader = RankedLayout(whole, readers)
+    reader = divided(whole, readers)
     assert reader.is_shared
-    assert RankedLayout(whole, sources).is_shared
+    assert divided(whole, sources).is_shared
     entries = [(group, index) for group in range(len(whole.groups)) for index in (3, 4, 6)]
     moves = {entry: (19 - 2 * number, 1 + number) for number, entry in enumerate(entries)}
     found, expected, num_bytes = pulled(whole, readers, sources, moves)
     assert np.array_equal(found, expected)
     if readers != sources:
-        assert num_bytes == sum(reader.used_bytes(group) for group, _ in moves) * readers, "what was missing, no more"
+        ranks = range(reader.num_ranks)
+        missing = sum(reader.used_bytes(group, rank) for group, _ in moves for rank in ranks)
+        assert num_bytes == missing, "what was missing, no more"
     else:
-        assert num_bytes == len(moves) * reader.layout.page_bytes * readers
+        assert num_bytes == len(moves) * reader.page_bytes * reader.num_ranks
 
 
 @given(
@@ -109,7 +128,7 @@ def test_every_rank_gets_its_heads(name: str, readers: int, sources: int) -> Non
     data=st.data(),
 )
 def test_any_blocks_in_any_places(
-    readers: int, sources: int, heads: int, indices: set[int], data: st.DataObject
+    readers: Side, sources: Side, heads: int, indices: set[int], data: st.DataObject
 ) -> None:
     """As where the beginning of a prompt is held already, and blocks of both sides are scattered."""
     local = data.draw(st.permutations(range(1, 12)))
