@@ -165,7 +165,7 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, group):
         assert answers(engine) == expected
-        rows = group.collectives.expert_rows
+        rows = group.expert_rows
         assert rows.busiest <= sum(rows.by_rank) < 2 * rows.busiest, "both ranks have some, and not the same"
 
 

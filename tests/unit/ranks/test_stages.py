@@ -28,6 +28,10 @@ def _compiled() -> None:
     load_or_skip()
 
 
+def tokens_of(outputs: list[tuple[Any, ...]]) -> list[int]:
+    return [token for token_ids, *_ in outputs for token in token_ids]
+
+
 def saved(path: Path, family: str, **options: Any) -> Path:
     return write_byte_tokenizer(FAMILIES[family](path, dtype="bfloat16", **SAVED | options))
 
@@ -67,12 +71,12 @@ def test_each_stage_carries_its_states_on_behind_right_drafts(tmp_path: Path) ->
     """In micro-batches, of which some have drafts."""
     path = saved(tmp_path, "granite_hybrid")
     expected = answers(build_engine(ranked_config(path)))
-    tokens = {key: [token for token_ids, *_ in outputs for token in token_ids] for key, outputs in expected.items()}
+    tokens = {key: tokens_of(outputs) for key, outputs in expected.items()}
     known = {tuple(PROMPTS[name]): tokens[name, 0] for name in ("greedy", "sampled", "drafted")}
     half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
     with led_engine(ranked_config(path), 2, num_stages=2, speculation=half_right) as (engine, _):
         found = answers(engine)
-        assert {key: [t for token_ids, *_ in each for t in token_ids] for key, each in found.items()} == tokens
+        assert {key: tokens_of(outputs) for key, outputs in found.items()} == tokens
         assert 10 < engine.counters.num_accepted < engine.counters.num_drafted
 
 
