@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.floor import read_bandwidth
 from bench.report import Report, Row
@@ -74,7 +76,7 @@ class Contexts:
         self.spec = self.decoder.spec
         self.layout = build_layout(self.spec.kv_specs, _BLOCK_SIZE)
         self._tables = [*_tables(self.layout, longest)]
-        self.num_blocks = 1 + max(int(table.max()) for table in self._tables)
+        self.num_blocks = 1 + max(int(pages.max()) for _, by_id in self._tables for pages in by_id.values())
         self.arena = Arena(self.layout, self.num_blocks, CPU)
         self._backends = choose_backends("auto", CPU, self.layout, 0.0)
 
@@ -89,21 +91,25 @@ class Contexts:
                 slot_mapping=table[positions // _BLOCK_SIZE].long() * _BLOCK_SIZE + positions % _BLOCK_SIZE,
                 max_query_len=num_tokens,
                 max_seq_len=context,
+                block_pages=pages,
             )
-            for table in self._tables
+            for table, pages in self._tables
         ]
         by_layer = [batches[self.layout.group_of_layer(index)[0]] for index in range(self.layout.num_layers)]
         ids = torch.full((num_tokens,), 7)
         self.decoder.forward(ids, positions, self.arena.layers, by_layer, self._backends)
 
 
-def _tables(layout: KVLayout, longest: int) -> Iterator[torch.Tensor]:
-    """Blocks of each group; a constant state has the same two for all of its entries, taking turns."""
+def _tables(layout: KVLayout, longest: int) -> Iterator[tuple[torch.Tensor, dict[int, NDArray[np.int32]]]]:
+    """Blocks of each group, and the pages of each; a constant state has the same two for all of its entries, taking
+    turns.
+    """
     first, count = 1, -(-longest // layout.block_size)
     for group in layout.groups:
-        num_blocks = 2 if group.spec.is_bounded else count
-        yield first + torch.arange(count, dtype=torch.int32) % num_blocks
-        first += num_blocks
+        size, num_blocks = group.pages_per_block, 2 if group.spec.is_bounded else count
+        ids = first + size * (torch.arange(count, dtype=torch.int32) % num_blocks)
+        yield ids, {number: np.arange(number, number + size, dtype=np.int32) for number in set(ids.tolist())}
+        first += size * num_blocks
 
 
 def least_ms(calls: list[Any], rounds: int) -> list[float]:

@@ -28,7 +28,7 @@ def run(setting: Setting, results: SectionResults) -> None:
     arena.pages.random_(0, 255)
     before = arena.pages.clone()
     resident = psutil.Process().memory_info().rss
-    pages = HostPages(arena, setting.pick(HOST_BYTES, 1 << 20))
+    pages = HostPages(arena.pages.unsqueeze(0), setting.pick(HOST_BYTES, 1 << 20))
     grown = psutil.Process().memory_info().rss - resident
     results.note(
         f"{pages.num_slots} slots of {pages.page_bytes} bytes; resident memory grew by {grown / 2**30:.2f} GiB"
@@ -38,7 +38,7 @@ def run(setting: Setting, results: SectionResults) -> None:
     pairs = list(zip(range(1, count + 1), slots, strict=True))
     pages.store(pairs)
     arena.pages.zero_()
-    reads = [HostRead(0, index, block, slot) for index, (block, slot) in enumerate(pairs)]
+    reads = [HostRead(0, index, (block,), (slot,)) for index, (block, slot) in enumerate(pairs)]
     pages.load(reads)
     same = torch.equal(arena.pages[1 : count + 1], before[1 : count + 1])
     is_locked = not arena.pages.is_cuda or pages._pages.is_pinned()

@@ -8,7 +8,7 @@ have: `with_stored_blocks` goes by what is stored.
 from collections.abc import Collection
 from dataclasses import replace
 
-from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.feed_forward import BranchSpec, FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.tensors import LinearSpec, Source
 
@@ -52,37 +52,57 @@ def with_stored_blocks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
     """The model with its feed-forward blocks, experts among them, made of stacks and fused tensors or of tensors of
     their own, as a checkpoint with the tensors `stored` has them.
     """
-    return replace(model, layers=tuple(layer_with_stored_blocks(layer, stored) for layer in model.layers))
+    modules = _modules(stored)
+    return replace(model, layers=tuple(_layer_as_stored(layer, modules) for layer in model.layers))
 
 
 def layer_with_stored_blocks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
     """As `with_stored_blocks`, of one layer."""
-    return replace(layer, feed_forward=_as_stored(layer.feed_forward, stored))
+    return _layer_as_stored(layer, _modules(stored))
 
 
-def _as_stored(block: FeedForwardSpec | None, stored: Collection[str]) -> FeedForwardSpec | None:
+def _modules(stored: Collection[str]) -> frozenset[str]:
+    """What has tensors of its own, whatever their format calls them; a stack's name is its own too."""
+    return frozenset((*(name.rpartition(".")[0] for name in stored), *stored))
+
+
+def _layer_as_stored(layer: LayerSpec, modules: Collection[str]) -> LayerSpec:
+    return replace(layer, feed_forward=_as_stored(layer.feed_forward, modules))
+
+
+def _as_stored(block: FeedForwardSpec | None, modules: Collection[str]) -> FeedForwardSpec | None:
     if isinstance(block, GatedSpec):
-        return _by_itself(block) if _is_by_itself(block, stored) else block
-    if not isinstance(block, MixtureOfExpertsSpec):
-        return block
+        return _by_itself(block) if _is_by_itself(block, modules) else block
+    if isinstance(block, ParallelSpec):
+        return replace(block, branches=tuple(_branch_as_stored(branch, modules) for branch in block.branches))
+    return _experts_as_stored(block, modules) if isinstance(block, MixtureOfExpertsSpec) else block
+
+
+def _branch_as_stored(branch: BranchSpec, modules: Collection[str]) -> BranchSpec:
+    if not isinstance(branch.block, MixtureOfExpertsSpec):
+        return branch
+    return replace(branch, block=_experts_as_stored(branch.block, modules))
+
+
+def _experts_as_stored(block: MixtureOfExpertsSpec, modules: Collection[str]) -> MixtureOfExpertsSpec:
     shared = block.shared
-    if isinstance(shared, GatedSpec) and _is_by_itself(shared, stored):
+    if isinstance(shared, GatedSpec) and _is_by_itself(shared, modules):
         block = replace(block, shared=_by_itself(shared))
     gated = [expert for expert in block.experts if isinstance(expert, GatedSpec)]
     if len(gated) < len(block.experts):
         return block
     first = gated[0].gate
     prefix = first.name.removesuffix(_FIRST)
-    if _is_by_itself(gated[0], stored):
+    if _is_by_itself(gated[0], modules):
         return replace(block, experts=tuple(_by_itself(expert) for expert in gated))
-    if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in stored:
+    if first.weight_source is not None or prefix == first.name or f"{prefix}.{_GATE_UP}" not in modules:
         return block
     return replace(block, experts=tuple(from_stack(expert, prefix, index) for index, expert in enumerate(gated)))
 
 
-def _is_by_itself(block: GatedSpec, stored: Collection[str]) -> bool:
+def _is_by_itself(block: GatedSpec, modules: Collection[str]) -> bool:
     """Whether a block that families make of a part of a tensor is stored as tensors of its own."""
-    return block.gate.weight_source is not None and f"{block.gate.name}.weight" in stored
+    return block.gate.weight_source is not None and block.gate.name in modules
 
 
 def _by_itself(expert: GatedSpec) -> GatedSpec:

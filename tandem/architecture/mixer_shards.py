@@ -1,7 +1,7 @@
 """Parts of token mixers that one rank of a tensor-parallel group computes: some of the heads, by the kind of mixer.
 
 What all heads share is computed by every rank: latents, and index keys with what they choose. A norm over all heads
-takes the elements of all ranks.
+takes the elements of all ranks. A convolution without heads is divided by channels.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,12 +9,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.rectangles import head_range
-from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec
+from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.split import IndivisibleError, RankPart, by_outputs
-from tandem.architecture.tensors import LinearSpec, NormSpec, Source, TensorSpec
+from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source, TensorSpec
 
 
 def split_mixer(mixer: MixerSpec, part: RankPart) -> MixerSpec:
@@ -68,12 +69,11 @@ def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecu
     """Of fewer groups of queries and keys than ranks, neighbours have the same. A convolution's channels are divided
     part by part, and so are the maps to them.
     """
-    if mixer.a.outputs > mixer.num_heads:
-        raise IndivisibleError("a recurrence with a decay for each column, which is not split yet")
     num_heads, groups = part.share(mixer.num_heads, "number of recurrent heads"), mixer.num_groups
     if groups % part.num_ranks and part.num_ranks % groups:
         raise IndivisibleError(f"{groups} groups of recurrent heads, which {part.num_ranks} ranks do not divide")
     heads = range(part.rank * num_heads, (part.rank + 1) * num_heads)
+    num_decays = mixer.a.outputs // mixer.num_heads  # of a head, one or as many as its columns
     kept = [head_range(count, part.rank, part.num_ranks) for count, _ in mixer.conv_parts]
     ends = list(accumulate(count * size for count, size in mixer.conv_parts))
     rows = [
@@ -89,13 +89,60 @@ def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecu
         a=part.by_outputs(mixer.a),
         b=None if mixer.b is None else part.by_outputs(mixer.b),
         conv=_split_conv(mixer.conv, mixer.conv_order, rows),
-        a_log=_entries(mixer.a_log, heads),
-        a_bias=_entries(mixer.a_bias, heads),
+        a_log=_of_heads(mixer.a_log, heads),
+        a_bias=_entries(mixer.a_bias, range(heads.start * num_decays, heads.stop * num_decays)),
         skip=None if mixer.skip is None else _entries(mixer.skip, heads),
         out=part.by_inputs(mixer.out),
         out_norm=_output_norm(mixer, heads),
         num_heads=num_heads,
         num_groups=len(head_range(groups, part.rank, part.num_ranks)),
+    )
+
+
+def _split_short_conv(mixer: ShortConvSpec, part: RankPart) -> ShortConvSpec:
+    """Channels are independent. Those of b, c and x are rows of one map, one after the other."""
+    channels = mixer.conv.channels
+    if channels % MAX_RANKS or (channels // part.num_ranks) % 2:
+        raise IndivisibleError(f"a convolution of {channels} channels, of which ranks have no even number each")
+    size = channels // part.num_ranks
+    kept = range(part.rank * size, (part.rank + 1) * size)
+    rows = [range(first + kept.start, first + kept.stop) for first in range(0, 3 * channels, channels)]
+    return replace(
+        mixer,
+        parts=tuple(_split_linears((mixer.project,), "bcx", rows, part.num_ranks)),
+        conv=_split_conv(mixer.conv, "x", [kept]),
+        out=part.by_inputs(mixer.out),
+    )
+
+
+def _split_block_attention(mixer: BlockAttentionSpec, part: RankPart) -> BlockAttentionSpec:
+    """Each KV head chooses by an index query of its own; index keys are whole on every rank."""
+    indexer = mixer.indexer
+    if indexer is not None:
+        kv_parts = min(part.num_ranks, mixer.attention.num_kv_heads)
+        kv_part = part.rank * kv_parts // part.num_ranks
+        indexer = replace(indexer, q=by_outputs(indexer.q, kv_part, kv_parts))
+    return replace(mixer, attention=_split_attention(mixer.attention, part), indexer=indexer)
+
+
+def _split_compressed_attention(mixer: CompressedAttentionSpec, part: RankPart) -> CompressedAttentionSpec:
+    """A KV head's choice is a sum over all heads that share it, so they stay on one rank. Of three gates of each head
+    in a row the rank has its heads' of each kind.
+    """
+    attention = mixer.attention
+    part.share(attention.num_kv_heads, "num_key_value_heads, whose choices of blocks are sums over heads,")
+    split = _split_attention(attention, part)
+    gates = mixer.gates
+    weight = gates.weight_source or Source(f"{gates.name}.weight")
+    kept = replace(
+        weight, start=part.rank * split.num_heads, stop=(part.rank + 1) * split.num_heads, period=attention.num_heads
+    )
+    assert weight.is_whole, "a map of its own"
+    assert not gates.bias, "whose parts have none"
+    return replace(
+        mixer,
+        attention=split,
+        gates=replace(gates, outputs=3 * split.num_heads, weight_source=kept, num_ranks=part.num_ranks),
     )
 
 
@@ -154,6 +201,9 @@ _SPLITS: Mapping[type, Callable[[Any, RankPart], Any]] = {
     LatentAttentionSpec: _split_latent_attention,
     SparseLatentAttentionSpec: _split_latent_attention,
     LinearRecurrenceSpec: _split_recurrence,
+    ShortConvSpec: _split_short_conv,
+    BlockAttentionSpec: _split_block_attention,
+    CompressedAttentionSpec: _split_compressed_attention,
 }
 
 
@@ -168,3 +218,12 @@ def _entries(tensor: TensorSpec, kept: range) -> TensorSpec:
     """Those of a vector, or rows."""
     source = tensor.source or Source(tensor.name)
     return replace(tensor, shape=(len(kept), *tensor.shape[1:]), source=source.rows(kept.start, kept.stop))
+
+
+def _of_heads(tensor: TensorSpec, heads: range) -> TensorSpec:
+    """Those of a vector, or of [1, 1, heads, 1] as Kimi-Linear has them."""
+    if len(tensor.shape) == 1:
+        return _entries(tensor, heads)
+    assert tensor.shape[:2] + tensor.shape[3:] == (1, 1, 1)
+    source = replace(tensor.source or Source(tensor.name), index=0, transposed=True)
+    return replace(tensor, shape=(1, 1, len(heads)), source=source.columns(heads.start, heads.stop))

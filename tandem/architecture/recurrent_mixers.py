@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.state import DTYPE_BYTES, RecurrentSpec
-from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
+from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, TensorSpec
 
 _STATE_BYTES = DTYPE_BYTES["float32"]
 
@@ -67,20 +67,26 @@ def conv_spec(name: str, channels: int, taps: int, *, bias: bool, activation: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvSpec(RecurrentMixer):
-    """`out(c * conv(b * x))`, where `project` gives b, c and x, each as wide as the convolution (LFM2)."""
+    """`out(c * conv(b * x))`, where `project` gives b, c and x, each as wide as the convolution (LFM2); `parts`: in
+    place of `project`, of some channels, the maps to these of b, c and x.
+    """
 
     project: LinearSpec
     conv: ConvSpec
     out: LinearSpec
+    parts: tuple[LinearSpec, ...] = field(default=(), repr=False)  # NOTE: only shards have some, fingerprints none
 
     def tensors(self) -> Iterator[TensorSpec]:
-        yield from self.project.tensors()
+        for linear in self.parts or (self.project,):
+            yield from linear.tensors()
         yield from self.conv.tensors()
         yield from self.out.tensors()
 
     def state(self, dtype: str) -> RecurrentSpec:
         """Inputs of the convolution, as `dtype`."""
-        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype)
+        share, rest = divmod(self.conv.channels, MAX_RANKS)
+        parts = () if rest else ((MAX_RANKS, share),)
+        return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, parts=parts)
 
     def limited(self, length: int) -> "ShortConvSpec":
         """The same for sequences of at most `length` tokens: itself."""

@@ -54,6 +54,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
     "TandemMobaForCausalLM": Entry("moba", "tandem_moba"),
     "TandemNsaForCausalLM": Entry("nsa", "tandem_nsa"),
+    "Gemma2ForCausalLM": Entry("gemma2", "gemma2"),
     "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
     "Gemma4ForCausalLM": Entry("gemma4", "gemma4_text"),

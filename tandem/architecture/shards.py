@@ -76,8 +76,6 @@ def _shard(model: ModelSpec, rank: int, num_ranks: int, coded: Collection[str]) 
             raise IndivisibleError(f"layer {index} has {error}") from error
     if model.vocab_size < num_ranks * _HEAD_ROWS:
         raise IndivisibleError(f"vocab_size={model.vocab_size}, fewer than {_HEAD_ROWS} tokens a rank")
-    if len({any(plane.by_head for plane in state.planes) for state in model.kv_specs}) > 1:
-        raise IndivisibleError("states of which some have heads and some have none, such as latents")
     bounds = head_bounds(model.vocab_size, num_ranks)
     return replace(model, layers=tuple(layers), head_tokens=(bounds[rank], bounds[rank + 1]))
 

@@ -55,11 +55,18 @@ class Plane:
 class Segment:
     """Consecutive bytes of a layer's part of a block: those of `num_heads` heads, which ranks divide. Of a single one
     each rank keeps the whole.
+
+    `is_cut`: its heads may lie in different pages.
     """
 
     name: str
     num_heads: int
     head_bytes: int
+    is_cut: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_heads * self.head_bytes
 
 
 class StateSpec(ABC):
@@ -103,11 +110,21 @@ class StateSpec(ABC):
         return self
 
     @property
+    def is_divided(self) -> bool:
+        """Whether ranks keep parts of it; else each keeps all of it."""
+        return any(plane.by_head for plane in self.planes)
+
+    @property
     def can_rewind(self) -> bool:
         """Whether what is kept of some tokens also serves a request of fewer: not where a plane holds only the state
         after the last one.
         """
         return all(plane.token_axis is not None for plane in self.planes)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no plane grows with tokens: a block is a whole state, and may have several pages."""
+        return all(plane.token_axis is None for plane in self.planes)
 
     @property
     def bytes_per_token(self) -> int:
@@ -267,6 +284,10 @@ class ChosenKVSpec(StateSpec):
         summaries = (Plane(name, rows, self.dtype, token_axis=1, by_head=True) for name in self.summaries)
         return (*kv, *index, *summaries)
 
+    def shard(self, num_ranks: int) -> "ChosenKVSpec":
+        """Equal parts of the heads; of fewer heads than ranks, one each. Index keys are whole."""
+        return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
+
     @property
     def is_bounded(self) -> bool:
         return False
@@ -293,7 +314,8 @@ class RecurrentSpec(StateSpec):
     Args:
         channels: of the convolution.
         heads: (number of heads, rows, columns of a head's matrix); () = there is no such matrix.
-        parts: (number of heads, channels of each) of which the channels consist; () = ranks do not divide them.
+        parts: (number of heads, or of parts without any, channels of each) of which the channels consist; () = ranks do
+            not divide them.
     """
 
     channels: int
@@ -309,27 +331,36 @@ class RecurrentSpec(StateSpec):
         return (*matrices, Plane("columns", (self.columns, self.channels), self.dtype, token_axis=None))
 
     @property
+    def is_divided(self) -> bool:
+        """Its columns are, where it has parts."""
+        return bool(self.parts)
+
+    @property
     def _matrices(self) -> Plane:
         return Plane("matrices", self.heads, "float32", token_axis=None, by_head=bool(self.parts))
 
     def segments(self, block_size: int) -> tuple[Segment, ...]:
-        """Each column has all parts, and each part its heads."""
+        """The matrices by head, if ranks divide them; then columns. Each has all parts, and each part its heads."""
+        matrices, columns = self._matrices, self.planes[-1]
         if not self.parts:
-            return StateSpec.segments(self, block_size)
-        matrices = self._matrices
-        columns = (
+            whole = Segment(columns.name, 1, columns.num_bytes)
+            return (Segment(matrices.name, 1, matrices.num_bytes, is_cut=True), whole) if self.heads else (whole,)
+        by_part = (
             Segment(f"column {column} part {part}", num_heads, size * DTYPE_BYTES[self.dtype])
             for column in range(self.columns)
             for part, (num_heads, size) in enumerate(self.parts)
         )
-        return Segment(matrices.name, matrices.num_heads, matrices.num_bytes // matrices.num_heads), *columns
+        if not self.heads:
+            return tuple(by_part)
+        by_head = Segment(matrices.name, matrices.num_heads, matrices.num_bytes // matrices.num_heads, is_cut=True)
+        return by_head, *by_part
 
     def shard(self, num_ranks: int) -> "RecurrentSpec":
         """Equal parts of all heads; of fewer heads of a part than ranks, one each."""
         if not self.parts:
             return self
         parts = tuple((len(head_range(num_heads, 0, num_ranks)), size) for num_heads, size in self.parts)
-        heads = len(head_range(self.heads[0], 0, num_ranks)), *self.heads[1:]
+        heads = (len(head_range(self.heads[0], 0, num_ranks)), *self.heads[1:]) if self.heads else ()
         channels = sum(num_heads * size for num_heads, size in parts)
         return replace(self, channels=channels, heads=heads, parts=parts)
 

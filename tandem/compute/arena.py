@@ -78,13 +78,48 @@ class LayerIndexedLatents(LayerLatents):
         _write_rows(self.index_keys, keys, slot_mapping)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerRecurrent:
-    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token."""
+    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token.
 
-    matrices: torch.Tensor | None  # [num_blocks, num_heads, rows, columns] float32; None = there are none
-    columns: torch.Tensor  # [num_blocks, taps - 1, channels], oldest first
+    A block has `num_pages` pages. The matrices of the heads of all layers of the KV group fill them one after another,
+    `heads_per_page` in a page, and this layer's begin with number `first_head`. Its columns lie in one page.
+
+    Args:
+        head_pages, head_slots: of each head the page of a block, and where in it, int64.
+    """
+
+    matrices: torch.Tensor | None  # [num_pool_pages, heads_per_page, rows, columns] float32; None = there are none
+    columns: torch.Tensor  # [num_pool_pages, taps - 1, channels], oldest first
     block_size: int
+    num_pages: int
+    columns_page: int
+    first_head: int
+    head_pages: torch.Tensor  # [num_heads]
+    head_slots: torch.Tensor  # [num_heads]
+
+    @property
+    def heads_per_page(self) -> int:
+        assert self.matrices is not None
+        return self.matrices.shape[1]
+
+    def read_matrices(self, pages: torch.Tensor) -> torch.Tensor:
+        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, num_heads, rows, columns]."""
+        assert self.matrices is not None
+        return self.matrices[pages[:, self.head_pages], self.head_slots]
+
+    def write_matrices(self, pages: torch.Tensor, matrices: torch.Tensor) -> None:
+        """The other way round."""
+        assert self.matrices is not None
+        self.matrices[pages[:, self.head_pages], self.head_slots] = matrices
+
+    def read_columns(self, pages: torch.Tensor) -> torch.Tensor:
+        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, taps - 1, channels]."""
+        return self.columns[pages[:, self.columns_page]]
+
+    def write_columns(self, pages: torch.Tensor, columns: torch.Tensor) -> None:
+        """The other way round."""
+        self.columns[pages[:, self.columns_page]] = columns
 
 
 def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -93,20 +128,15 @@ def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Te
 
 
 LayerState = LayerKV | LayerLatents | LayerRecurrent
-_VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor], int], LayerState]] = {
-    KVSpec: lambda spec, planes, block_size: LayerKV(planes["k"], planes["v"]),
-    ChosenKVSpec: lambda spec, planes, block_size: LayerChosenKV(
+_VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor]], LayerState]] = {
+    KVSpec: lambda spec, planes: LayerKV(planes["k"], planes["v"]),
+    ChosenKVSpec: lambda spec, planes: LayerChosenKV(
         planes["k"], planes["v"], planes.get("index"), {name: planes[name] for name in spec.summaries}, spec.span
     ),
-    LatentSpec: lambda spec, planes, block_size: LayerLatents(planes["latent"], spec.rank),
-    IndexedLatentSpec: lambda spec, planes, block_size: LayerIndexedLatents(
-        planes["latent"], spec.rank, planes.get("index")
-    ),
-    RecurrentSpec: lambda spec, planes, block_size: LayerRecurrent(
-        planes.get("matrices"), planes["columns"], block_size
-    ),
+    LatentSpec: lambda spec, planes: LayerLatents(planes["latent"], spec.rank),
+    IndexedLatentSpec: lambda spec, planes: LayerIndexedLatents(planes["latent"], spec.rank, planes.get("index")),
 }
-"""Kind of state -> the view of a layer's planes, each [num_blocks, ...], in blocks of so many tokens."""
+"""Kind of state whose blocks are one page -> the view of a layer's planes, each [num_blocks, ...]."""
 
 
 class Arena:
@@ -142,18 +172,60 @@ class Arena:
 
     def _layer_view(self, layer: int) -> LayerState:
         spec = self.layout.groups[self.layout.group_of_layer(layer)[0]].spec
-        return _VIEWS[type(spec)](spec, _planes(self.layout, self.pages, layer), self.layout.block_size)
+        if isinstance(spec, RecurrentSpec):
+            return _recurrent(self.layout, self.pages, layer, spec)
+        return _VIEWS[type(spec)](spec, _planes(self.layout, self.pages, layer))
 
 
-def constant_planes(layout: KVLayout, pages: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
-    """Views [num_blocks, ...] of those planes of a group's layers whose size does not depend on tokens."""
-    names = [plane.name for plane in layout.groups[group].spec.planes if plane.token_axis is None]
-    views = [_planes(layout, pages, layer) for layer in layout.groups[group].layers]
-    return tuple(planes[name] for planes in views for name in names)
+@dataclass(frozen=True, slots=True)
+class NumberSpan:
+    """Bytes of a page of a block that are numbers of one dtype."""
+
+    page: int
+    start: int
+    end: int
+    dtype: torch.dtype
+
+
+def constant_spans(layout: KVLayout, group: int) -> tuple[NumberSpan, ...]:
+    """Where a group's blocks have the numbers of constant states; none where the state grows with the request."""
+    spec, placement = layout.groups[group].spec, layout.placement(group)
+    if not spec.is_constant:
+        return ()
+    return tuple(
+        NumberSpan(place.page, place.start, place.start + count * pieces.num_bytes, TORCH_DTYPES[plane.dtype])
+        for kind, (plane, pieces) in enumerate(zip(spec.planes, placement.pieces, strict=True))
+        for place, count in placement.runs(kind)
+    )
+
+
+def _recurrent(layout: KVLayout, pages: torch.Tensor, layer: int, spec: RecurrentSpec) -> LayerRecurrent:
+    group, index = layout.group_of_layer(layer)
+    placement = layout.placement(group)
+    *_, columns = spec.planes
+    place = placement.place(len(spec.planes) - 1, index, 0)
+    numbers = pages[:, place.start : place.start + columns.num_bytes].view(TORCH_DTYPES[columns.dtype])
+    num_heads = spec.heads[0] if spec.heads else 0
+    matrices, per_page = None, 1
+    if spec.heads:
+        per_page = placement.per_page(0) * num_heads // placement.pieces[0].count
+        end = per_page * placement.pieces[0].count * placement.pieces[0].num_bytes // num_heads
+        matrices = pages[:, :end].view(torch.float32).unflatten(1, (per_page, *spec.heads[1:]))  # type: ignore[no-untyped-call]
+    heads = index * num_heads + torch.arange(num_heads, device=pages.device)
+    return LayerRecurrent(
+        matrices,
+        numbers.unflatten(1, columns.shape),  # type: ignore[no-untyped-call]
+        layout.block_size,
+        layout.groups[group].pages_per_block,
+        place.page,
+        index * num_heads,
+        heads // per_page,
+        heads % per_page,
+    )
 
 
 def _planes(layout: KVLayout, pages: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
-    """Views [num_blocks, ...] of a layer's planes, by name."""
+    """Views [num_blocks, ...] of a layer's planes in blocks of one page, by name."""
     group_index, index = layout.group_of_layer(layer)
     spec = layout.groups[group_index].spec
     start = index * spec.block_bytes(layout.block_size)

@@ -1,8 +1,8 @@
 """The seam between the model and what carries recurrent states forward.
 
-A request's state stands in the page of the block of its last computed token. A step reads it there and writes the state
-after each of its blocks that has a page: those kept for later requests, and the last one. Of a request with drafts it
-writes the state before them; `settle` carries it on behind those that were right, from what the layers had computed.
+A request's state stands in the pages of the block of its last computed token. A step reads it there and writes the
+state after each of its blocks that has pages: those kept for later requests, and the last one. Of a request with drafts
+it writes the state before them; `settle` carries it on behind those that were right, from what the layers had computed.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class RecurrentBatch(AttentionBatch):
     `draft_rows`: tokens of the step that are drafts.
     """
 
-    read_pages: torch.Tensor  # [num_requests] int64
+    read_pages: torch.Tensor  # [num_requests, pages_per_block] int64
     is_first: torch.Tensor  # [num_requests] bool: there is no state to read, the request begins
     first_write: torch.Tensor  # [num_requests + 1] int64
-    write_pages: torch.Tensor  # [num_writes] int64
+    write_pages: torch.Tensor  # [num_writes, pages_per_block] int64
     write_ends: torch.Tensor  # [num_writes] int64, the token of the step before which the state is
     tap_rows: torch.Tensor  # [num_tokens, taps] int64, oldest first
     column_rows: torch.Tensor  # [num_writes, taps - 1] int64
@@ -42,7 +42,7 @@ class RecurrentBatch(AttentionBatch):
 
     def with_columns(self, x: torch.Tensor, state: LayerRecurrent) -> torch.Tensor:
         """The columns that requests had before the step, then `x` [num_tokens, channels]."""
-        before = state.columns[self.read_pages].masked_fill_(self.is_first[:, None, None], 0.0)
+        before = state.read_columns(self.read_pages).masked_fill_(self.is_first[:, None, None], 0.0)
         return torch.cat((before.flatten(0, 1), x))
 
     def convolve(
@@ -63,7 +63,7 @@ class RecurrentBatch(AttentionBatch):
     def keep_columns(self, rows: torch.Tensor, state: LayerRecurrent) -> None:
         """Write the columns that follow. `rows`: of `with_columns`."""
         if self.column_rows.shape[1]:
-            state.columns[self.write_pages] = rows[self.column_rows]
+            state.write_columns(self.write_pages, rows[self.column_rows])
 
     def note_drafts(
         self,
@@ -172,19 +172,19 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
     starts, requests = ends - lengths, np.arange(len(ends))
     num_drafts = np.zeros_like(ends) if batch.drafted is None else batch.drafted.num_drafts
     kept = ends - num_drafts
-    read_pages = tables[requests, np.maximum(starts - 1, 0) // block_size].astype(np.int64)
+    read_blocks = tables[requests, np.maximum(starts - 1, 0) // block_size]
     first_block, counts = starts // block_size, (kept - 1) // block_size - starts // block_size + 1
     owner = np.repeat(requests, counts)
     blocks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + first_block[owner]
-    pages = tables[owner, blocks].astype(np.int64)
-    is_written = pages != NULL_BLOCK
-    owner, blocks, pages = owner[is_written], blocks[is_written], pages[is_written]
+    write_blocks = tables[owner, blocks]
+    is_written = write_blocks != NULL_BLOCK
+    owner, blocks, write_blocks = owner[is_written], blocks[is_written], write_blocks[is_written]
     write_ends = np.minimum((blocks + 1) * block_size, kept[owner]) - starts[owner] + begins[owner]
     drafting = np.flatnonzero(num_drafts)
     if len(drafting):
         order = np.argsort(np.concatenate((owner, drafting)), kind="stable")
         owner = np.concatenate((owner, drafting))[order]
-        pages = np.concatenate((pages, np.full(len(drafting), NULL_BLOCK)))[order]
+        write_blocks = np.concatenate((write_blocks, np.full(len(drafting), NULL_BLOCK, dtype=tables.dtype)))[order]
         write_ends = np.concatenate((write_ends, begins[drafting + 1]))[order]
     token_owner = np.repeat(requests, lengths)
     tokens = np.arange(begins[-1])
@@ -208,12 +208,23 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
         batch.max_query_len,
         batch.max_seq_len,
         drafted=batch.drafted,
-        read_pages=tensor(read_pages),
+        read_pages=tensor(_pages(batch, read_blocks, state.num_pages)),
         is_first=tensor(starts == 0),
         first_write=tensor(np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(ends)))))),
-        write_pages=tensor(pages),
+        write_pages=tensor(_pages(batch, write_blocks, state.num_pages)),
         write_ends=tensor(write_ends),
         tap_rows=tensor(rows(token_owner, tokens, num_columns + 1)),
         column_rows=tensor(rows(owner, write_ends - 1, num_columns)),
         draft_rows=tensor(draft_rows),
     )
+
+
+def _pages(batch: AttentionBatch, block_ids: npt.NDArray[Any], num_pages: int) -> IntArray:
+    """[num_blocks, num_pages]: those of each block."""
+    if batch.block_pages is None:
+        assert num_pages == 1, f"of blocks of {num_pages} pages only one is known"
+        return block_ids.astype(np.int64)[:, None]
+    found = np.empty((len(block_ids), num_pages), dtype=np.int64)
+    for row, block_id in enumerate(block_ids.tolist()):
+        found[row] = batch.block_pages[block_id]
+    return found

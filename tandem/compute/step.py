@@ -49,7 +49,8 @@ class AttentionBatch:
 
     The K and V of all `seq_lens` tokens, this step's included, are in the arena when `attend` is called. Token `t` of
     request `r` is at position `seq_lens[r] - query_len[r] + t`. Entries of `block_tables` that lie wholly before a
-    window, or past the sequence, are 0 and must not be read.
+    window, or past the sequence, are 0 and must not be read. Where a block of the KV group has several pages, its id is
+    that of the first, and `block_pages` has all of them.
     """
 
     query_start: torch.Tensor  # [num_requests + 1] int32, cumulative query lengths
@@ -59,6 +60,7 @@ class AttentionBatch:
     max_query_len: int
     max_seq_len: int
     drafted: Drafted | None = field(default=None, kw_only=True)  # None = no drafts, or the state can be rewound
+    block_pages: Mapping[int, npt.NDArray[np.int32]] | None = field(default=None, kw_only=True)  # by id; None = itself
 
     @property
     def num_requests(self) -> int:

@@ -6,7 +6,7 @@ of context.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
+_LEAST_KNOWN = 64  # blocks of several pages before one is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class InputBuilder:
         self._wanted_groups = wanted_groups
         self._can_rewind = [group.spec.can_rewind for group in layout.groups]
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
+        self._pages = [
+            None if group.pages_per_block == 1 else BlockPages(group.pages_per_block, table)
+            for group, table in zip(layout.groups, self._tables, strict=True)
+        ]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
@@ -145,6 +150,7 @@ class InputBuilder:
             table = self._tables[group]
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
+            pages = self._pages[group]
             batches[group] = AttentionBatch(
                 query_start=starts,
                 seq_lens=seq_lens,
@@ -153,6 +159,7 @@ class InputBuilder:
                 max_query_len=int(lengths.max(initial=0)),
                 max_seq_len=max_seq_len,
                 drafted=None if num_drafts is None or self._can_rewind[group] else Drafted(num_drafts),
+                block_pages=None if pages is None else pages.by_id,
             )
         return batches
 
@@ -172,6 +179,8 @@ class InputBuilder:
         for group, (table, added) in enumerate(zip(self._tables, blocks.added, strict=True)):
             table[row, start:end] = added
             table[row, self._num_dropped[row][group] : blocks.num_dropped[group]] = NULL_BLOCK
+            if (pages := self._pages[group]) is not None:
+                pages.add({block_id: blocks.pages[block_id] for block_id in added if block_id != NULL_BLOCK})
         self._filled[row], self._num_dropped[row] = end, blocks.num_dropped
 
     def _forget(self, request_id: str) -> None:
@@ -189,6 +198,29 @@ class InputBuilder:
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+class BlockPages:
+    """The pages of the blocks in a KV group's table, where a block has several.
+
+    Blocks that the table no longer has are forgotten now and then, when it has at most half of them.
+
+    `by_id`: [num_pages] int32 of each block; the null block has no other page.
+    """
+
+    def __init__(self, num_pages: int, table: npt.NDArray[np.int32]) -> None:
+        self._table = table
+        self._limit = _LEAST_KNOWN
+        self.by_id = {NULL_BLOCK: np.full(num_pages, NULL_BLOCK, dtype=np.int32)}
+
+    def add(self, blocks: Mapping[int, Sequence[int]]) -> None:
+        """Add what `table` has got by now."""
+        for block_id, pages in blocks.items():
+            self.by_id[block_id] = np.array(pages, dtype=np.int32)
+        if len(self.by_id) > self._limit:
+            held = {NULL_BLOCK, *np.unique(self._table).tolist()}
+            self.by_id = {block_id: pages for block_id, pages in self.by_id.items() if block_id in held}
+            self._limit = max(_LEAST_KNOWN, 2 * len(self.by_id))
 
 
 def _num_wanted(item: ScheduledRequest) -> int:

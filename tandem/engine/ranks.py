@@ -18,6 +18,7 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
 from tandem.compute.shared_pages import map_pages
+from tandem.compute.step import HiddenStates
 from tandem.compute.weights.formats import read_formats
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
@@ -35,11 +36,14 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block."""
+    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block. `layers_read`: whose
+    inputs the leader's drafter reads, as in `HiddenStates`.
+    """
 
     num_blocks: int
     max_model_len: int
     max_num_requests: int
+    layers_read: tuple[int, ...] = ()
 
 
 class Ranks(Protocol):
@@ -48,9 +52,14 @@ class Ranks(Protocol):
     @property
     def links(self) -> Links: ...
 
+    @property
+    def num_ranks_here(self) -> int:
+        """Ranks of this host, whose memory they share; it has parts for all."""
+        ...
+
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Memory for the KV of all ranks, which all of them map: [num_parts, num_blocks, page_bytes] uint8. Call once,
-        before `prepare`.
+        """Memory for the KV of all ranks, which those of this host map: [num_parts, num_blocks, page_bytes] uint8. What
+        ranks of other hosts have is there alone. Call once, before `prepare`.
         """
         ...
 
@@ -116,11 +125,15 @@ def await_kv(step: SchedulerOutput, links: Links) -> None:
 
 
 class ShardRunner:
-    """Computes one rank's part of steps, and forgets their results: what it leaves is KV."""
+    """Computes one rank's part of steps, and forgets their results: what it leaves is KV.
 
-    def __init__(self, forward: ForwardPass, links: Links) -> None:
+    `layers_read`: as in `ShardSizes`. NOTE: where states are read, more tokens may be computed to the end.
+    """
+
+    def __init__(self, forward: ForwardPass, links: Links, layers_read: tuple[int, ...] = ()) -> None:
         self._forward = forward
         self._links = links
+        self._layers_read = layers_read
         self._prompt_lengths: dict[str, int] = {}
 
     @torch.inference_mode()
@@ -129,7 +142,7 @@ class ShardRunner:
         for request_id in step.released:
             self._prompt_lengths.pop(request_id, None)
         self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
-        inputs, hidden = self._forward.run(step)
+        inputs, hidden = self._forward.run(step, HiddenStates(self._layers_read) if self._layers_read else None)
         if self._links.after is None:
             self._take_part_in_logits(step, inputs, hidden)
         self._forward.settle(inputs, None)
@@ -203,7 +216,7 @@ def load_shard(config: EngineConfig, links: Links) -> LoadedShard:
     def runner(sizes: ShardSizes, memory: int, keeps_pages: bool) -> ShardRunner:
         pages = map_pages(memory, ranked.num_ranks, sizes.num_blocks, layout.page_bytes)
         arena = Arena(layout, sizes.num_blocks, _CPU, pages[part_of(links, ranked)], keeps_pages=keeps_pages)
-        return ShardRunner(_forward(model, arena, backends, sizes, links), links)
+        return ShardRunner(_forward(model, arena, backends, sizes, links), links, sizes.layers_read)
 
     return LoadedShard(model.spec.fingerprint, runner)
 

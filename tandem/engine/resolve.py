@@ -38,7 +38,7 @@ from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact, 
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.resumable import resumable_events
-from tandem.kvcache.spec import KVLayout, fuller_layout
+from tandem.kvcache.spec import KVLayout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -139,19 +139,13 @@ def assemble(
     ranked = ranked_layout(model, config.block_size, links)
     own = part_of(links, ranked)
     layout = ranked.layout_of(own)
-    if (fuller := fuller_layout(model.states, ranked.whole)) is not None:
-        _log.warning(
-            "pages of %d tokens are %.0f %% full, since one has room for a layer's recurrent state; with --block-size "
-            "%d, on all workers, the same memory holds %.1f x as many tokens, and a hand-off moves as much less",
-            *(layout.block_size, 100 * ranked.whole.fill, fuller.block_size, fuller.fill / ranked.whole.fill),
-        )
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, links=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)
-    num_ranks, parts = 1 if links is None else links.group.num_ranks, ranked.num_ranks
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
-        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * num_ranks // parts)
-    network = load_network(config, drafter, served, links)
+        here, parts = 1 if ranks is None else ranks.num_ranks_here, ranked.num_ranks
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
+    network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
@@ -168,7 +162,7 @@ def assemble(
         emit=resumable_events(layout, emit),
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
-    memory = None if ranks is None else ranks.take_pages(parts, sizes.num_blocks + 1, layout.page_bytes)
+    memory = None if ranks is None else ranks.take_pages(ranked.num_ranks, sizes.num_blocks + 1, layout.page_bytes)
     arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[own])
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
@@ -185,8 +179,10 @@ def assemble(
     if speculation is None and drafter is not None:
         speculation = _speculation(config, drafter, network, model.spec, sizes, device, draws)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
+    layers_read = () if speculation is None else speculation.layers_read
+    shard_sizes = ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running, layers_read)
     engine = Engine(
-        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, arena, config, sizes),
+        runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, shard_sizes),
         scheduler,
         kv,
         _identity(model, drafter),
@@ -225,10 +221,8 @@ def _speculation(
     return Speculation(drafter, config.num_speculative_tokens)
 
 
-def _led(
-    ranks: Ranks, own: Executor, fingerprint: str, arena: Arena, config: EngineConfig, sizes: EngineSizes
-) -> Executor:
-    ranks.prepare(fingerprint, ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running))
+def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:
+    ranks.prepare(fingerprint, sizes)
     return ranks.lead(own)
 
 

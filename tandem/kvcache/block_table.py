@@ -1,7 +1,7 @@
 """Block table: the blocks that hold one owner's tokens, per KV group."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tandem.kvcache.prefix import NULL_BLOCK
@@ -9,10 +9,21 @@ from tandem.kvcache.prefix import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Blocks of one KV group: entry `i` of `block_ids` is entry `first_index + i` of the request's block table."""
+    """Blocks of one KV group: entry `i` of `block_ids` is entry `first_index + i` of the request's block table.
+
+    `page_ids`: where blocks have several pages, those of each in turn; else none.
+    """
 
     first_index: int
     block_ids: tuple[int, ...]
+    page_ids: tuple[int, ...] = ()
+
+    def pages(self) -> Iterator[tuple[int, ...]]:
+        """Of each block the pages. Empty without blocks."""
+        size = len(self.page_ids) // max(1, len(self.block_ids))
+        if not size:
+            return ((block_id,) for block_id in self.block_ids)
+        return (self.page_ids[start : start + size] for start in range(0, len(self.page_ids), size))
 
 
 @dataclass(slots=True)

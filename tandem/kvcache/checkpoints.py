@@ -45,15 +45,17 @@ class Checkpoints:
 
     def take(self, table: BlockTable, num_blocks_before: int, room: int) -> None:
         """Give a block to each group that has none at a checkpoint of `table` among the entries from
-        `num_blocks_before` on; the last checkpoints first, as far as `room` blocks suffice.
+        `num_blocks_before` on; the last checkpoints first, as far as `room` pages suffice.
         """
+        sizes = [group.pages_per_block for group in self._layout.groups]
         for index in sorted(table.checkpoints, reverse=True):
             if num_blocks_before <= index < table.num_blocks:
                 groups = [group for group, blocks in enumerate(table.groups) if blocks[index] == NULL_BLOCK]
-                if len(groups) <= room:
-                    room -= len(groups)
-                    for group, block_id in zip(groups, self._pool.allocate(len(groups)), strict=True):
-                        table.fill(group, index, block_id)
+                num_pages = sum(sizes[group] for group in groups)
+                if num_pages <= room:
+                    room -= num_pages
+                    for group in groups:
+                        table.fill(group, index, *self._pool.allocate(1, sizes[group]))
 
     def drop_before(self, table: BlockTable, group: int, first: int) -> None:
         """Release the entries of `table` before `first`. A state that is no checkpoint cannot be found any more, unless

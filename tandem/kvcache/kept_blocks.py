@@ -9,14 +9,13 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.prefix import PrefixCache
 from tandem.kvcache.tiers import BlockKey, HostMove, HostRead, HostTier
 
-MAX_MOVED_BLOCKS = 64  # per move, so that space is freed gradually
+MAX_MOVED_BLOCKS = 64  # pages per move, or one block, so that space is freed gradually
 _MAX_STALE_ENDS = 64
 
 
@@ -24,8 +23,9 @@ _MAX_STALE_ENDS = 64
 class KeptUsage:
     """Current numbers, and totals since start.
 
-    num_kept: contents promised. num_host: the part of them with a copy in the host tier, which has `num_slots`.
-    num_moved, num_restored: total blocks copied to the host tier and back. num_broken: total promises broken.
+    All but `num_broken` are numbers of pages. num_kept: of contents promised. num_host: of the part of them with a copy
+    in the host tier, which has `num_slots`. num_moved, num_restored: copied to the host tier and back, in total.
+    num_broken: total promises broken.
     """
 
     num_kept: int = 0
@@ -38,25 +38,30 @@ class KeptUsage:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A promised content. `block_id`: its block in the pool, if any. `slot`: its copy in the host tier, if any."""
+    """A promised content. `block_id`: its block in the pool, if any. `slots`: its copy in the host tier, if any."""
 
     ends_s: float
-    block_id: int | None
-    slot: int | None = None
+    num_pages: int
+    block_id: int | None = None
+    slots: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _Move:
-    """A copy to the host tier in progress: block and slot of each content."""
+    """A copy to the host tier in progress: block and slots of each content."""
 
-    entries: dict[BlockKey, tuple[_Kept, int, int]] = field(default_factory=dict)
+    entries: dict[BlockKey, tuple[_Kept, int, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def num_pages(self) -> int:
+        return sum(len(slots) for _, _, slots in self.entries.values())
 
 
 class KeptBlocks:
     """Promised contents of one pool.
 
     Args:
-        limit: maximum number of kept blocks in the pool.
+        limit: maximum number of pages of kept blocks in the pool.
         emit: receives an event for each content removed from the host tier that the pool does not hold either.
     """
 
@@ -74,20 +79,25 @@ class KeptBlocks:
         self._moves: dict[int, _Move] = {}
         self._sources: Counter[int] = Counter()
         self._num_ends = self._num_moves = 0
+        self._num_kept_pages = self._num_pooled_pages = 0
         self._num_moved = self._num_restored = self._num_broken = 0
 
     @property
     def usage(self) -> KeptUsage:
-        num_host = self._host.num_taken - self._host.num_leaving - len(self.moving_block_ids)
+        num_host = self._host.num_taken - self._host.num_leaving - self._num_moving
         totals = (self._num_moved, self._num_restored, self._num_broken)
-        return KeptUsage(len(self._kept), num_host, self._host.num_slots, *totals)
+        return KeptUsage(self._num_kept_pages, num_host, self._host.num_slots, *totals)
 
     @property
     def room(self) -> int:
-        """Number of further contents that can be promised."""
+        """Number of pages of further contents that can be promised."""
         if self._start_move is None:
-            return max(0, self._limit - len(self._pooled) - len(self._moves))
-        return max(0, self._limit + self._host.num_slots - self._host.num_leaving - len(self._kept))
+            return max(0, self._limit - self._num_pooled_pages - self._num_moving)
+        return max(0, self._limit + self._host.num_slots - self._host.num_leaving - self._num_kept_pages)
+
+    @property
+    def _num_moving(self) -> int:
+        return sum(move.num_pages for move in self._moves.values())
 
     @property
     def moving_block_ids(self) -> list[int]:
@@ -109,20 +119,21 @@ class KeptBlocks:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._kept
 
-    def slot_of(self, key: BlockKey) -> int | None:
-        """Slot of the host tier that holds this content, or None."""
+    def slots_of(self, key: BlockKey) -> tuple[int, ...]:
+        """Slots of the host tier that hold this content; none if it does not."""
         kept = self._kept.get(key)
-        return None if kept is None else kept.slot
+        return () if kept is None else kept.slots
 
     def keep(self, blocks: Sequence[tuple[BlockKey, int]], ends_s: float) -> None:
         """Promise the contents of these cached blocks of a chain, in order, until `ends_s` or their later deadline.
 
-        The caller has checked the number of new ones against `room`.
+        The caller has checked the pages of new ones against `room`.
         """
         for key, block_id in reversed(blocks):  # NOTE: of equally old ones, the end of a chain goes first
             kept = self._kept.get(key)
             if kept is None:
-                kept = self._kept[key] = _Kept(ends_s, None)
+                kept = self._kept[key] = _Kept(ends_s, self._pool.num_pages([block_id]))
+                self._num_kept_pages += kept.num_pages
                 self._note_end(key, kept)
             elif ends_s > kept.ends_s:
                 kept.ends_s = ends_s
@@ -140,14 +151,15 @@ class KeptBlocks:
         self._drop_stale_ends()
 
     def yield_blocks(self, count: int, *, must: bool) -> None:
-        """Make about `count` unreferenced kept blocks evictable, least recently used first: those with a copy at once,
-        others after a move to the host tier that starts now. With `must`, promises it has no slot for are broken.
+        """Make about `count` pages of unreferenced kept blocks evictable, least recently used first: those with a copy
+        at once, others after a move to the host tier that starts now. With `must`, promises it has no slots for are
+        broken.
         """
-        count -= len(self.moving_block_ids)
+        count -= self._num_moving
         if count <= 0 or not (must or self._doubled or self._start_move is not None):
             return
-        idle = list(islice((key for key in self._pooled if not self._pool.is_used(self._block_of(key))), count))
-        num_gone = self._spill(count, idle)
+        idle = list(self._first(count, (key for key in self._pooled if not self._pool.is_used(self._block_of(key)))))
+        num_gone = self._spill(idle)
         if must:
             for key in idle[num_gone:]:
                 self._forget(key)
@@ -157,15 +169,15 @@ class KeptBlocks:
     def end_move(self, move_id: int, *, is_copied: bool) -> None:
         """Record the end of a move. If it failed, its contents stay in the pool and no further moves are started."""
         move = self._moves.pop(move_id)
-        for key, (kept, block_id, slot) in move.entries.items():
+        for key, (kept, block_id, slots) in move.entries.items():
             is_kept = self._kept.get(key) is kept
-            if not (is_copied and is_kept and kept.slot is None):
-                self._host.give_back(slot)
-                if is_kept and kept.slot is None:
+            if not (is_copied and is_kept and not kept.slots):
+                self._host.give_back(slots)
+                if is_kept and not kept.slots:
                     self._to_pool(key, kept, block_id)
                 continue
-            kept.slot = slot
-            self._num_moved += 1
+            kept.slots = slots
+            self._num_moved += len(slots)
             if key in self._pooled:  # NOTE: it was used meanwhile, so it stays in the pool too
                 self._doubled[key] = None
             else:
@@ -176,12 +188,11 @@ class KeptBlocks:
             self._start_move = None
         self._keep_to_share()
 
-    def begin_read(self, key: BlockKey) -> int | None:
-        """Returns the slot with this content, which is not reused until `end_reads`; None if there is none."""
-        slot = self.slot_of(key)
-        if slot is not None:
-            self._host.begin_read(slot)
-        return slot
+    def begin_read(self, key: BlockKey) -> tuple[int, ...]:
+        """Returns the slots with this content, which are not reused until `end_reads`; there may be none."""
+        slots = self.slots_of(key)
+        self._host.begin_read(slots)
+        return slots
 
     def begin_block_read(self, block_id: int) -> None:
         """Protect this block of the pool from reuse until `end_reads`."""
@@ -190,8 +201,8 @@ class KeptBlocks:
 
     def end_reads(self, reads: Sequence[HostRead], *, is_restored: bool) -> None:
         """Record that these reads have ended."""
-        slots = [read.slot for read in reads if read.slot is not None]
-        sources = [read.source_id for read in reads if read.slot is None]
+        slots = [slot for read in reads for slot in read.slots]
+        sources = [read.source_id for read in reads if not read.slots]
         self._host.end_reads(slots)
         self._sources -= Counter(sources)
         self._pool.release(reversed(sources))
@@ -200,7 +211,7 @@ class KeptBlocks:
 
     def passed_on(self, event: BlockEvent) -> bool:
         """Whether to publish this event of the pool; not if the host tier holds the content before and after."""
-        return self.slot_of((event.group, event.block_hash)) is None
+        return not self.slots_of((event.group, event.block_hash))
 
     def check(self) -> None:
         """Check the module's invariant.
@@ -210,21 +221,24 @@ class KeptBlocks:
         """
         moving = {key: block_id for move in self._moves.values() for key, (_, block_id, _) in move.entries.items()}
         for key, kept in self._kept.items():
-            assert kept.block_id is not None or kept.slot is not None, f"a promised content is nowhere: {key}"
+            assert kept.block_id is not None or kept.slots, f"a promised content is nowhere: {key}"
             assert kept.block_id is None or self._cache.lookup(key[1], key[0]) == kept.block_id, (
                 "kept block, other content"
             )
             assert (key in self._pooled) <= (kept.block_id is not None), "a content is not where it is counted"
             assert kept.block_id is None or key in self._pooled or moving.get(key) == kept.block_id, "kept, not counted"
-            assert (key in self._doubled) == (key in self._pooled and kept.slot is not None), "copies are miscounted"
+            assert (key in self._doubled) == (key in self._pooled and bool(kept.slots)), "copies are miscounted"
+            assert len(kept.slots) in (0, kept.num_pages), f"a copy has some pages only: {key}"
         assert set(self._pooled) <= set(self._kept), "a pinned block has no promise"
-        assert len(self._kept) <= self._limit + self._host.num_slots, "more is promised than can be held"
+        assert self._num_kept_pages == sum(kept.num_pages for kept in self._kept.values()), "pages kept are miscounted"
+        assert self._num_pooled_pages == sum(self._kept[key].num_pages for key in self._pooled), "pages are miscounted"
+        assert self._num_kept_pages <= self._limit + self._host.num_slots, "more is promised than can be held"
         assert len(self._ends) <= 2 * len(self._kept) + _MAX_STALE_ENDS, "times that are over pile up"
         self._host.check(self._taken_slots())
 
     def _taken_slots(self) -> Iterator[int]:
-        yield from (kept.slot for kept in self._kept.values() if kept.slot is not None)
-        yield from (slot for move in self._moves.values() for _, _, slot in move.entries.values())
+        yield from (slot for kept in self._kept.values() for slot in kept.slots)
+        yield from (slot for move in self._moves.values() for _, _, slots in move.entries.values() for slot in slots)
 
     def _block_of(self, key: BlockKey) -> int:
         block_id = self._kept[key].block_id
@@ -237,35 +251,49 @@ class KeptBlocks:
             self._pool.keep(block_id)
             kept.block_id = block_id
         assert kept.block_id == block_id, "a content is in two blocks"
+        if key not in self._pooled:
+            self._num_pooled_pages += kept.num_pages
         self._pooled[key] = None
         self._pooled.move_to_end(key)
-        if kept.slot is not None:
+        if kept.slots:
             self._doubled[key] = None
             self._doubled.move_to_end(key)
 
+    def _unpool(self, key: BlockKey) -> None:
+        if key in self._pooled:
+            del self._pooled[key]
+            self._num_pooled_pages -= self._kept[key].num_pages
+        self._doubled.pop(key, None)
+
     def _keep_to_share(self) -> None:
         """Move contents beyond the pool's share to the host tier. NOTE: a few may wait for slots still in use."""
-        self._spill(len(self._pooled) - self._limit, self._pooled)
+        self._spill(list(self._first(self._num_pooled_pages - self._limit, self._pooled)))
 
-    def _spill(self, count: int, keys: Iterable[BlockKey]) -> int:
-        """Start moving up to `count` of these to the host tier, as far as it has slots; returns the number moved."""
-        chosen = list(islice(keys, max(0, count)))
+    def _first(self, count: int, keys: Iterable[BlockKey]) -> Iterator[BlockKey]:
+        """The first contents that have so many pages together, or all."""
+        for key in keys:
+            if count <= 0:
+                return
+            yield key
+            count -= self._kept[key].num_pages
+
+    def _spill(self, chosen: Sequence[BlockKey]) -> int:
+        """Start moving these to the host tier, as far as it has slots; returns the number of contents moved."""
         move = _Move()
         num_gone = 0
         for key in chosen:
             kept, block_id = self._kept[key], self._block_of(key)
-            if kept.slot is None:
-                slot = self._spare_slot()
-                if slot is None:
+            if not kept.slots:
+                slots = self._spare_slots(kept.num_pages)
+                if not slots:
                     break
-                move.entries[key] = (kept, block_id, slot)
+                move.entries[key] = (kept, block_id, slots)
             else:
                 kept.block_id = None
                 self._pool.let_go(block_id)
-            self._pooled.pop(key)
-            self._doubled.pop(key, None)
+            self._unpool(key)
             num_gone += 1
-            if len(move.entries) == MAX_MOVED_BLOCKS:
+            if move.num_pages >= MAX_MOVED_BLOCKS:
                 self._begin(move)
                 move = _Move()
         self._begin(move)
@@ -276,33 +304,38 @@ class KeptBlocks:
             return
         assert self._start_move is not None
         self._num_moves += 1
-        pairs = tuple((block_id, slot) for _, block_id, slot in move.entries.values())
-        self._pool.acquire(block_id for block_id, _ in pairs)
+        self._pool.acquire(block_id for _, block_id, _ in move.entries.values())
+        pairs = tuple(
+            pair
+            for _, block_id, slots in move.entries.values()
+            for pair in zip(self._pool.pages_of(block_id), slots, strict=True)
+        )
         self._moves[self._num_moves] = move
         self._start_move(HostMove(self._num_moves, pairs))
 
-    def _spare_slot(self) -> int | None:
-        """Returns a slot of the host tier; if none is free, one whose content the pool keeps too."""
+    def _spare_slots(self, count: int) -> tuple[int, ...]:
+        """Returns so many slots of the host tier; if too few are free, some whose content the pool keeps too. Empty if
+        there are not so many.
+        """
         if self._start_move is None:
-            return None
-        while not self._host.num_free and self._doubled:
+            return ()
+        while self._host.num_free < count and self._doubled:
             key, _ = self._doubled.popitem(last=False)
-            self._drop_slot(self._kept[key])
-        return self._host.take() if self._host.num_free else None
+            self._drop_slots(self._kept[key])
+        return self._host.take(count) if self._host.num_free >= count else ()
 
-    def _drop_slot(self, kept: _Kept) -> None:
-        assert kept.slot is not None
-        self._host.give_back(kept.slot)
-        kept.slot = None
+    def _drop_slots(self, kept: _Kept) -> None:
+        self._host.give_back(kept.slots)
+        kept.slots = ()
 
     def _forget(self, key: BlockKey) -> None:
+        self._unpool(key)
         kept = self._kept.pop(key)
-        self._pooled.pop(key, None)
-        self._doubled.pop(key, None)
+        self._num_kept_pages -= kept.num_pages
         if kept.block_id is not None:
             self._pool.let_go(kept.block_id)
-        if kept.slot is not None:
-            self._drop_slot(kept)
+        if kept.slots:
+            self._drop_slots(kept)
             group, block_hash = key
             if self._emit is not None and self._cache.lookup(block_hash, group) is None:
                 self._emit(BlockRemoved(block_hash, group))

@@ -19,7 +19,7 @@ class KeptPrefixes:
     """Pinned prefixes of one pool's `blocks`.
 
     Args:
-        num_unpromised: number of blocks of the pool that are not promised to an owner.
+        num_unpromised: number of pages of the pool that are not promised to an owner.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class KeptPrefixes:
         self._pool = pool
         self._cache = cache
         self._num_unpromised = num_unpromised
+        self._most_pages = sum(group.pages_per_block for group in layout.groups)  # of one index of a table
         self._now_s = 0.0
 
     def tell_time(self, now_s: float) -> None:
@@ -51,13 +52,13 @@ class KeptPrefixes:
         while num_blocks > 0:
             match = longest_prefix(self._cache, self._layout, hashes, num_blocks)
             blocks = _blocks_of(match, hashes)
-            num_new = sum(key not in self.blocks for key, _ in blocks)
+            num_new = self._pool.num_pages(block_id for key, block_id in blocks if key not in self.blocks)
             num_idle = self._pool.num_idle(block_id for _, block_id in blocks)
             excess = max(num_new - self.blocks.room, num_idle - self._num_unpromised())
             if excess <= 0:
                 self.blocks.keep(blocks, self._now_s + ttl_s)
                 return match.num_blocks
-            num_blocks = match.num_blocks - math.ceil(excess / len(self._layout.groups))
+            num_blocks = match.num_blocks - math.ceil(excess / self._most_pages)
         return 0
 
     def num_restorable(self, hashes: Sequence[bytes]) -> int:
@@ -70,8 +71,8 @@ class KeptPrefixes:
         block_id = self._cache.lookup(block_hash, group)
         if block_id is not None:
             return block_id
-        slot = self.blocks.slot_of((group, block_hash))
-        return None if slot is None else slot + 1
+        slots = self.blocks.slots_of((group, block_hash))
+        return slots[0] + 1 if slots else None
 
     def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
         """`lookup` of a chain, up to the first content that neither tier holds."""
@@ -81,22 +82,22 @@ class KeptPrefixes:
     def begin_restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> tuple[HostRead, ...]:
         """Returns the copies that fill reserved blocks from both tiers; protects sources until `blocks.end_reads`."""
         found = [
-            self._begin_read(group, index, block_id, hashes[index])
+            self._begin_read(group, index, pages, hashes[index])
             for group, reserved in enumerate(groups)
-            for index, block_id in enumerate(reserved.block_ids, reserved.first_index)
+            for index, pages in enumerate(reserved.pages(), reserved.first_index)
             if index < len(hashes)
         ]
         return tuple(read for read in found if read is not None)
 
-    def _begin_read(self, group: int, index: int, block_id: int, block_hash: bytes) -> HostRead | None:
-        slot = self.blocks.begin_read((group, block_hash))
-        if slot is not None:
-            return HostRead(group, index, block_id, slot)
+    def _begin_read(self, group: int, index: int, pages: tuple[int, ...], block_hash: bytes) -> HostRead | None:
+        slots = self.blocks.begin_read((group, block_hash))
+        if slots:
+            return HostRead(group, index, pages, slots)
         source_id = self._cache.lookup(block_hash, group)
         if source_id is None or self._pool.num_idle([source_id]) > self._num_unpromised():
             return None
         self.blocks.begin_block_read(source_id)
-        return HostRead(group, index, block_id, None, source_id)
+        return HostRead(group, index, pages, (), source_id, self._pool.pages_of(source_id))
 
 
 def _blocks_of(match: PrefixMatch, hashes: Sequence[bytes]) -> list[tuple[BlockKey, int]]:

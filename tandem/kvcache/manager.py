@@ -1,4 +1,4 @@
-"""KV cache manager: allocates blocks to owners (requests) and to holds, and releases them.
+"""KV cache manager: allocates blocks to owners (requests) and to holds, and releases them. It counts pages.
 
 A hold protects blocks from reuse beyond the life of their owner: a peer may read leased blocks, a transfer may still
 write pinned ones. A pinned prefix stays in the cache until a deadline (`kept_prefixes`).
@@ -10,8 +10,9 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from operator import ge
 
 from tandem.core.events import BlockEvent, BlockEventSink
@@ -20,6 +21,7 @@ from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.checkpoints import Checkpoints
 from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.kept_prefixes import KeptPrefixes
+from tandem.kvcache.needs import Needs
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
@@ -46,10 +48,10 @@ class KVCacheManager:
 
     Args:
         layout: KV groups and block size.
-        num_blocks: blocks in the KV cache memory, without the null block.
+        num_blocks: pages in the KV cache memory, without the null block.
         max_chunk_tokens: maximum number of tokens by which one owner's cursor moves in one step.
         prefix_caching: whether computed blocks can be found again by hash.
-        watermark_blocks: blocks that admission leaves available for running owners to grow into.
+        watermark_blocks: pages that admission leaves available for running owners to grow into.
         pin_share: maximum share of the blocks that pinned prefixes occupy, 0 to 1.
         emit: receives every stored/removed event.
 
@@ -75,6 +77,8 @@ class KVCacheManager:
         self._cache: PrefixCache = (
             HashPrefixCache(len(layout.groups), self._tell) if prefix_caching else NoPrefixCache()
         )
+        self._needs = Needs(layout, max_chunk_tokens)
+        self._pages_per_block = [group.pages_per_block for group in layout.groups]
         states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
         self._pool = BlockPool(num_blocks, self._cache, frozenset(states), int(num_blocks * _STATE_SHARE))
         self._checkpoints = Checkpoints(layout, self._pool, self._cache)
@@ -93,9 +97,10 @@ class KVCacheManager:
         pool = self._pool
         pinned = self._held(HoldKind.PINNED).union(self.kept.blocks.read_block_ids)
         leased = self._held(HoldKind.LEASED) - pinned
-        used = pool.num_used - len(leased) - len(pinned)
+        num_leased, num_pinned = pool.num_pages(leased), pool.num_pages(pinned)
+        used = pool.num_used - num_leased - num_pinned
         return KVCacheUsage(
-            pool.num_blocks, pool.num_free, pool.num_cached, used, len(leased), len(pinned), pool.num_kept
+            pool.num_blocks, pool.num_free, pool.num_cached, used, num_leased, num_pinned, pool.num_kept
         )
 
     def held_state(self, positions: Mapping[str, int]) -> HeldState:
@@ -104,7 +109,7 @@ class KVCacheManager:
 
     @property
     def num_unpromised(self) -> int:
-        """Number of blocks that are free or evictable and not promised to an owner that will grow into them."""
+        """Number of pages that are free or evictable and not promised to an owner that will grow into them."""
         return max(0, self._pool.num_available - self._num_promised)
 
     def fits(self, num_tokens: int) -> bool:
@@ -155,8 +160,8 @@ class KVCacheManager:
         """Like `make_room`, for an owner that cannot grow; returns whether any blocks became available."""
         own = {block_id for blocks in self._tables[owner].groups for block_id in blocks}
         is_alone = len(self._tables) == 1 and all(own.issuperset(hold.block_ids) for hold in self._holds.values())
-        entries = self._entries(self._tables[owner], math.ceil(num_tokens / self.layout.block_size))
-        num_short = sum(map(len, entries)) - self._pool.num_available
+        entries = self._needs.entries(self._tables[owner].num_blocks, math.ceil(num_tokens / self.layout.block_size))
+        num_short = self._needs.num_pages(entries) - self._pool.num_available
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
     def open(
@@ -199,11 +204,11 @@ class KVCacheManager:
         if num_blocks <= table.num_blocks:
             return True
         self._drop_unseen(table, num_computed_tokens)
-        entries, num_before = self._entries(table, num_blocks), table.num_blocks
-        enough = sum(map(len, entries)) <= self._pool.num_available
+        entries, num_before = self._needs.entries(table.num_blocks, num_blocks), table.num_blocks
+        enough = self._needs.num_pages(entries) <= self._pool.num_available
         if enough:
             for group, indices in enumerate(entries):
-                table.extend(group, num_blocks, indices, self._pool.allocate(len(indices)))
+                table.extend(group, num_blocks, indices, self._allocated(group, len(indices)))
         self._renew_promise(table)
         self._checkpoints.take(table, num_before, self.num_unpromised - self._watermark_blocks)
         return enough
@@ -217,20 +222,20 @@ class KVCacheManager:
         num_blocks = math.ceil(num_tokens / self.layout.block_size)
         num_matched = [table.num_blocks] * len(table.groups)
         self._drop_unseen(table, next_position)
-        for index, first in enumerate(self._first_needed(next_position)):
+        for index, first in enumerate(self._needs.first_blocks(next_position)):
             if first > len(table.groups[index]):
                 table.skip_to(index, min(first, num_blocks))
             entries = self.layout.stored(index, len(table.groups[index]), num_blocks)
-            table.extend(index, num_blocks, entries, self._pool.allocate(len(entries)))
+            table.extend(index, num_blocks, entries, self._allocated(index, len(entries)))
         self._renew_promise(table)
-        return table.ranges(num_matched, num_blocks)
+        return self._with_pages(table.ranges(num_matched, num_blocks))
 
     def lease(self, owner: str, num_tokens: int, first_block: int, end_block: int, name: str) -> tuple[BlockRange, ...]:
         """Lease under `name` those of the owner's blocks `[first_block, end_block)` that the last query of `num_tokens`
         tokens attends to, which are all that a reader needs.
         """
-        firsts = [max(first_block, first) for first in self._first_needed(num_tokens - 1)]
-        ranges = self._tables[owner].ranges(firsts, end_block)
+        firsts = [max(first_block, first) for first in self._needs.first_blocks(num_tokens - 1)]
+        ranges = self._with_pages(self._tables[owner].ranges(firsts, end_block))
         for found in ranges:
             self.hold(name, found.block_ids, HoldKind.LEASED)
         return ranges
@@ -251,14 +256,13 @@ class KVCacheManager:
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:
             return 0, ()
-        ranges = []
-        for block_ids, dropped in zip(match.block_ids, match.num_dropped, strict=True):
-            ranges.append(BlockRange(dropped, block_ids[dropped:]))
-            self._keep(name, block_ids[dropped:], HoldKind.LEASED)
-        return match.num_blocks, tuple(ranges)
+        ranges = [BlockRange(n, ids[n:]) for ids, n in zip(match.block_ids, match.num_dropped, strict=True)]
+        for found in ranges:
+            self._keep(name, found.block_ids, HoldKind.LEASED)
+        return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int) -> list[int]:
-        """Returns up to `count` blocks for temporary use, pinned until `drop(name)`."""
+        """Returns up to `count` blocks of one page for temporary use, pinned until `drop(name)`."""
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
         self._holds.setdefault(name, _Hold(HoldKind.PINNED)).block_ids += block_ids
         return block_ids
@@ -298,6 +302,11 @@ class KVCacheManager:
         for blocks in table.groups:
             self._pool.release(reversed(blocks))
 
+    def pages_of(self, groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
+        """By id the pages of blocks that have several, among these of each group, which are in use or null."""
+        several = (ids for ids, size in zip(groups, self._pages_per_block, strict=True) if size > 1)
+        return {block_id: self._pool.pages_of(block_id) for ids in several for block_id in ids if block_id}
+
     def check(self) -> None:
         """Check the module's invariant.
 
@@ -325,9 +334,9 @@ class KVCacheManager:
             self._emit(event)
 
     def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Number of blocks that an owner of `num_tokens` starting from `match` needs beyond the unpromised ones."""
+        """Number of pages that an owner of `num_tokens` starting from `match` needs beyond the unpromised ones."""
         revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
-        needed = self._num_missing(match.num_blocks, match.num_held, num_tokens)
+        needed = self._needs.num_missing(match.num_blocks, match.num_held, num_tokens)
         left = self._watermark_blocks if self._tables else 0
         return left + revived + self._num_promised + needed - self._pool.num_available
 
@@ -337,24 +346,15 @@ class KVCacheManager:
         self.kept.blocks.yield_blocks(count, must=must)
         return self._pool.num_available > num_available
 
-    def _num_missing(self, num_blocks: int, num_held: Sequence[int], num_tokens: int) -> int:
-        """Upper bound of the additional blocks that an owner needs at once until `num_tokens` are computed; it has
-        `num_blocks` entries per group, `num_held` of them not null.
-        """
-        num_coming = max(0, math.ceil(num_tokens / self.layout.block_size) - num_blocks)
-        if num_coming == 0:
-            return 0
-        limits = (self.layout.blocks_for_group(i, num_tokens, self.max_chunk_tokens) for i in range(len(num_held)))
-        return sum(min(num_coming, limit - held) for limit, held in zip(limits, num_held, strict=True))
+    def _allocated(self, group: int, count: int) -> list[int]:
+        return self._pool.allocate(count, self._pages_per_block[group])
 
-    def _first_needed(self, position: int) -> list[int]:
-        """Returns, per group, the first block that the query at `position` attends to."""
-        return [self.layout.first_needed(group, position) for group in range(len(self.layout.groups))]
-
-    def _entries(self, table: BlockTable, num_blocks: int) -> list[Sequence[int]]:
-        """Returns, per group, the entries of `table` up to `num_blocks` that need a block."""
-        groups = range(len(table.groups))
-        return [self.layout.stored(group, table.num_blocks, num_blocks) for group in groups]
+    def _with_pages(self, ranges: Iterable[BlockRange]) -> tuple[BlockRange, ...]:
+        """One range per group, with the pages of blocks that have several."""
+        return tuple(
+            found if size == 1 else replace(found, page_ids=tuple(chain(*map(self._pool.pages_of, found.block_ids))))
+            for found, size in zip(ranges, self._pages_per_block, strict=True)
+        )
 
     def _held(self, kind: HoldKind) -> set[int]:
         return {block_id for hold in self._holds.values() if hold.kind is kind for block_id in hold.block_ids}
@@ -368,11 +368,11 @@ class KVCacheManager:
         hold.block_ids += block_ids
 
     def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
-        for group, first in enumerate(self._first_needed(num_computed_tokens)):
+        for group, first in enumerate(self._needs.first_blocks(num_computed_tokens)):
             self._checkpoints.drop_before(table, group, first)
 
     def _renew_promise(self, table: BlockTable) -> None:
-        num_promised = self._num_missing(table.num_blocks, table.num_needed, table.num_promised_tokens)
+        num_promised = self._needs.num_missing(table.num_blocks, table.num_needed, table.num_promised_tokens)
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 
@@ -384,7 +384,7 @@ class KVCacheManager:
         most = min(len(hashes) - first, len(coming) - start)
         num_shared = bisect_left(range(most), True, key=lambda i: hashes[first + i] != coming[start + i])
         # NOTE: the owner has blocks of a bounded group only from what its own end sees on
-        needed = self._first_needed((first + num_shared) * self.layout.block_size)
+        needed = self._needs.first_blocks((first + num_shared) * self.layout.block_size)
         is_usable = all(map(ge, needed, table.num_dropped))
         return (num_shared, len(coming) - start) if is_usable else (0, 0)
 

@@ -1,25 +1,27 @@
 """Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
 
-Pure arithmetic: a page's bytes are named by their offsets. A whole page of one rank is the special case of one rank.
+Pure arithmetic: bytes are named by their page of a block and their offset there. A whole page of one rank is the
+special case of one rank.
 State without heads, such as latents, is that case too: the ranks of a worker share one copy of it. Where layers are
-divided into stages, a rank's page has those of its own stage, in the groups of a worker that has all.
+divided into stages, a rank's pages have those of its own stage, in the groups of a worker that has all.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
 from tandem.architecture.state import Segment
+from tandem.kvcache.placement import BlockPlacement, PageOffset, segment_places
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
+from tandem.kvcache.stage_layouts import stage_layouts
 
 
 def num_parts(layout: KVLayout, num_ranks: int) -> int:
     """In how many parts so many ranks of a stage keep the state: one that all share where no plane has heads."""
-    planes = (plane for group in layout.groups for plane in group.spec.planes)
-    return num_ranks if any(plane.by_head for plane in planes) else 1
+    return num_ranks if any(group.spec.is_divided for group in layout.groups) else 1
 
 
 Parts = tuple[int, tuple[int, ...]]
@@ -28,10 +30,10 @@ Parts = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """`num_bytes` from a byte of a source's page to a byte of a reader's; both pages belong to one rank each."""
+    """`num_bytes` from a source's page to a reader's, each a page of one rank's block."""
 
-    to: int
-    start: int
+    to: PageOffset
+    start: PageOffset
     num_bytes: int
 
 
@@ -66,16 +68,18 @@ class RankedLayout:
         specs = [group.spec.shard(self.width) for group in self._by_layer]
         return build_layout(specs, self.whole.block_size)
 
-    @cached_property
+    @property
     def page_bytes(self) -> int:
-        """Of a block, the same on all ranks."""
-        return max(layout.page_bytes for layout in self._of_stages)
+        """The same on all ranks."""
+        return self._of_stages[0].page_bytes
+
+    def pages_per_block(self, group: int) -> int:
+        """The same on all ranks."""
+        return self._of_stages[0].groups[group].pages_per_block
 
     def layout_of(self, rank: int) -> KVLayout:
         """The rank's own: all groups with the layers of its stage, counted from its first; a group may have none."""
-        if not self.stages:
-            return self.layout
-        return replace(self._of_stages[rank // self.width], least_page_bytes=self.page_bytes)
+        return self._of_stages[rank // self.width]
 
     @cached_property
     def _spans(self) -> tuple[range, ...]:
@@ -85,7 +89,7 @@ class RankedLayout:
 
     @cached_property
     def _of_stages(self) -> tuple[KVLayout, ...]:
-        return tuple(_within(self.layout, span) for span in self._spans)
+        return stage_layouts(self.layout, self._spans) if self.stages else (self.layout,)
 
     @property
     def is_shared(self) -> bool:
@@ -97,10 +101,10 @@ class RankedLayout:
         """The largest size of which every head of every segment has a whole number, at whatever width."""
         return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
 
-    def used_bytes(self, group: int, rank: int) -> int:
-        """Of the page of a rank's block in a KV group; the rest of a page means nothing."""
-        found = self.layout_of(rank).groups[group]
-        return found.spec.block_bytes(self.layout.block_size) * len(found.layers)
+    def used_bytes(self, group: int, rank: int) -> tuple[int, ...]:
+        """Of each page of a rank's block in a KV group; the rest of a page means nothing."""
+        placement, num_pages = self.layout_of(rank).placement(group), self.pages_per_block(group)
+        return tuple(placement.used_bytes(page) if page < placement.num_pages else 0 for page in range(num_pages))
 
     def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
         """What a rank holds in these blocks of a group."""
@@ -120,12 +124,17 @@ class RankedLayout:
         return plan_slices(lacking, [source.rectangles(group, rank, blocks) for rank in range(source.num_ranks)])
 
     def copies_of(self, found: Slice, source: "RankedLayout", group: int) -> Iterator[PageCopy]:
-        """The bytes of a slice, the same in each of its blocks: one copy for each layer, whose heads lie together."""
-        part = found.part
-        for layer in part.layers:
-            head_bytes, to = self._place(group, found.destination, part.plane, layer, part.heads.start)
-            _, start = source._place(group, found.source, part.plane, layer, part.heads.start)
-            yield PageCopy(to, start, len(part.heads) * head_bytes)
+        """The bytes of a slice, the same in each of its blocks: of each layer as many heads at a time as lie together
+        on both sides.
+        """
+        ours, theirs = self._heads(group, found.destination, found.part), source._heads(group, found.source, found.part)
+        for layer in found.part.layers:
+            head = found.part.heads.start
+            while head < found.part.heads.stop:
+                (to, num_ours), (start, num_theirs) = ours.from_head(layer, head), theirs.from_head(layer, head)
+                num = min(num_ours, num_theirs, found.part.heads.stop - head)
+                yield PageCopy(to, start, num * ours.segment.head_bytes)
+                head += num
 
     @cached_property
     def _by_layer(self) -> list[KVGroup]:
@@ -135,27 +144,39 @@ class RankedLayout:
     def _segments(self, group: KVGroup) -> tuple[Segment, ...]:
         return group.spec.segments(self.whole.block_size)
 
-    def _place(self, group: int, rank: int, name: str, layer: int, head: int) -> tuple[int, int]:
-        """Bytes of a head of that segment, and the offset of this one in the rank's page."""
-        found = self.layout_of(rank).groups[group]
-        start = found.layers.index(layer - self._spans[rank // self.width].start) * found.spec.block_bytes(
-            self.layout.block_size
-        )
-        for own, whole in zip(self._segments(found), self._segments(self.whole.groups[group]), strict=True):
-            if own.name == name:
-                first = head_range(whole.num_heads, rank % self.width, self.width).start
-                return own.head_bytes, start + (head - first) * own.head_bytes
-            start += own.num_heads * own.head_bytes
-        raise KeyError(name)
+    def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
+        """Where that rank has the heads of the segment that the rectangle is of."""
+        segments = self._segments(self.layout.groups[group])
+        index = next(index for index, segment in enumerate(segments) if segment.name == part.plane)
+        num_heads = self._segments(self.whole.groups[group])[index].num_heads
+        first = head_range(num_heads, rank % self.width, self.width).start
+        kind, offset = segment_places(segments)[index]
+        layers = [layer for layer in self.layout.groups[group].layers if layer in self._spans[rank // self.width]]
+        return _Heads(self.layout_of(rank).placement(group), tuple(layers), segments[index], kind, offset, first)
 
 
-def _within(layout: KVLayout, span: range) -> KVLayout:
-    """The layers of a span, counted from its first."""
-    groups = (
-        KVGroup(group.spec, tuple(layer - span.start for layer in group.layers if layer in span))
-        for group in layout.groups
-    )
-    return replace(layout, groups=tuple(groups))
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """The heads of one segment in a rank's block: its pieces are of that kind, and its bytes begin at `offset` there.
+
+    `first`: the whole model's head that the rank has as its first.
+    """
+
+    placement: BlockPlacement
+    layers: tuple[int, ...]
+    segment: Segment
+    kind: int
+    offset: int
+    first: int
+
+    def from_head(self, layer: int, head: int) -> tuple[PageOffset, int]:
+        """Where a head of the whole model lies, and how many lie together from it on, those of further layers too."""
+        index, own = self.layers.index(layer), head - self.first
+        if self.segment.is_cut:
+            return self.placement.place(self.kind, index, own), self.placement.num_together(self.kind, index, own)
+        piece = self.placement.place(self.kind, index, 0)
+        place = PageOffset(piece.page, piece.start + self.offset + own * self.segment.head_bytes)
+        return place, self.segment.num_heads - own
 
 
 def _ranges(all_layers: tuple[int, ...], span: range) -> list[range]:

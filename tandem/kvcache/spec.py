@@ -1,9 +1,10 @@
 """Layout of the layers' state in pages. Pure arithmetic, no tensors.
 
 Layers with the same `StateSpec` form groups; every group has its own block table per request, and all groups draw
-blocks from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds the planes of `block_size`
-tokens for the layers of the group it currently serves. So a page crosses the wire as one descriptor. Layers that read
-another's state have none of their own and are not counted here.
+*pages* of `page_bytes` from one pool. A block holds the planes of `block_size` tokens for the layers of its group. It
+is one page, so that it crosses the wire as one descriptor; a block of constant states, which may be much larger than
+one of K and V, is as many pages as it takes (`placement`). So layers that grow with the request decide how large a page
+is. Layers that read another's state have none of their own and are not counted here.
 """
 
 import math
@@ -13,36 +14,36 @@ from dataclasses import dataclass
 from tandem.architecture.state import StateSpec
 from tandem.core.config import BLOCK_SIZES
 from tandem.core.errors import ConfigurationError
+from tandem.kvcache.placement import BlockPlacement, pieces_of, placement_of
 
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
-_LEAST_FILL, _NEARLY = 0.5, 0.9
+_MOST_PADDING = 1.02  # of pages of layers that keep every token, so that pieces of constant states fill theirs better
 _FAR = 1 << 40  # a position that no request reaches
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a block table: same spec, one page per block between them."""
+    """Layers that share a block table: same spec, `pages_per_block` pages per block between them."""
 
     spec: StateSpec
     layers: tuple[int, ...]
+    pages_per_block: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Division of a model's state into pages.
 
-    Layout within a page: `[layer in group][plane]` and the plane's own shape; for K and V `[kv head][token][head_dim]`.
+    Layout within a block of one page: `[layer in group][plane]` and the plane's own shape; for K and V
+    `[kv head][token][head_dim]`. Within one of several: see `placement`.
+
+    Args:
+        page_bytes: the same for every group, so that any page can serve any group.
     """
 
     block_size: int
     groups: tuple[KVGroup, ...]
-    least_page_bytes: int = 0  # of a stage of layers, where another one needs more
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one block: those of the largest group, so that any block can serve any group."""
-        sizes = (group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
-        return max(self.least_page_bytes, *sizes)
+    page_bytes: int
 
     @property
     def bytes_per_block(self) -> int:
@@ -52,13 +53,18 @@ class KVLayout:
     @property
     def bytes_per_request(self) -> int:
         """What the hand-off of a request takes whatever its length: the pages of constant states."""
-        return self.page_bytes * sum(group.spec.bytes_per_request > 0 for group in self.groups)
+        return self.page_bytes * sum(group.pages_per_block for group in self.groups if group.spec.bytes_per_request)
 
     @property
     def fill(self) -> float:
         """Share of its pages that a long request's state takes; 1 where it does not grow with the request."""
         sizes = [g.spec.block_bytes(self.block_size) * len(g.layers) for g in self.groups if not g.spec.is_bounded]
         return sum(sizes) / (self.page_bytes * len(sizes)) if sizes else 1.0
+
+    def placement(self, group: int) -> BlockPlacement:
+        """Where the parts of a group's blocks lie."""
+        found = self.groups[group]
+        return placement_of(found.spec, len(found.layers), self.block_size, self.page_bytes)
 
     @property
     def num_layers(self) -> int:
@@ -95,14 +101,15 @@ class KVLayout:
         raise KeyError(layer)
 
     def blocks_for(self, num_tokens: int, max_chunk_tokens: int) -> int:
-        """Maximum number of blocks that one request holds at once while its cursor moves to `num_tokens` in chunks of
+        """Maximum number of pages that one request holds at once while its cursor moves to `num_tokens` in chunks of
         at most `max_chunk_tokens`. A bounded group holds at most one query's window and the chunk being computed.
         """
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
         """Share of one group in `blocks_for`."""
-        return self.groups[group].spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
+        found = self.groups[group]
+        return found.pages_per_block * found.spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
 
 
 def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
@@ -123,48 +130,48 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)
     page_bytes = _page_bytes({spec: len(layers) for spec, layers in layers_by_spec.items()}, block_size)
-    groups = [
-        KVGroup(spec, tuple(layers[start : start + page_bytes // spec.block_bytes(block_size)]))
-        for spec, layers in sorted(layers_by_spec.items(), key=lambda item: _reach(item[0]))
-        for start in range(0, len(layers), page_bytes // spec.block_bytes(block_size))
-    ]
-    return KVLayout(block_size, tuple(groups))
-
-
-def fuller_layout(specs: Sequence[StateSpec], layout: KVLayout) -> KVLayout | None:
-    """The layout of larger blocks, the smallest that are nearly as full as any, where `layout` leaves half of its pages
-    empty: a page is as large as one layer's recurrent state. None = its pages are full enough.
-    """
-    if layout.fill >= _LEAST_FILL:
-        return None
-    others = [build_layout(specs, size) for size in BLOCK_SIZES if size > layout.block_size]
-    fullest = max((other.fill for other in others), default=0.0)
-    return next((other for other in others if other.fill >= _NEARLY * fullest and other.fill > layout.fill), None)
+    groups: list[KVGroup] = []
+    for spec, layers in sorted(layers_by_spec.items(), key=lambda item: _reach(item[0])):
+        if spec.is_constant:
+            num_pages = placement_of(spec, len(layers), block_size, page_bytes).num_pages
+            groups.append(KVGroup(spec, tuple(layers), num_pages))
+        else:
+            size = page_bytes // spec.block_bytes(block_size)
+            groups += [KVGroup(spec, tuple(layers[start : start + size])) for start in range(0, len(layers), size)]
+    return KVLayout(block_size, tuple(groups), page_bytes)
 
 
 def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
     """Chooses the bytes of one page, given the number of layers of each spec.
 
-    Pages of full-attention layers are as full as possible, since these layers keep every token. Among such sizes, the
-    one with the fewest groups whose pages take at most a fifth more memory than necessary is chosen.
+    Pages of full-attention layers are as full as possible, since these layers keep every token; nearly so, where a
+    whole number of a constant state's pieces then fills a page. Among such sizes, the one with the fewest pages whose
+    size in total is at most a fifth more than necessary is chosen. Where every layer keeps a constant state, that is
+    all of it.
     """
 
-    def num_groups(spec: StateSpec, size: int) -> int:
+    def num_pages(spec: StateSpec, size: int) -> int:
+        if spec.is_constant:
+            return placement_of(spec, counts[spec], block_size, size).num_pages
         return math.ceil(counts[spec] / (size // spec.block_bytes(block_size)))
 
     def num_bytes(size: int, specs: Sequence[StateSpec]) -> int:
-        return size * sum(num_groups(spec, size) for spec in specs)
+        return size * sum(num_pages(spec, size) for spec in specs)
 
     specs = list(counts)
-    least = max(spec.block_bytes(block_size) for spec in specs)
-    sizes = {spec.block_bytes(block_size) * count for spec in specs for count in range(1, counts[spec] + 1)}
-    sizes = {size for size in sizes if size >= least}
+    least = max(pieces.num_bytes for spec in specs for pieces in pieces_of(spec, block_size))
+    by_token = [spec for spec in specs if not spec.is_constant] or specs
+    sizes = {spec.block_bytes(block_size) * count for spec in by_token for count in range(1, counts[spec] + 1)}
+    sizes = {size for size in sizes if size >= least} or {least}
     unbounded = [spec for spec in specs if not spec.is_bounded]
     fullest = min(num_bytes(size, unbounded) for size in sizes)
-    sizes = {size for size in sizes if num_bytes(size, unbounded) == fullest}
+    pieces = {each.num_bytes for spec in specs if spec.is_constant for each in pieces_of(spec, block_size)}
+    sizes |= {math.ceil(size / each) * each for size in sizes for each in pieces if each}
+    most_padded = _MOST_PADDING * fullest if pieces else fullest
+    sizes = {size for size in sizes if num_bytes(size, unbounded) <= most_padded}
     most_bytes = _MOST_BYTES * min(num_bytes(size, specs) for size in sizes)
     sizes = {size for size in sizes if num_bytes(size, specs) <= most_bytes}
-    return min(sizes, key=lambda size: (sum(num_groups(spec, size) for spec in specs), num_bytes(size, specs)))
+    return min(sizes, key=lambda size: (sum(num_pages(spec, size) for spec in specs), num_bytes(size, specs)))
 
 
 def _reach(spec: StateSpec) -> int:

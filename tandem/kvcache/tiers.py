@@ -1,4 +1,4 @@
-"""Host tier: accounting of its slots, which hold copies of blocks. The worker copies the bytes.
+"""Host tier: accounting of its slots, which hold copies of pages. The worker copies the bytes.
 
 Invariant: a slot is free, holds one content, is being written, or waits for its last reader; only a free slot is
 allocated.
@@ -16,22 +16,24 @@ class HostMove:
     """Copy of blocks of the pool into slots. The blocks are neither changed nor reused until it has ended."""
 
     move_id: int
-    pairs: tuple[tuple[int, int], ...]  # block id, slot
+    pairs: tuple[tuple[int, int], ...]  # page, slot
 
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
     """Copy into the block of entry `index` of KV group `group` in a request's block table.
 
-    The source is a slot or, if that is None, the pool's block `source_id`, which the request cannot share directly
-    since its prefix is only complete with the host tier's blocks.
+    Page by page, into `pages`. The source are slots or, where there are none, the pool's block `source_id` of
+    `source_pages`, which the request cannot share directly since its prefix is only complete with the host tier's
+    blocks.
     """
 
     group: int
     index: int
-    block_id: int
-    slot: int | None
+    pages: tuple[int, ...]
+    slots: tuple[int, ...]
     source_id: int = 0
+    source_pages: tuple[int, ...] = ()
 
 
 class HostTier:
@@ -57,20 +59,21 @@ class HostTier:
         """Number of released slots that are still being read."""
         return len(self._leaving)
 
-    def take(self) -> int:
-        """Allocate a free slot; the caller checks `num_free` first."""
-        return self._free.pop()
+    def take(self, count: int) -> tuple[int, ...]:
+        """Allocate free slots; the caller checks `num_free` first."""
+        return tuple(self._free.pop() for _ in range(count))
 
-    def give_back(self, slot: int) -> None:
-        """Release a slot; it becomes free after its last read has ended."""
-        if self._readers[slot]:
-            self._leaving.add(slot)
-        else:
-            self._free.append(slot)
+    def give_back(self, slots: Iterable[int]) -> None:
+        """Release slots; each becomes free after its last read has ended."""
+        for slot in slots:
+            if self._readers[slot]:
+                self._leaving.add(slot)
+            else:
+                self._free.append(slot)
 
-    def begin_read(self, slot: int) -> None:
-        """Protect a slot from reuse until `end_reads`."""
-        self._readers[slot] += 1
+    def begin_read(self, slots: Iterable[int]) -> None:
+        """Protect slots from reuse until `end_reads`."""
+        self._readers.update(slots)
 
     def end_reads(self, slots: Iterable[int]) -> None:
         """End one read of each slot."""

@@ -10,9 +10,9 @@ from tandem.kvcache.spec import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUsage:
-    """Number of blocks in each state; `total` is the sum of the others.
+    """Number of pages in each state; `total` is the sum of the others.
 
-    A block is pinned if a transfer may write or read it, else leased if a peer may read it, else used if a request owns
+    A page is pinned if a transfer may write or read it, else leased if a peer may read it, else used if a request owns
     it, else kept if its content is promised to stay cached.
     """
 
@@ -41,12 +41,14 @@ class HeldState:
     def of(cls, layout: KVLayout, tables: Iterable[tuple[BlockTable, int]]) -> "HeldState":
         """Of the requests with these block tables, each with the position of its next query."""
         sizes = [len(group.layers) * group.spec.block_bytes(layout.block_size) for group in layout.groups]
-        num_bytes = num_blocks = 0
+        num_bytes = num_pages = 0
         for table, position in tables:
-            num_blocks += sum(table.num_held)
+            num_pages += sum(
+                num * found.pages_per_block for num, found in zip(table.num_held, layout.groups, strict=True)
+            )
             for group, size in enumerate(sizes):
                 num_bytes += size * _num_seen(table, group, layout.first_needed(group, position))
-        return cls(num_bytes, num_blocks * layout.page_bytes)
+        return cls(num_bytes, num_pages * layout.page_bytes)
 
 
 def _num_seen(table: BlockTable, group: int, first: int) -> int:

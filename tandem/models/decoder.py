@@ -16,6 +16,7 @@ from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices, HiddenStates, WantedTokens
+from tandem.compute.weights.base import Weight
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.mixers import Queries, build_mixer, take_queries
@@ -257,12 +258,17 @@ class Decoder:
             states.note(len(self._layers), hidden)
         return hidden
 
-    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone."""
+    def logits(
+        self, hidden: torch.Tensor, rows: torch.Tensor | None = None, head: Weight | None = None
+    ) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone.
+        `head`: in place of the decoder's own, of which other ranks may have parts.
+        """
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
-        assert self._head is not None, "the last stage has the head"
-        logits = self._head(hidden, out_dtype=torch.float32)
+        head = self._head if head is None else head
+        assert head is not None, "the last stage has the head"
+        logits = head(hidden, out_dtype=torch.float32)
         cap, scale = self.spec.logit_softcap, self.spec.logit_scale
         logits = logits if scale == 1.0 else logits.mul_(scale)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

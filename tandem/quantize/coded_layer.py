@@ -15,11 +15,17 @@ from tandem.quantize.source import SourceModel, module_of
 
 @dataclass(frozen=True, slots=True)
 class WeightError:
-    """Relative errors of one coded weight: of its numbers, and of its outputs where calibration has seen its inputs."""
+    """Relative errors of one coded weight: of its numbers, and of its outputs where calibration has seen its inputs.
+
+    `num_rows`: of inputs that calibration has seen; None = there was none. `is_fallback`: they were too few for the
+    method, so it was rounded to the nearest.
+    """
 
     name: str
     of_numbers: float
     of_outputs: float | None
+    num_rows: int | None = None
+    is_fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +47,26 @@ def to_stored(
 ) -> dict[str, torch.Tensor]:
     """The layer's tensors by the checkpoint's names; `tensors` are its parameters in float32."""
     found: dict[str, torch.Tensor] = {}
-    for stored_name, names in _by_stored(model, [tensor.name for tensor in model.own_tensors(index)]).items():
+    for written, names in _by_written(model, [tensor.name for tensor in model.own_tensors(index)]).items():
+        rows = [model.written_rows(name) for name in names]
         if names[0] not in coded:
-            dtype = model.checkpoint.outline(stored_name).dtype
-            found[stored_name] = torch.cat([tensors[name] for name in names]).to(dtype)
+            dtype = model.checkpoint.outline(model.sources[names[0]].tensor).dtype
+            found[written] = _placed([tensors[name] for name in names], rows).to(dtype)
             continue
         parts = [coded[name] for name in names]
-        numbers = torch.cat([part.rounded.numbers for part in parts])
-        scales = torch.cat([part.rounded.scales for part in parts])
+        numbers = _placed([part.rounded.numbers for part in parts], rows)
+        scales = _placed([part.rounded.scales for part in parts], rows)
         for suffix, tensor in parts[0].grid.stored(numbers, scales).items():
-            found[f"{module_of(stored_name)}.{suffix}"] = tensor
+            found[f"{module_of(written)}.{suffix}"] = tensor
+    return found
+
+
+def _placed(parts: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor with each part at its rows, which are all that it has."""
+    whole = torch.cat(list(parts))
+    order = torch.cat(list(rows))
+    found = torch.empty_like(whole)
+    found[order] = whole
     return found
 
 
@@ -62,14 +78,14 @@ def from_stored(
     is_coded = {name for shared in coded_inputs(model, index) for name in shared.weights}
     shapes = {tensor.name: tensor.shape for tensor in model.spec.layers[index].tensors()}
     own = [tensor.name for tensor in model.own_tensors(index)]
-    for stored_name, names in _by_stored(model, own).items():
+    for written, names in _by_written(model, own).items():
         if names[0] in is_coded:
-            prefix = f"{module_of(stored_name)}."
+            prefix = f"{module_of(written)}."
             parts = {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
             whole = grid.read(parts, shapes[names[0]][1])
         else:
-            whole = stored[stored_name].float()
-        found.update(zip(names, torch.split(whole, [shapes[name][0] for name in names]), strict=True))
+            whole = stored[written].float()
+        found.update({name: whole[model.written_rows(name)] for name in names})
     others = shapes.keys() - found.keys()
     return found | {name: model.load(name) for name in others}
 
@@ -84,9 +100,9 @@ def read_errors(text: str) -> list[WeightError]:
     return [WeightError(**entry) for entry in json.loads(text)]
 
 
-def _by_stored(model: SourceModel, names: Sequence[str]) -> dict[str, list[str]]:
-    """Maps stored tensors to the parameters in their rows, in order."""
+def _by_written(model: SourceModel, names: Sequence[str]) -> dict[str, list[str]]:
+    """Maps tensors of the quantised checkpoint to the parameters in their rows."""
     found: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(names, key=lambda name: model.sources[name].start):
-        found[model.sources[name].tensor].append(name)
+    for name in names:
+        found[model.written_name(name)].append(name)
     return found

@@ -1,6 +1,7 @@
 """Inputs of a layer's linear maps: which weights share one, and what it is made of.
 
-Routers and other small maps are not coded; nor are those of per-layer embeddings.
+Routers and other small maps are not coded; nor are those of per-layer embeddings, and of a recurrence those to its
+steps and decays, unless they are rows of a tensor that is.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tandem.architecture.feed_forward import (
 )
 from tandem.architecture.mixers import AttentionSpec, BlockMixer, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
-from tandem.architecture.recurrent_mixers import RecurrentMixer
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
 from tandem.core.errors import ConfigurationError
@@ -69,11 +70,22 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
                 f"{next(mixer.tensors()).name} is of a layer whose queries choose blocks of tokens, whose weights are "
                 "not quantised; serve the checkpoint as it is"
             )
-        case RecurrentMixer():
-            raise ConfigurationError(
-                f"{next(mixer.tensors()).name} is of a layer with a recurrent state, whose weights are not quantised; "
-                "serve the checkpoint as it is"
-            )
+        case ShortConvSpec():
+            yield SharedInput((mixer.out,))
+            yield SharedInput((mixer.project,), norm)
+        case LinearRecurrenceSpec():
+            yield from _of_recurrence(mixer, norm)
+
+
+def _of_recurrence(mixer: LinearRecurrenceSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
+    yield SharedInput((mixer.out,))
+    if mixer.gate_in is not None:
+        yield SharedInput((mixer.gate,))
+    linears = (*mixer.qkv, mixer.gate_in or mixer.gate)
+    fused = {linear.weight_source.tensor for linear in linears if linear.weight_source is not None}
+    small = tuple(filter(None, (mixer.a_in or mixer.a, mixer.b)))
+    beside = tuple(linear for linear in small if linear.weight_source and linear.weight_source.tensor in fused)
+    yield SharedInput((*linears, *beside), norm if len(beside) == len(small) else None)
 
 
 def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[SharedInput]:
@@ -88,6 +100,8 @@ def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[
             shared = () if block.shared is None else (block.shared,)
             for expert in (*block.experts, *shared):
                 yield from _of_block(expert, None)  # NOTE: the router reads what the norm gives, too
+            for linear in filter(None, (block.experts_out, block.experts_in)):
+                yield SharedInput((linear,))
         case ParallelSpec():
             for branch in block.branches:
                 yield from _of_block(branch.block, branch.before)

@@ -1,6 +1,8 @@
 """Rounds the weights of one layer by the chosen method, and measures the errors."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import torch
 
@@ -14,6 +16,9 @@ from tandem.quantize.moments import Moments
 from tandem.quantize.recipe import Method
 from tandem.quantize.rounding import Rounded, output_error, round_clipped, round_to_nearest, round_with_feedback
 
+LEAST_ROWS: Final = 32
+"""NOTE: fewer say too little of an expert's inputs: a method would fit its weights to them alone."""
+
 
 def round_layer(
     tensors: MutableMapping[str, torch.Tensor],
@@ -23,6 +28,9 @@ def round_layer(
     moments: Mapping[str, Moments],
 ) -> tuple[dict[str, GridWeight], list[WeightError]]:
     """The coded weights by name, and their errors.
+
+    Weights of which calibration has seen fewer than `LEAST_ROWS` rows of inputs, as of experts that few tokens chose,
+    are rounded to the nearest.
 
     Args:
         tensors: the layer's parameters, float32; AWQ replaces those that its factors go into.
@@ -39,15 +47,17 @@ def round_layer(
             raise UnsupportedCheckpointError(
                 f"{shared.weights[0]} is multiplied by numbers that are not finite; use --method=rtn, which needs none"
             )
-        if seen is not None and method == "awq":
+        used = method if seen is None or seen.num_rows >= LEAST_ROWS else "rtn"
+        if seen is not None and used == "awq":
             seen = scale_inputs(tensors, shared, grid, seen)
         weights = [tensors[name] for name in shared.weights]
         _refuse_infinite(shared.weights, weights)
         fitted = grid.fitted(weights)
-        together = _rounded(torch.cat(weights), fitted, method, seen)  # NOTE: no output's numbers depend on another's
+        together = _rounded(torch.cat(weights), fitted, used, seen)  # NOTE: no output's numbers depend on another's
         for name, weight, rounded in zip(shared.weights, weights, together.split(weights), strict=True):
             coded[name] = GridWeight(rounded, fitted)
-            errors.append(_error(name, weight, rounded.decoded(), seen))
+            error = _error(name, weight, rounded.decoded(), seen)
+            errors.append(error if seen is None else replace(error, num_rows=seen.num_rows, is_fallback=used != method))
     return coded, errors
 
 

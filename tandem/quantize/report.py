@@ -11,6 +11,7 @@ from tandem.quantize.recipe import Recipe
 
 _BAR_COLUMNS: Final = 40
 _NUM_WORST: Final = 5
+_NUM_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class QuantizationReport:
 
     def as_text(self) -> str:
         """A page for people, with the layers' errors as bars."""
-        return "\n".join([*self._summary(), "", *_bars(self.layers), "", *_worst(self.layers)]) + "\n"
+        errors = [*_bars(self.layers), "", *_worst(self.layers), *_fallbacks(self.layers)]
+        return "\n".join([*self._summary(), "", *errors]) + "\n"
 
     def _summary(self) -> list[str]:
         recipe, quality = self.recipe, self.quality
@@ -77,6 +79,17 @@ def _worst(layers: Sequence[LayerError]) -> list[str]:
         outputs = "-" if error.of_outputs is None else f"{error.of_outputs:.5f}"
         lines.append(f"{outputs:>9} ({error.of_numbers:.5f})  {error.name}")
     return lines
+
+
+def _fallbacks(layers: Sequence[LayerError]) -> list[str]:
+    """Weights that were rounded to the nearest since calibration has seen too few of their inputs."""
+    errors = [error for layer in layers for error in layer.weights if error.is_fallback]
+    if not errors:
+        return []
+    lines = ["", f"{len(errors)} weights saw too few tokens of calibration and were rounded to the nearest (tokens):"]
+    lines += [f"{error.num_rows:>9}  {error.name}" for error in errors[:_NUM_NAMED]]
+    left = len(errors) - _NUM_NAMED
+    return [*lines, f"{left:>9}  more, in the JSON report"] if left > 0 else lines
 
 
 def _size(error: WeightError) -> float:

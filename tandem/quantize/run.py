@@ -42,7 +42,6 @@ class QuantizationRun:
 
     Raises:
         ConfigurationError: the recipe does not suit the model.
-        UnsupportedCheckpointError: the model's weights are no matrices.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class QuantizationRun:
         self._on_layer = on_layer
         self._grid: Grid = recipe.grid(model.dtype)
         check_divides(model.spec, recipe, self._grid)
-        model.refuse_stacks()
         self._rotation = MergedRotation.of(model.spec) if recipe.rotate else None
         self._own = model.own_names()
         if self._rotation is not None:
@@ -214,7 +212,7 @@ class QuantizationRun:
             plain = (
                 tensor.name for tensor in model.own_tensors(index) if tensor.is_weight and tensor.name not in coded
             )
-            found.update(module_of(model.sources[name].tensor) for name in plain)
+            found.update(module_of(model.written_name(name)) for name in plain)
         found.update(module_of(name) for name, tensor in rest.items() if name.endswith(".weight") and tensor.ndim == 2)
         return sorted(found - {module_of(model.sources[EMBEDDING].tensor)})
 

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tandem.architecture.families.base import FORMAT_KEYS
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.registry import find_family
-from tandem.architecture.tensors import Source, TensorSpec
+from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import UnsupportedCheckpointError
@@ -23,7 +25,7 @@ from tandem.models.weights import Sources, load_tensor, match_parameters, stored
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceModel:
     """`config`: the content of `config.json`. `sources`: by parameter of the specs, the stored tensor that contains it.
 
@@ -96,15 +98,35 @@ class SourceModel:
         name = self.spec.final_norm.tensor_name
         return None if name is None else self.load(name)
 
-    def refuse_stacks(self) -> None:
-        """Raises `UnsupportedCheckpointError` if weights are stacked, which the layout cannot express."""
-        for weight in self.spec.weights():
-            source = self.sources[weight.name]
-            if source != Source(source.tensor, start=source.start, stop=source.stop):
-                raise UnsupportedCheckpointError(
-                    f"{self.directory} has {weight.name} in the stack {source.tensor}, and compressed-tensors codes "
-                    "matrices only; save the checkpoint with a tensor for each expert"
-                )
+    def written_name(self, name: str) -> str:
+        """Name of the tensor that contains the parameter `name` in a quantised checkpoint: as stored, but that entries
+        of stacks, of which compressed-tensors codes none, have tensors of their own.
+        """
+        source, spec = self.sources[name], self._specs[name].source
+        if source.index is None or spec is None:
+            return source.tensor
+        given, ours = source.tensor, spec.tensor
+        pairs = zip(reversed(given), reversed(ours), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))  # NOTE: only beginnings may differ
+        begin = ours[: len(ours) - same]
+        assert name.startswith(begin)
+        return given[: len(given) - same] + name[len(begin) :]
+
+    def written_rows(self, name: str) -> torch.Tensor:
+        """Rows of `written_name` that are the parameter, in order."""
+        source, num_rows = self.sources[name], self._specs[name].shape[0] if self._specs[name].shape else 1
+        if source.index is not None:
+            return torch.arange(num_rows)
+        if source.period is None:
+            return source.start + source.step * torch.arange(num_rows)
+        assert source.stop is not None
+        size = source.stop - source.start
+        periods = torch.arange(num_rows // size).unsqueeze(1) * source.period
+        return (periods + torch.arange(source.start, source.stop)).flatten()
+
+    @cached_property
+    def _specs(self) -> dict[str, TensorSpec]:
+        return {tensor.name: tensor for layer in self.spec.layers for tensor in layer.tensors()}
 
     def _users(self) -> Counter[str]:
         found: Counter[str] = Counter()

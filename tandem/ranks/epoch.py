@@ -6,14 +6,7 @@ one rank ends, or stands still, the epoch has ended.
 
 import logging
 import os
-import socket
-import struct
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from tandem.compute.native.links import SharedLinks
@@ -23,10 +16,10 @@ from tandem.core.machine import monotonic_s, random_id
 from tandem.engine.ranks import ShardSizes
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
-from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step, ToLeader
+from tandem.ranks.led import LedRank
+from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step
 
-_END_S = 5.0  # until a rank that was told to end is killed
-_KEPT_VARIABLES = ("TANDEM_CACHE_DIR",)
+END_S = 5.0  # until a rank that was told to end is killed
 
 _Message = TypeVar("_Message", Loaded, Prepared)
 
@@ -34,12 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class Epoch:
-    """Starts the ranks 1 and up, which begin to load their parts.
+    """Has the ranks 1 and up, which were started for it, load their parts.
 
     Args:
-        shared: the leader's, in the memory that is given.
-        memory, kv_memory: descriptors, which the caller may close after this.
-        deadline_s: the longest that an exchange, or a message to a rank, waits for it.
+        shared: the leader's, in a memory that only these ranks have.
+        deadline_s: the longest that an exchange within a stage waits for a rank.
         on_lost: told on a thread of its own, once, that the epoch has ended although nobody closed it.
     """
 
@@ -47,8 +39,7 @@ class Epoch:
         self,
         config: EngineConfig,
         shared: SharedLinks,
-        memory: int,
-        kv_memory: int,
+        ranks: Mapping[int, LedRank],
         deadline_s: float,
         on_lost: Callable[[], None],
     ) -> None:
@@ -58,15 +49,11 @@ class Epoch:
         self._reason: str | None = None
         self._is_closed = False
         self._beats: Heartbeats | None = None
-        self._ranks: dict[int, tuple[Connection, subprocess.Popen[bytes]]] = {}
-        for rank in range(1, shared.num_ranks):
-            self._ranks[rank] = _start(memory, kv_memory)
-            _limit_sends(self._ranks[rank][0], deadline_s)
+        self._ranks = ranks
         level = logging.getLogger("tandem").getEffectiveLevel()
         for rank in self._ranks:
-            begin = Begin(self._id, rank, shared.num_ranks, shared.num_stages, config, deadline_s, level)
-            self._send(rank, begin)
-        sockets = {connection.fileno(): rank for rank, (connection, _) in self._ranks.items()}
+            self._send(rank, Begin(self._id, rank, shared.num_ranks, shared.num_stages, config, deadline_s, level))
+        sockets = {led.fileno(): rank for rank, led in self._ranks.items()}
         self._stop_watching = watch_for_hangup(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S
         )
@@ -74,8 +61,8 @@ class Epoch:
 
     @property
     def process_ids(self) -> Mapping[int, int]:
-        """Of the ranks but the leader."""
-        return {rank: process.pid for rank, (_, process) in self._ranks.items()}
+        """Of the ranks but the leader, on their hosts."""
+        return {rank: led.process_id for rank, led in self._ranks.items()}
 
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:
         """Waits until all ranks have loaded the same model and taken their memory; raises as `Ranks.prepare`."""
@@ -84,7 +71,8 @@ class Epoch:
             if loaded.fingerprint != fingerprint:
                 raise ConfigurationError(
                     f"rank {rank} has loaded another model than rank 0, {loaded.fingerprint[:16]} and not "
-                    f"{fingerprint[:16]}: the weights were replaced meanwhile; start the worker again"
+                    f"{fingerprint[:16]}: the weights were replaced meanwhile, or its host has others; start the "
+                    "worker again with the same on all hosts"
                 )
         for rank in self._ranks:
             self._send(rank, Prepare(sizes, keeps_pages))
@@ -112,14 +100,12 @@ class Epoch:
         self._is_closed = True
         self._stop_watching()
         self._shared.end()
-        for connection, _ in self._ranks.values():
-            connection.close()  # NOTE: at which a rank ends, whatever it is doing
-        for _, process in self._ranks.values():
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:  # stopped by SIGSTOP, or stuck in the kernel
-                process.kill()
-                process.wait()
+        for led in self._ranks.values():
+            led.close()
+        for led in self._ranks.values():
+            if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
+                led.kill()
+                led.wait(None)
 
     def _listen(self) -> None:
         """Ends the process of a rank that stands still."""
@@ -127,66 +113,36 @@ class Epoch:
             return
         rank = self._beats.silent_rank(self._shared.beats, monotonic_s())
         if rank is not None:
-            self._ranks[rank][1].kill()
+            self._ranks[rank].kill()
             self._lose(rank, f"has stood still for {SILENCE_S:g} s")
 
     def _lose(self, rank: int, why: str | None = None) -> None:
         """`why`: None = as its process ended."""
-        process = self._ranks[rank][1]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        led = self._ranks[rank]
+        led.wait(END_S)
         if self._reason is None:
-            why = f"has ended, {_ending(process.returncode)}" if why is None else why
+            why = f"has ended, {led.ending}" if why is None else why
             self._reason = f"rank {rank} of {len(self._ranks) + 1} {why}"
             _log.critical("%s: the group ends with it", self._reason)
             self._shared.end()
             self._on_lost()
 
-    def _send(self, rank: int, message: Begin | Prepare | Step) -> None:
+    def _send(self, rank: int, message: FromLeader) -> None:
         try:
-            self._ranks[rank][0].send(message)
+            self._ranks[rank].send(message)
         except OSError as error:
             raise RanksLostError(f"rank {rank} of {len(self._ranks) + 1} takes no messages: {error}") from error
 
     def _receive(self, rank: int, kind: type[_Message]) -> _Message:
         """Raises `ConfigurationError` where the rank refuses to serve or has ended."""
-        connection, process = self._ranks[rank]
+        led = self._ranks[rank]
         try:
-            message: ToLeader = connection.recv()
+            message = led.receive()
         except (EOFError, OSError) as error:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            raise ConfigurationError(
-                f"rank {rank} has ended before it could serve, {_ending(process.returncode)}"
-            ) from error
+            led.wait(END_S)
+            raise ConfigurationError(f"rank {rank} has ended before it could serve, {led.ending}") from error
         if isinstance(message, Refused):
             raise ConfigurationError(f"rank {rank}: {message.reason}")
         assert isinstance(message, kind)
         assert message.epoch == self._id
         return message
-
-
-def _ending(returncode: int | None) -> str:
-    if returncode is None:
-        return "but its process is still there"
-    return f"by signal {-returncode}" if returncode < 0 else f"with exit code {returncode}"
-
-
-def _limit_sends(connection: Connection, seconds: float) -> None:
-    """A rank that hangs reads nothing, and a message that it does not read must not hold up the leader for ever."""
-    whole = int(seconds)
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def _start(memory: int, kv_memory: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """NOTE: nothing of ours is in its environment, the cluster's secret least of all."""
-    ours, theirs = Pipe()
-    own = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")} | own
-    with theirs:
-        command = [sys.executable, "-m", "tandem.ranks.rank", *map(str, (theirs.fileno(), memory, kv_memory))]
-        passed = [theirs.fileno(), memory, kv_memory]
-        process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
-    return ours, process

@@ -22,6 +22,8 @@ from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.ranks import ShardSizes, await_kv
 from tandem.engine.resolve import default_kv_cache_bytes
 from tandem.ranks.epoch import Epoch
+from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.led import LedRank, LocalRank
 from tandem.ranks.messages import Step
 from tandem.scheduler.output import SchedulerOutput
 
@@ -32,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def share_of(config: EngineConfig, num_ranks: int) -> EngineConfig:
-    """What each of `num_ranks` ranks has of the threads and of the KV memory of a worker on the CPU."""
+    """What each of `num_ranks` ranks of a host has of its threads and its KV memory, on the CPU."""
     num_threads = config.num_threads or torch.get_num_threads()
     kv_bytes = config.kv_cache_bytes or default_kv_cache_bytes(torch.device("cpu"))
     return replace(config, num_threads=max(1, num_threads // num_ranks), kv_cache_bytes=max(1, kv_bytes // num_ranks))
@@ -46,14 +48,23 @@ class RankGroup:
         num_ranks: of all stages together.
         num_stages: into which the model's layers are divided; it divides `num_ranks`.
         deadline_s: the longest that an exchange within a stage, or a message to a rank, waits for it.
+        hosts: that have joined, and have ranks of it, all of one stage; closed with the group. None = all ranks are
+            here.
 
     `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
     """
 
     def __init__(
-        self, config: EngineConfig, num_ranks: int, *, num_stages: int = 1, deadline_s: float = EXCHANGE_DEADLINE_S
+        self,
+        config: EngineConfig,
+        num_ranks: int,
+        *,
+        num_stages: int = 1,
+        deadline_s: float = EXCHANGE_DEADLINE_S,
+        hosts: JoinedHosts | None = None,
     ) -> None:
-        self._config, self._deadline_s = config, deadline_s
+        self._config, self._deadline_s, self._hosts = config, deadline_s, hosts
+        self.num_ranks_here = num_ranks if hosts is None else hosts.num_ranks_here
         self._prepared: tuple[str, ShardSizes] | None = None
         self._num_fruitless = 0
         self._is_closed = False
@@ -83,11 +94,14 @@ class RankGroup:
 
     @property
     def process_ids(self) -> Mapping[int, int]:
-        """Of the other ranks."""
+        """Of the other ranks, on their hosts."""
         return self._epoch.process_ids
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        shared_pages.set_size(self._kv_memory, num_parts * num_blocks * page_bytes)
+        num_bytes = num_parts * num_blocks * page_bytes
+        shared_pages.set_size(self._kv_memory, num_bytes)
+        if self._hosts is not None:
+            self._hosts.set_kv_bytes(num_bytes)
         return shared_pages.map_pages(self._kv_memory, num_parts, num_blocks, page_bytes)
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
@@ -102,13 +116,13 @@ class RankGroup:
         self._epoch.close()
         if self._num_fruitless >= MAX_FRUITLESS_EPOCHS:
             raise RanksLostError(f"{self._num_fruitless} groups of ranks in a row have ended before their first step")
+        self.num_epochs += 1
         memory = make_links_memory(self._shared.num_ranks, self._shared.num_stages)
         try:
             self._shared.open(memory)
             self._epoch = self._begin(memory)
         finally:
             os.close(memory)
-        self.num_epochs += 1
         self._epoch.prepare(*self._prepared, keeps_pages=True)
         _log.warning("the group of ranks was formed anew in %.1f s, epoch %d", monotonic_s() - began_s, self.num_epochs)
 
@@ -137,10 +151,17 @@ class RankGroup:
             return
         self._is_closed = True
         self._epoch.close()
+        if self._hosts is not None:
+            self._hosts.close()
         os.close(self._kv_memory)
 
     def _begin(self, memory: int) -> Epoch:
-        return Epoch(self._config, self._shared, memory, self._kv_memory, self._deadline_s, self._tell_lost)
+        """NOTE: other hosts first, since one that is lost ends this, and then nothing here is to be ended."""
+        ranks: dict[int, LedRank] = {}
+        if self._hosts is not None:
+            ranks |= self._hosts.begin(self.num_epochs, memory)
+        ranks |= {rank: LocalRank(memory, self._kv_memory, self._deadline_s) for rank in range(1, self.num_ranks_here)}
+        return Epoch(self._config, self._shared, ranks, self._deadline_s, self._tell_lost)
 
     def _tell_lost(self) -> None:
         if self.on_lost is not None:

@@ -1,9 +1,14 @@
-"""Messages between the leader of a group and its other ranks, over a socket pair that only these two processes have.
+"""Messages between the leader of a group and its other ranks.
 
-They are pickles: both ends are one release, and nobody else can write to either.
+They are pickles, since both ends are one release. Of a pickle nothing but values of our own are read (`unpack`): what
+is sent over a network cannot have code run.
 """
 
-from dataclasses import dataclass
+import io
+import pickle
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from typing import Any
 
 from tandem.core.config import EngineConfig
 from tandem.engine.ranks import ShardSizes
@@ -62,4 +67,42 @@ class Step:
     work: SchedulerOutput
 
 
+FromLeader = Begin | Prepare | Step
 ToLeader = Loaded | Refused | Prepared
+
+_ROOMS = ("tandem.core.", "tandem.kvcache.", "tandem.scheduler.", "tandem.engine.ranks", __name__)
+_PLAIN = {
+    *(("builtins", name) for name in ("bytearray", "complex", "frozenset", "set")),
+    *(("array", name) for name in ("array", "_array_reconstructor")),
+}
+
+
+def pack(message: FromLeader | ToLeader) -> bytes:
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(data: bytes | bytearray) -> Any:
+    """What `pack` made.
+
+    Raises:
+        pickle.UnpicklingError: it has something else in it than values of ours.
+    """
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # NOTE: of bytes that are no pickle, or call one of our values wrongly, it may be any
+        raise pickle.UnpicklingError(f"this is no message between ranks: {error}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds no classes but dataclasses and enumerations of rooms without effects."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) in _PLAIN:
+            return super().find_class(module_name, global_name)
+        if module_name.startswith(_ROOMS) and "." not in global_name:
+            found = super().find_class(module_name, global_name)
+            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
+                return found
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in a message between ranks")

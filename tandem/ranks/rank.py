@@ -18,7 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.ranks import load_shard
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S
-from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step
+from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step, pack, unpack
 
 EXIT_REFUSED, EXIT_LOST = 1, 70  # EX_SOFTWARE of sysexits.h
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("tandem.ranks")
 
 def run(leader: Connection, memory: int, kv_memory: int) -> int:
     """Serves until the leader ends; returns the exit code where it does not exit at once."""
-    begin = leader.recv()
+    begin = unpack(leader.recv_bytes())
     assert isinstance(begin, Begin)
     logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
     watch_for_hangup([leader.fileno()], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
@@ -36,19 +36,19 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
         os.close(memory)
         shard = load_shard(begin.config, shared.links)
     except TandemError as error:
-        leader.send(Refused(begin.epoch, str(error)))
+        leader.send_bytes(pack(Refused(begin.epoch, str(error))))
         return EXIT_REFUSED
-    leader.send(Loaded(begin.epoch, shard.fingerprint))
-    prepare = leader.recv()
+    leader.send_bytes(pack(Loaded(begin.epoch, shard.fingerprint)))
+    prepare = unpack(leader.recv_bytes())
     assert isinstance(prepare, Prepare)
     runner = shard.runner(prepare.sizes, kv_memory, prepare.keeps_pages)
     os.close(kv_memory)
     gc.collect()
     gc.freeze()
     threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
-    leader.send(Prepared(begin.epoch))
+    leader.send_bytes(pack(Prepared(begin.epoch)))
     while True:
-        step = leader.recv()
+        step = unpack(leader.recv_bytes())
         assert isinstance(step, Step)
         shared.begin_step(step.number)
         try:

@@ -43,10 +43,12 @@ class NewBlocks:
         added: block ids to append.
         num_dropped: number of leading entries of the whole table that have left the group's window and are now the
             null block.
+        pages: of the blocks added, by id the pages of those that have several.
     """
 
     added: tuple[Sequence[int], ...]
     num_dropped: tuple[int, ...]
+    pages: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

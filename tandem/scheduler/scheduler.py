@@ -43,7 +43,7 @@ class Scheduler:
         self._sharing = KVSharing(kv)
         self._drafting = Drafting(kv, self.counters)
         self._hasher = ChainHasher()
-        self._deltas = StepDeltas()
+        self._deltas = StepDeltas(kv.pages_of)
         self._requests: dict[str, Request] = {}
         self._tables: dict[str, BlockTable] = {}
         self._waiting = WaitingQueue()

@@ -1,11 +1,14 @@
 """Differences between steps: records what the executor knows of each request, so that steps carry changes only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.block_table import BlockTable
 from tandem.scheduler.output import NewBlocks, NewRequest, ScheduledRequest
 from tandem.scheduler.request import Request
+
+PagesOf = Callable[[Sequence[Sequence[int]]], Mapping[int, Sequence[int]]]
+"""By id the pages of blocks that have several, among these of each KV group."""
 
 
 @dataclass(slots=True)
@@ -18,19 +21,21 @@ class TableChanges:
     num_blocks: int = 0
     num_dropped: Sequence[int] = ()
 
-    def of(self, table: BlockTable) -> NewBlocks | None:
+    def of(self, table: BlockTable, pages_of: PagesOf) -> NewBlocks | None:
         """Returns the changes, which count as sent; None if there are none."""
         if self.num_blocks == len(table.groups[0]) and self.num_dropped == table.num_dropped:
             return None
-        blocks = NewBlocks(tuple(ids[self.num_blocks :] for ids in table.groups), tuple(table.num_dropped))
+        added = tuple(ids[self.num_blocks :] for ids in table.groups)
+        blocks = NewBlocks(added, tuple(table.num_dropped), pages_of(added))
         self.num_blocks, self.num_dropped = len(table.groups[0]), list(table.num_dropped)
         return blocks
 
 
 class StepDeltas:
-    """Turns requests and their block tables into the data of a step."""
+    """Turns requests and their block tables into the data of a step. `pages_of`: of the pool of the tables' blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages_of: PagesOf) -> None:
+        self._pages_of = pages_of
         self._told: dict[str, TableChanges] = {}
         self._new: list[NewRequest] = []
 
@@ -42,7 +47,7 @@ class StepDeltas:
             self._new.append(_describe(request))
         start, token_ids = request.num_computed_tokens, request.token_ids
         end = start + num_tokens
-        blocks = told.of(table)
+        blocks = told.of(table, self._pages_of)
         # NOTE: the first test decides for nearly all requests, and a call of the property costs a tenth of this method
         scores_prompt = request.params.prompt_logprobs is not None and request.needs_whole_prompt
         scheduled, num_drafts = token_ids[start:end].tolist(), max(0, end - len(token_ids))

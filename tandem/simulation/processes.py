@@ -201,7 +201,7 @@ async def serving_simulated_worker(
         clock=node,
         credentials=Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation),
     )
-    blank, model = blank_state(settings, worker_id, assembly), model_info(settings, assembly)
+    blank, model = blank_state(settings, worker_id, assembly, compatibility), model_info(settings, assembly)
     async with serving_core(core, settings, address, feeds, blank, model, prometheus) as worker:
         yield SimulatedWorker(worker, assembly.engine)
 

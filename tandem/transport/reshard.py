@@ -6,7 +6,7 @@ blocks of every rank as whole pages. Others read slices of pages, in pieces, wit
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.transport.base import NULL_BLOCK, Peer
 
 Entry = tuple[int, int]  # KV group, index in the block table
+Pages = tuple[int, ...]  # of one block
 _Indices = NDArray[np.int64]
 
 
@@ -56,35 +57,52 @@ class Resharding:
         """Of each rank of the peer, the null block included."""
         return self._num_remote_blocks
 
-    def reads(self, entries: Sequence[Entry], remote: Sequence[int], local: Sequence[int]) -> list[RankedRead]:
-        """The reads that bring `remote[i]` into `local[i]` on all ranks, which are entry `i`; entries are in order.
+    def reads(self, entries: Sequence[Entry], remote: Sequence[Pages], local: Sequence[Pages]) -> list[RankedRead]:
+        """The reads that bring block `remote[i]` into `local[i]` on all ranks, which are entry `i`; entries are in
+        order.
 
         Raises:
-            TransportError: a block is not one of a rank's.
+            TransportError: a page is not one of a rank's, or a block has another number of them.
         """
-        theirs = _checked(remote, self._num_remote_blocks, "remote")
-        ours = _checked(local, self._num_blocks, "local")
+        theirs = _checked(entries, remote, self._source, self._num_remote_blocks, "remote")
+        ours = _checked(entries, local, self._reader, self._num_blocks, "local")
         if self._source.parts == self._reader.parts:
             ranks = np.arange(self._reader.num_ranks)[:, None]
             return [_read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)]
         found: list[list[tuple[_Indices, _Indices]]] = [[] for _ in range(self._reader.num_ranks)]
-        for first, end in _runs(entries):
-            for rank, *part in self._slices(*entries[first], theirs[first:end], ours[first:end]):
+        at_theirs = at_ours = 0
+        for group, index, count in _runs(entries):
+            num_theirs, num_ours = (count * side.pages_per_block(group) for side in (self._source, self._reader))
+            blocks = theirs[at_theirs : at_theirs + num_theirs], ours[at_ours : at_ours + num_ours]
+            for rank, *part in self._slices(group, index, *(pages.reshape(count, -1) for pages in blocks)):
                 found[rank].append((part[0], part[1]))
+            at_theirs, at_ours = at_theirs + num_theirs, at_ours + num_ours
         return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found if parts]
+
+    def reads_of_any(self, local: Sequence[int]) -> list[RankedRead]:
+        """Reads of some blocks of the peer into as many as these pages make; none if they make no block."""
+        num_theirs, num_ours = (side.pages_per_block(0) for side in (self._source, self._reader))
+        count = min(len(local) // num_ours, (self._num_remote_blocks - 1) // num_theirs)
+        if not count:
+            return []
+        remote = [tuple(range(1 + i * num_theirs, 1 + (i + 1) * num_theirs)) for i in range(count)]
+        own = [tuple(local[i * num_ours : (i + 1) * num_ours]) for i in range(count)]
+        return self.reads([(0, index) for index in range(count)], remote, own)
 
     def _slices(
         self, group: int, index: int, theirs: _Indices, ours: _Indices
     ) -> Iterator[tuple[int, _Indices, _Indices]]:
-        """(rank of the reader, remote and local units) of a group's blocks, which are consecutive from `index` on."""
+        """(rank of the reader, remote and local units) of a group's blocks [num_blocks, pages_per_block], which are
+        consecutive from `index` on.
+        """
         for found in self._reader.slices_from(self._source, group, range(index, index + len(ours))):
             span = slice(found.part.blocks.start - index, found.part.blocks.stop - index)
             remote = self._first_units(self._source, found.source * self._num_remote_blocks + theirs[span])
             local = self._first_units(self._reader, found.destination * self._num_blocks + ours[span])
             for copy in self._reader.copies_of(found, self._source, group):
                 units = np.arange(copy.num_bytes // self._unit_bytes)
-                theirs_at = remote[:, None] + (copy.start // self._unit_bytes + units)
-                ours_at = local[:, None] + (copy.to // self._unit_bytes + units)
+                theirs_at = remote[:, copy.start.page, None] + (copy.start.start // self._unit_bytes + units)
+                ours_at = local[:, copy.to.page, None] + (copy.to.start // self._unit_bytes + units)
                 yield found.destination, theirs_at.ravel(), ours_at.ravel()
 
     def _first_units(self, side: RankedLayout, blocks: _Indices) -> _Indices:
@@ -95,17 +113,27 @@ def _read(remote: _Indices, local: _Indices) -> RankedRead:
     return RankedRead(remote.ravel().tolist(), local.ravel().tolist())
 
 
-def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int]]:
-    """(first, end) of positions whose entries are consecutive blocks of one group."""
+def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int, int]]:
+    """(KV group, index, number) of consecutive blocks of one group."""
     numbered = enumerate(entries)
     for _, run in groupby(numbered, key=lambda each: (each[1][0], each[1][1] - each[0])):
-        positions = [position for position, _ in run]
-        yield positions[0], positions[-1] + 1
+        found = [entry for _, entry in run]
+        yield *found[0], len(found)
 
 
-def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> _Indices:
-    """NOTE: beyond the blocks of one rank lie those of the next, where a transport would not notice."""
-    found = np.asarray(blocks, dtype=np.int64)
+def _checked(
+    entries: Sequence[Entry], blocks: Sequence[Pages], layout: RankedLayout, num_blocks: int, side: str
+) -> _Indices:
+    """The pages of all blocks. NOTE: beyond the pages of one rank lie those of the next, where a transport would not
+    notice.
+    """
+    for (group, index), pages in zip(entries, blocks, strict=True):
+        if len(pages) != (expected := layout.pages_per_block(group)):
+            raise TransportError(
+                f"{side} block {index} of KV group {group} cannot be transferred: it has {len(pages)} pages, "
+                f"not {expected}"
+            )
+    found = np.fromiter(chain.from_iterable(blocks), dtype=np.int64)
     outside = (found <= NULL_BLOCK) | (found >= num_blocks)
     if outside.any():
         raise TransportError(

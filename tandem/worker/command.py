@@ -2,6 +2,7 @@
 
 import os
 
+from tandem.worker.host_settings import RankHostSettings
 from tandem.worker.settings import WorkerSettings
 
 
@@ -12,3 +13,10 @@ def serve_worker(settings: WorkerSettings) -> int:
     from tandem.worker.process import run_worker
 
     return run_worker(settings)
+
+
+def serve_rank_host(settings: RankHostSettings) -> int:
+    """Serve a worker's leader until told to stop and it has drained; returns the exit code."""
+    from tandem.worker.rank_host import run_rank_host
+
+    return run_rank_host(settings)

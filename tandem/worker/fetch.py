@@ -15,7 +15,7 @@ from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.messages import ConfirmCall, LeaseUpdate
 from tandem.scheduler.output import KVReserved
-from tandem.transport.reshard import Entry
+from tandem.transport.reshard import Entry, Pages
 from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
@@ -94,7 +94,9 @@ class Fetch:
         """Prevents further pulls. Call once."""
         self._pins.close()
 
-    async def _read(self, source: KVSource, lease_id: str, entries: list[Entry], offered: Mapping[Entry, int]) -> None:
+    async def _read(
+        self, source: KVSource, lease_id: str, entries: list[Entry], offered: Mapping[Entry, Pages]
+    ) -> None:
         remote = [offered[entry] for entry in entries]
         local = [self._wanted[entry] for entry in entries]
         await self._former_over(entries)
@@ -109,7 +111,7 @@ class Fetch:
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
-    async def _moved(self, source: KVSource, entries: list[Entry], remote: list[int], local: list[int]) -> Transfer:
+    async def _moved(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
         """NOTE: only a read detects that an idle connection was cut; it fails at once, and the next one uses a new
         connection.
         """
@@ -126,7 +128,7 @@ class Fetch:
             await _done(transfer)
         return transfer
 
-    def _begun(self, source: KVSource, entries: list[Entry], remote: list[int], local: list[int]) -> Transfer:
+    def _begun(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
         transfer = source.read(entries, remote, local, self._core.clock)
         self._pins.add(transfer)
         self._writers.update(dict.fromkeys(entries, transfer))
@@ -144,7 +146,7 @@ class Fetch:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
     async def _confirm(
-        self, source: KVSource, lease_id: str, groups: list[int], remote: list[int], local: list[int]
+        self, source: KVSource, lease_id: str, groups: list[int], remote: list[Pages], local: list[Pages]
     ) -> None:
         """Checks, after the read, whether the lease was valid, compares checksums of a sample, and refuses states that
         are not finite.
@@ -153,7 +155,7 @@ class Fetch:
         num_ranks = self._core.ranked.num_ranks
         call = ConfirmCall(
             lease_id=lease_id,
-            checksum_block_ids=tuple(remote[i] for i in sample),
+            checksum_block_ids=tuple(remote[i][0] for i in sample),
             reader_ranks=None if num_ranks == 1 else num_ranks,
             reader_stages=self._core.ranked.stages,
         )
@@ -173,7 +175,7 @@ class Fetch:
         if list(answer.checksums) != ours:
             raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
         if broken is not None:
-            raise TransportError(f"the state in block {remote[broken]} of worker {name} is not finite")
+            raise TransportError(f"the state in block {remote[broken][0]} of worker {name} is not finite")
 
     def _note(
         self, source: KVSource, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float
@@ -218,9 +220,9 @@ async def _told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> N
     await future
 
 
-def _entries(groups: tuple[BlockRange, ...]) -> dict[Entry, int]:
+def _entries(groups: tuple[BlockRange, ...]) -> dict[Entry, Pages]:
     return {
-        (group, found.first_index + offset): block_id
+        (group, index): pages
         for group, found in enumerate(groups)
-        for offset, block_id in enumerate(found.block_ids)
+        for index, pages in enumerate(found.pages(), found.first_index)
     }

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.compute.arena import Arena
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.engine.engine import Engine
@@ -25,34 +24,42 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 
 class HostPages:
-    """Memory for as many pages as fit in `num_bytes`; page-locked when the KV memory is on a GPU.
+    """Memory for as many pages as fit in `num_bytes`, each with the parts of all ranks; page-locked when the KV memory
+    is on a GPU.
+
+    Args:
+        pages: [num_parts, num_pages, page_bytes], as in `RankedPages`.
+
+    `page_bytes`: of one on all ranks, `num_slots`: how many there are.
 
     Raises:
         ConfigurationError: the machine has not that much memory.
     """
 
-    def __init__(self, arena: Arena, num_bytes: int) -> None:
-        self.page_bytes = arena.layout.page_bytes
+    def __init__(self, pages: torch.Tensor, num_bytes: int) -> None:
+        num_parts, _, page_bytes = pages.shape
+        self.page_bytes = num_parts * page_bytes
         self.num_slots = num_bytes // self.page_bytes
-        self._arena = arena.pages
+        self._arena = pages
         try:
             self._pages = torch.empty(
-                self.num_slots, self.page_bytes, dtype=torch.uint8, pin_memory=self._arena.is_cuda
+                self.num_slots, num_parts, page_bytes, dtype=torch.uint8, pin_memory=pages.is_cuda
             )
         except RuntimeError as error:
             raise ConfigurationError(f"host_kv_gib={num_bytes / 2**30:g} cannot be had: {error}; lower it") from error
 
     def store(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copies blocks into slots, (block id, slot) each; returns when they are stored. Any thread."""
-        for block_id, slot in pairs:
-            self._pages[slot].copy_(self._arena[block_id], non_blocking=True)
+        """Copies pages into slots, (page, slot) each; returns when they are stored. Any thread."""
+        for page, slot in pairs:
+            self._pages[slot].copy_(self._arena[:, page], non_blocking=True)
         self._wait()
 
     def load(self, reads: Iterable[HostRead]) -> None:
         """Copies slots, or other blocks, into blocks; returns when they are loaded. Any thread."""
         for read in reads:
-            source = self._arena[read.source_id] if read.slot is None else self._pages[read.slot]
-            self._arena[read.block_id].copy_(source, non_blocking=True)
+            for page, place in zip(read.pages, read.slots or read.source_pages, strict=True):
+                source = self._pages[place] if read.slots else self._arena[:, place]
+                self._arena[:, page].copy_(source, non_blocking=True)
         self._wait()
 
     def _wait(self) -> None:

@@ -11,23 +11,27 @@ import torch
 
 from tandem.core.hashing import HASH_VERSION, LAYOUT_VERSION
 from tandem.engine.resolve import Assembly
-from tandem.kvcache.spec import KVLayout
+from tandem.kvcache.spec import KVGroup, KVLayout
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.messages import ModelInfo
 from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
 
-def compatibility_of(assembly: Assembly) -> dict[str, str]:
+def compatibility_of(assembly: Assembly, alone: str | None = None) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
+
+    `alone`: the incarnation of a worker some of whose KV is on other hosts, so that no other shares its blocks.
 
     The number of ranks is none of them: their parts are those of the same whole. Where ranks group layers in another
     way than one does, blocks have other layers, and only workers of the same number share them.
     """
     ranked = assembly.pages.ranked
     ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
+    hosts = {} if alone is None else {"hosts": alone}
     return {
         **ranks,
+        **hosts,
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(ranked.whole),
         "layout_version": str(LAYOUT_VERSION),
@@ -76,7 +80,9 @@ def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
     )
 
 
-def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
+def blank_state(
+    settings: WorkerSettings, worker_id: str, assembly: Assembly, compatibility: Mapping[str, str]
+) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
     engine, layout = assembly.engine, assembly.arena.layout
     num_blocks, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
@@ -84,7 +90,7 @@ def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) ->
         worker_id=worker_id,
         role=settings.role,
         kind=f"{_hardware(assembly)}, {_threads(settings.num_ranks)}, {engine.model.fingerprint[:16]}",
-        fingerprint=pool_of(compatibility_of(assembly)),
+        fingerprint=pool_of(compatibility),
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,
         request_bytes=num_parts * layout.bytes_per_request,
@@ -106,5 +112,9 @@ def _hardware(assembly: Assembly) -> str:
 
 def _words(layout: KVLayout) -> str:
     """The layout as one line, which names a difference when two layouts are compared."""
-    groups = [f"{len(group.layers)} layers of {group.spec}" for group in layout.groups]
+    groups = [f"{len(group.layers)} layers of {group.spec}{_pages(group)}" for group in layout.groups]
     return f"{layout.page_bytes} bytes: {'; '.join(groups)}"
+
+
+def _pages(group: KVGroup) -> str:
+    return f" in {group.pages_per_block} pages" if group.spec.is_constant else ""

@@ -18,7 +18,7 @@ MAX_LEASES = 65_536
 @dataclass(slots=True)
 class _Lease:
     ends_s: float
-    groups: dict[int, int] = field(default_factory=dict)  # block id -> KV group
+    blocks: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # by id: KV group and pages
 
 
 class LeaseBook:
@@ -54,15 +54,15 @@ class LeaseBook:
         """Adds blocks of each KV group to a lease; no effect when it has ended."""
         if (lease := self._leases.get(lease_id)) is not None:
             for group, found in enumerate(groups):
-                lease.groups.update(dict.fromkeys(found.block_ids, group))
+                lease.blocks.update(zip(found.block_ids, ((group, pages) for pages in found.pages()), strict=True))
 
-    def covered(self, lease_id: str, block_ids: Iterable[int]) -> list[tuple[int, int]] | None:
-        """(KV group, block id) of all these blocks, if a lease permits reading each of them."""
+    def covered(self, lease_id: str, block_ids: Iterable[int]) -> list[tuple[int, tuple[int, ...]]] | None:
+        """(KV group, pages) of all these blocks, if a lease permits reading each of them."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return None
-        found = [(lease.groups.get(block_id, -1), block_id) for block_id in block_ids]
-        return None if any(group < 0 for group, _ in found) else found
+        found = [lease.blocks.get(block_id) for block_id in block_ids]
+        return None if None in found else [block for block in found if block is not None]
 
     def is_valid(self, lease_id: str) -> bool:
         """Whether a lease has not ended; an expired one ends here."""

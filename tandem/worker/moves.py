@@ -1,18 +1,25 @@
 """Refuses settings by which state would leave a worker whose state cannot be moved."""
 
 from tandem.core.errors import ConfigurationError
+from tandem.routing.snapshot import Role
 from tandem.worker.settings import WorkerSettings
 
 
-def refuse_moves_of_ranks(settings: WorkerSettings) -> None:
-    """Refuses what would move KV blocks of several ranks into memory that has no part for each.
+def refuse_moves_of_hosts(settings: WorkerSettings) -> None:
+    """Refuses what would move KV blocks of ranks on other hosts, whose memory this process does not have.
 
     Raises:
         ConfigurationError: the message names the setting and the remedy.
     """
-    if settings.num_ranks > 1 and settings.host_kv_bytes:
-        width = f"tp={settings.tp}" if settings.pp == 1 else f"pp={settings.pp}"
+    if settings.hosts == 1:
+        return
+    if settings.host_kv_bytes:
         raise ConfigurationError(
-            f"host_kv_gib={settings.host_kv_gib:g} with {width}: the host tier holds no blocks of several "
-            "ranks yet; leave host_kv_gib at 0"
+            f"host_kv_gib={settings.host_kv_gib:g} with hosts={settings.hosts}: the host tier holds no blocks of other "
+            "hosts yet; leave host_kv_gib at 0"
+        )
+    if settings.role is Role.PREFILL:
+        raise ConfigurationError(
+            f"hosts={settings.hosts}: KV on other hosts cannot be handed over yet, which is all that a prefill worker "
+            "is for; give it hosts=1, or have decode workers compute prompts themselves"
         )

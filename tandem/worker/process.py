@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -143,10 +143,12 @@ async def serving_worker(
         secret, incarnation = settings.secret, random_id()
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
-        role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
+        role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses, *settings.rank_addresses)
         credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
-        config, ranks = await asyncio.to_thread(open_ranks, settings)
+        lifecycle, loop = Lifecycle(worker_id), asyncio.get_running_loop()
+        leaving = partial(_tell, loop, lifecycle.drain)
+        config, ranks = await asyncio.to_thread(open_ranks, settings, credentials, leaving)
         if ranks is not None:
             opened.push_async_callback(asyncio.to_thread, ranks.close)
         assembly = await asyncio.to_thread(assemble, config, clock=clock, emit=feeds.emit, ranks=ranks)
@@ -158,7 +160,7 @@ async def serving_worker(
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
-        compatibility = compatibility_of(assembly)
+        compatibility = compatibility_of(assembly, incarnation if settings.hosts > 1 else None)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
         transports = await asyncio.to_thread(
@@ -195,8 +197,9 @@ async def serving_worker(
             host=host,
             credentials=credentials,
         )
-        blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
-        yield await opened.enter_async_context(serving_core(core, settings, bind, feeds, blank, model, prometheus))
+        blank, model = blank_state(settings, me.worker_id, assembly, compatibility), model_info(settings, assembly)
+        serving = serving_core(core, settings, bind, feeds, blank, model, prometheus, lifecycle)
+        yield await opened.enter_async_context(serving)
 
 
 @contextlib.asynccontextmanager
@@ -208,15 +211,17 @@ async def serving_core(
     blank: WorkerState,
     model: ModelInfo,
     prometheus: CollectorRegistry,
+    lifecycle: Lifecycle | None = None,
 ) -> AsyncIterator[WorkerProcess]:
     """Serves a running engine: answers calls at `bind`, reports, expires leases, is announced; as `serving_worker`.
 
     Args:
         blank, model: description of this worker for routers, without load.
+        lifecycle: of this worker, still starting; None = a new one.
     """
     async with contextlib.AsyncExitStack() as opened:
-        lifecycle = Lifecycle(core.me.worker_id)
-        core.engine.on_recovering = partial(_tell_recovering, asyncio.get_running_loop(), lifecycle)
+        lifecycle = lifecycle or Lifecycle(core.me.worker_id)
+        core.engine.on_recovering = partial(_tell, asyncio.get_running_loop(), lifecycle.recovering)
         sources = Sources(core)
         opened.push_async_callback(sources.close)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)
@@ -241,9 +246,10 @@ async def serving_core(
         yield WorkerProcess(core, lifecycle, reports, metrics_port)
 
 
-def _tell_recovering(loop: asyncio.AbstractEventLoop, lifecycle: Lifecycle, is_recovering: bool) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: bool) -> None:
+    """From another thread."""
     with contextlib.suppress(RuntimeError):  # the loop has closed, as where the worker ends meanwhile
-        loop.call_soon_threadsafe(lifecycle.recovering, is_recovering)
+        loop.call_soon_threadsafe(call, *values)
 
 
 def _with_port(settings: WorkerSettings) -> str:
@@ -287,7 +293,8 @@ def _open_transports(
     return Transports(
         pool_of_arena(assembly),
         identity,
-        wanted=settings.transport,
+        # NOTE: what others would register is memory, and that of ranks elsewhere has nothing in it
+        wanted=settings.transport if settings.hosts == 1 else "tcp",
         bind_host=settings.host,
         advertise_host=advertised,
         kv_port=settings.kv_port,
@@ -299,9 +306,9 @@ def _open_transports(
 
 def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:
     """Creates the host tier, before the engine starts. None if it would not hold a single block."""
-    if settings.host_kv_bytes < assembly.arena.layout.page_bytes:
+    pages = HostPages(assembly.pages.pages, settings.host_kv_bytes)
+    if not pages.num_slots:
         return None
-    pages = HostPages(assembly.arena, settings.host_kv_bytes)
     copier = HostCopier(pages, clock, engine.post)
     assembly.engine.kv.kept.blocks.attach_host(pages.num_slots, copier.start_move)
     return copier

@@ -1,30 +1,58 @@
 """The ranks of a worker: started before its engine, which has them formed anew when one of them ends."""
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from tandem.architecture.stages import check_group
 from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.rendezvous import Proof
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
-from tandem.worker.moves import refuse_moves_of_ranks
+from tandem.worker.moves import refuse_moves_of_hosts
 from tandem.worker.settings import WorkerSettings
 
+_KEY_PURPOSE = "ranks"
 
-def open_ranks(settings: WorkerSettings) -> tuple[EngineConfig, RankGroup | None]:
-    """The engine's configuration, and the group that it leads; None = it computes everything itself.
+
+def proof_of(credentials: Credentials) -> Proof:
+    """By which the leader of a group and its hosts know each other."""
+    return Proof(credentials.key(_KEY_PURPOSE), credentials.tls)
+
+
+def open_ranks(
+    settings: WorkerSettings, credentials: Credentials, on_leaving: Callable[[], None]
+) -> tuple[EngineConfig, RankGroup | None]:
+    """The engine's configuration, and the group that it leads; None = it computes everything itself. Waits for other
+    hosts, if it has ranks there.
+
+    Args:
+        on_leaving: called, on a thread of its own, when one of them is to be stopped.
 
     Raises:
-        ConfigurationError: a setting cannot be honoured with several ranks.
+        ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
+        RanksLostError: a host that has joined is lost.
     """
-    refuse_moves_of_ranks(settings)
-    config = settings.engine_config()
+    refuse_moves_of_hosts(settings)
     check_group(settings.tp, settings.pp)
+    config = settings.engine_config()
     if settings.num_ranks == 1:
         return config, None
-    config = share_of(config, settings.num_ranks)
-    return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp)
+    config = share_of(config, settings.num_ranks // settings.hosts)
+    if settings.hosts == 1:
+        return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp)
+    hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
+    hosts.on_leaving = on_leaving
+    with ExitStack() as opened:
+        opened.callback(hosts.close)
+        hosts.wait(settings.join_timeout_s)
+        group = RankGroup(config, settings.tp, hosts=hosts)
+        opened.pop_all()
+        return config, group
 
 
 def report_of(group: RankGroup | None) -> RankReport | None:

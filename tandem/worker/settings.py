@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import psutil
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.compute.native.core_board import CoreBoard
@@ -18,7 +18,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import OFF, has_weights
 from tandem.models.hub import served_name
 from tandem.process.peer_settings import PeerSettings
-from tandem.process.settings import EngineSettings, required_secret
+from tandem.process.settings import Address, EngineSettings, required_secret
 from tandem.routing.snapshot import Role
 
 AUTO = "auto"
@@ -80,6 +80,15 @@ class WorkerSettings(EngineSettings, PeerSettings):
     pp: int = Field(
         1, ge=1, le=MAX_RANKS, description="stages of layers, each of its own processes (pipeline parallel): 1 to 8"
     )
+    hosts: int = Field(
+        1, ge=1, le=MAX_RANKS, description="hosts over which these are divided; the others run services.rank_host"
+    )
+    ranks_bind: Address | None = Field(
+        None, description="host:port at which the other hosts join, required with --hosts; private networks only"
+    )
+    join_timeout_s: float = Field(
+        600.0, gt=0, le=86400, description="time for the other hosts to join, seconds; then this process ends"
+    )
     core_board: str | None = Field(
         None,
         description="FILE:SLOT of the table by which workers of one machine share cores, set by `tandem up`; "
@@ -101,6 +110,16 @@ class WorkerSettings(EngineSettings, PeerSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
     log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
+
+    @model_validator(mode="after")
+    def _divides_ranks(self) -> Self:
+        if self.tp % self.hosts:
+            raise ValueError(f"tp={self.tp} is not divided evenly by hosts={self.hosts}; give tp 2, 4 or 8")
+        if self.hosts > 1 and self.pp > 1:
+            raise ValueError(f"pp={self.pp} with hosts={self.hosts}: stages are on one host yet; give pp=1 or hosts=1")
+        if self.hosts > 1 and self.ranks_bind is None:
+            raise ValueError(f"hosts={self.hosts} needs ranks_bind, where the others join, such as 10.0.0.1:7903")
+        return self
 
     @field_validator("core_board")
     @classmethod
@@ -154,6 +173,18 @@ class WorkerSettings(EngineSettings, PeerSettings):
     def host(self) -> str:
         """Host to listen at; without the brackets of an IPv6 address."""
         return self.bind.rpartition(":")[0].strip("[]")
+
+    @property
+    def ranks_address(self) -> tuple[str, int]:
+        """Where other hosts join. Of workers of several hosts only."""
+        assert self.ranks_bind is not None
+        host, _, port = self.ranks_bind.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def rank_addresses(self) -> tuple[str, ...]:
+        """host:port where other hosts join, if there are any."""
+        return () if self.ranks_bind is None else (self.ranks_bind,)
 
     @property
     def router_addresses(self) -> tuple[str, ...]:

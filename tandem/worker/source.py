@@ -15,7 +15,7 @@ from tandem.core.errors import TandemError, TransportError, WorkerStoppedError
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import LinkReport, WorkerAddress
 from tandem.transport.base import KVTransport, Peer
-from tandem.transport.reshard import Entry, Resharding
+from tandem.transport.reshard import Entry, Pages, Resharding
 from tandem.transport.transfer import Transfer
 
 PING_INTERVAL_S = 0.5
@@ -73,7 +73,7 @@ class KVSource:
                 await asyncio.gather(pings, return_exceptions=True)
 
     def read(
-        self, entries: Sequence[Entry], remote_blocks: Sequence[int], local_blocks: Sequence[int], clock: Clock
+        self, entries: Sequence[Entry], remote_blocks: Sequence[Pages], local_blocks: Sequence[Pages], clock: Clock
     ) -> Transfer:
         """Reads blocks on all ranks, as `Resharding.reads` and `KVTransport.read`; they arrive or fail together.
 

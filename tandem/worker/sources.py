@@ -241,9 +241,8 @@ class Sources:
         pins = Pins(self._core.engine, name)
         try:
             lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
-            if lent:
-                entries, remote = [(0, index) for index in range(len(lent))], range(1, len(lent) + 1)
-                first, *_ = source.resharding.reads(entries, remote, lent)
+            if reads := source.resharding.reads_of_any(lent):
+                first, *_ = reads
                 report = await asyncio.to_thread(
                     measure_link,
                     source.transport,

@@ -24,7 +24,7 @@ def _compiled() -> None:
 
 @contextmanager
 def memory(num_ranks: int) -> Iterator[int]:
-    descriptor = make_memory(num_bytes(num_ranks, BUFFER_BYTES))
+    descriptor = make_memory(num_ranks, BUFFER_BYTES)
     try:
         yield descriptor
     finally:

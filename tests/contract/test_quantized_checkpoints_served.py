@@ -16,7 +16,9 @@ from tandem.engine.resolve import build_engine
 from tandem.models.loader import load_model
 from tandem.quantize.recipe import FormatName, Recipe
 from tests.helpers import checkpoints
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.engines import TINY, drain, token_ids
+from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1
 from tests.helpers.quantizing import quantize_tiny
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -26,11 +28,22 @@ BUILDERS: dict[str, checkpoints.Builder] = {
     "deepseek_v3": lambda path: checkpoints.save_tiny_deepseek_v3(
         path, q_lora_rank=64, v_head_dim=32, moe_intermediate_size=32
     ),
+    "qwen3_next": lambda path: save_tiny_qwen3_next(
+        path, linear_value_head_dim=16, moe_intermediate_size=32, shared_expert_intermediate_size=32
+    ),
+    "gpt_oss": checkpoints.save_tiny_gpt_oss,
+    "falcon_h1": save_tiny_falcon_h1,
 }
+FORMATS: tuple[FormatName, ...] = ("int8", "int4", "fp8", "mxfp4", "nvfp4")
+QUICK = ("llama", "mixtral", "deepseek_v3")
+CASES = [
+    pytest.param(name, family, marks=() if family in QUICK or name == "int4" else pytest.mark.slow)
+    for family in BUILDERS
+    for name in FORMATS
+]
 
 
-@pytest.mark.parametrize("family", BUILDERS)
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize(("name", "family"), CASES)
 def test_numbers_are_those_that_the_report_measured(name: FormatName, family: str, tmp_path: Path) -> None:
     source = write_byte_tokenizer(BUILDERS[family](tmp_path / "plain"))
     report = quantize_tiny(source, tmp_path / "coded", Recipe(name, "rtn", group_size=32 if name == "int4" else None))

@@ -1,13 +1,15 @@
-"""Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column."""
+"""Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column. A block has several
+pages, which hold the heads of a layer and its neighbours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from tandem.architecture.state import RecurrentSpec
+from tandem.architecture.state import KVSpec, RecurrentSpec
 from tandem.compute.arena import Arena, LayerRecurrent
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.native.recurrent import NativeRecurrentBackend
@@ -18,7 +20,27 @@ from tandem.kvcache.spec import build_layout
 from tests.helpers.native_kernels import load_or_skip
 
 HEADS, GROUPS, ROWS, COLUMNS, TOKENS, BLOCK_SIZE = 4, 2, 6, 5, 90, 8
+PAGES = 5
 LAST_BLOCK = (TOKENS - 1) // BLOCK_SIZE
+
+
+def pages_of(block_id: int) -> npt.NDArray[np.int32]:
+    """No two neighbours; the first is the block itself."""
+    others = 1000 - (block_id * (PAGES - 1) + np.arange(PAGES - 1)) if block_id else np.zeros(PAGES - 1)
+    return np.concatenate(([block_id], others)).astype(np.int32)
+
+
+BLOCK_PAGES = {block_id: pages_of(block_id) for block_id in range(2 * LAST_BLOCK + 3)}
+
+
+def matrices_of(state: LayerRecurrent, block_ids: Iterable[int]) -> torch.Tensor:
+    """[num_blocks, heads, rows, columns]."""
+    return state.read_matrices(torch.tensor(np.stack([pages_of(block_id) for block_id in block_ids])).long())
+
+
+def columns_of(state: LayerRecurrent, block_ids: Iterable[int]) -> torch.Tensor:
+    """[num_blocks, taps - 1, channels]."""
+    return state.read_columns(torch.tensor(np.stack([pages_of(block_id) for block_id in block_ids])).long())
 
 
 def batch_of(start: int, stop: int) -> AttentionBatch:
@@ -30,6 +52,7 @@ def batch_of(start: int, stop: int) -> AttentionBatch:
         slot_mapping=torch.arange(start, stop),
         max_query_len=stop - start,
         max_seq_len=stop,
+        block_pages=BLOCK_PAGES,
     )
 
 
@@ -87,11 +110,15 @@ def params_of(by_column: bool) -> RecurrenceParams:
 
 
 def state_of() -> LayerRecurrent:
-    """NOTE: a request that begins must not read what a page held before."""
-    layout = build_layout([RecurrentSpec(4, 3, "float32", (HEADS, ROWS, COLUMNS))], BLOCK_SIZE)
-    state = Arena(layout, 2 * LAST_BLOCK + 3, torch.device("cpu")).layers[0]
+    """Of the second of three layers, whose heads lie in two pages. NOTE: a request that begins must not read what pages
+    held before.
+    """
+    spec = RecurrentSpec(4, 3, "float32", (HEADS, ROWS, COLUMNS), ((HEADS, 1),))
+    layout = build_layout([spec, spec, spec, KVSpec(1, 6, "float32")], BLOCK_SIZE)
+    state = Arena(layout, 1001, torch.device("cpu")).layers[1]
     assert isinstance(state, LayerRecurrent)
     assert state.matrices is not None
+    assert (state.num_pages, state.head_pages.tolist()) == (PAGES, [1, 1, 2, 2])
     state.matrices.fill_(torch.nan)
     return state
 
@@ -118,9 +145,8 @@ def test_any_cut_equals_the_recurrence(
         batch = backend.prepare(batch_of(start, stop), state, ())
         found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
     expected, last = recurrence(inputs_of(is_delta, by_column, 0, TOKENS), params)
-    assert state.matrices is not None
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(state.matrices[LAST_BLOCK + 1].double(), last, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matrices_of(state, [LAST_BLOCK + 1])[0].double(), last, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend_name", ["native", pytest.param("triton", marks=pytest.mark.slow)])
@@ -149,11 +175,11 @@ def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is
         slot_mapping=torch.arange(num_cut + TOKENS),
         max_query_len=TOKENS,
         max_seq_len=TOKENS,
+        block_pages=BLOCK_PAGES,
     )
     out = backend.recur(both, params, state, backend.prepare(step, state, ()))
     assert torch.equal(torch.cat((*found, out[:num_cut])), out[num_cut:])
-    assert state.matrices is not None
-    first, second = (state.matrices[row.long()] for row in tables)
+    first, second = (matrices_of(state, row.tolist()) for row in tables)
     assert torch.equal(first[-1], second[-1])
 
 
@@ -179,9 +205,7 @@ def test_a_state_goes_on_behind_right_drafts(
     backend.recur(inputs, params, drafted, batch)
     settle(step, [num_right], {RecurrentSpec: backend}, drafted)
     page = 1 + (kept + num_right - 1) // BLOCK_SIZE
-    assert drafted.matrices is not None
-    assert plain.matrices is not None
-    pages = slice(page - (num_right == 9), page + 1)  # with the state at the end of the block before
-    assert torch.equal(drafted.columns[pages], plain.columns[pages])
+    blocks = range(page - (num_right == 9), page + 1)  # with the state at the end of the block before
+    assert torch.equal(columns_of(drafted, blocks), columns_of(plain, blocks))
     exact = 0.0 if backend_name != "reference" else 1e-5
-    torch.testing.assert_close(drafted.matrices[pages], plain.matrices[pages], rtol=exact, atol=exact)
+    torch.testing.assert_close(matrices_of(drafted, blocks), matrices_of(plain, blocks), rtol=exact, atol=exact)

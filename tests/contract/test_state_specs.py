@@ -216,8 +216,9 @@ def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys
     """Two of 8190 bytes take a page, or 32 blocks of K and V of 512 bytes."""
     large = ToyRecurrentSpec(819, 2 * BLOCK_SIZE)
     layout = build_layout([large if layer % 9 == 0 else ATTENTION for layer in range(36)], 8)
-    assert [group.spec for group in layout.groups] == [ATTENTION, large, large]
-    assert [len(group.layers) for group in layout.groups] == [32, 2, 2]
+    assert [group.spec for group in layout.groups] == [ATTENTION, large]
+    assert [len(group.layers) for group in layout.groups] == [32, 4]
+    assert [group.pages_per_block for group in layout.groups] == [1, 2]
     assert layout.page_bytes == 32 * ATTENTION.block_bytes(8) == 16_384
 
 
@@ -225,7 +226,7 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in, to
     be found as long as the owner sees it.
     """
-    layout, stored = toy_layout(ToyRecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()
+    layout, stored = toy_layout(ToyRecurrentSpec(4, 3 * BLOCK_SIZE), pages_per_state=(1,)), list[BlockStored]()
     kv = KVCacheManager(layout, 24, max_chunk_tokens=40, emit=stored.append)  # type: ignore[arg-type]
     hashes: list[bytes] = []
     extend_hashes(b"root", hashes, [1] * 40, BLOCK_SIZE)

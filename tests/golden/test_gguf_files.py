@@ -17,6 +17,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import build_engine
 from tandem.models.gguf.convert import converted
 from tests.helpers.checkpoints import (
+    save_tiny_gemma2,
     save_tiny_gemma3,
     save_tiny_phi3,
     save_tiny_qwen2,
@@ -40,11 +41,17 @@ GEMMA: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+GEMMA2: dict[str, Any] = GEMMA | {
+    "num_hidden_layers": 3,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 MODELS: dict[str, Callable[..., Path]] = {
     "qwen2": save_tiny_qwen2,
     "qwen3": partial(save_tiny_qwen3, head_dim=128),
     "qwen2moe": partial(save_tiny_qwen2_moe, moe_intermediate_size=1408, shared_expert_intermediate_size=5632),
     "qwen3moe": partial(save_tiny_qwen3_moe, mlp_only_layers=[], moe_intermediate_size=768),
+    "gemma2": partial(save_tiny_gemma2, **GEMMA2),
     "gemma3": partial(save_tiny_gemma3, **GEMMA),
     "phi3": save_tiny_phi3,
     "qwen35": save_tiny_qwen3_5,

@@ -12,6 +12,8 @@ from tandem.quantize.recipe import FormatName, Recipe
 from tandem.quantize.source import SourceModel
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import load_reference
+from tests.helpers.delta_checkpoints import save_tiny_qwen3_5_moe, save_tiny_qwen3_next
+from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2_moe, save_tiny_nemotron_latent
 from tests.helpers.quantizing import quantize_tiny, random_tokens
 
 pytest.importorskip("compressed_tensors", reason="compressed_tensors, whose decoding is compared, is not installed")
@@ -40,7 +42,17 @@ def test_transformers_finds_our_numbers(name: FormatName, build: checkpoints.Bui
 
 
 @pytest.mark.parametrize(
-    "build", [checkpoints.save_tiny_phi3, checkpoints.save_tiny_qwen3_moe], ids=["fused rows", "experts"]
+    "build",
+    [
+        checkpoints.save_tiny_phi3,
+        checkpoints.save_tiny_qwen3_moe,
+        save_tiny_falcon_h1,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (save_tiny_lfm2_moe, save_tiny_nemotron_latent, save_tiny_qwen3_next, save_tiny_qwen3_5_moe)
+        ),
+    ],
+    ids=["fused rows", "experts", "falcon-h1", "lfm2-moe", "nemotron-h", "qwen3-next", "qwen3.5-moe"],
 )
 def test_other_forms_are_read_too(build: checkpoints.Builder, tmp_path: Path) -> None:
     """Phi 3 has q, k and v in one module; transformers stacks experts."""

@@ -96,6 +96,22 @@ FLAGS: dict[str, Values] = {
         },
     },
     "announce": NO_REDIS,
+    "hosts": {
+        "prefill": {"enabled": False},
+        "decode": {"ranks": {"tensor": 8, "hosts": 4}},
+        "monitoring": {"enabled": True},
+    },
+    "hosts-hpa": {
+        "prefill": {"enabled": False},
+        "decode": {"ranks": {"tensor": 2, "hosts": 2}, "autoscaling": {"hpa": {"enabled": True}}},
+    },
+    "hosts-keda": {
+        "prefill": {"enabled": False},
+        "decode": {
+            "ranks": {"tensor": 2, "hosts": 2},
+            "autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}},
+        },
+    },
     "discovery-kubernetes": {"discovery": {"mode": "kubernetes"}},
     "discovery-kubernetes-without-redis": merged(NO_REDIS, {"discovery": {"mode": "kubernetes"}}),
     "discovery-redis": {"discovery": {"mode": "redis"}},

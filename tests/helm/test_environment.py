@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings
 
 from tandem.gateway.settings import GatewaySettings
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS
+from tandem.worker.host_settings import RankHostSettings
 from tests.helm.renders import ALL, rendered
 from tests.helpers.helm import NAME, NAMESPACE, POOLS, ROOT, SETTINGS, Object, Rendered, at, merged, render
 
@@ -275,6 +276,26 @@ def test_ranks_are_processes_of_one_pod() -> None:
     assert "TANDEM_TP" not in made.env("prefill")
     assert made.env("prefill")["TANDEM_PP"]["value"] == "2"
     assert "TANDEM_PP" not in made.env("decode")
+
+
+def test_ranks_in_several_pods_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts join where the leader listens, with the settings that both of them read."""
+    spec = rendered("hosts").get("LeaderWorkerSet", "decode")["spec"]["leaderWorkerTemplate"]
+    leader, host = (spec[f"{role}Template"]["spec"]["containers"][0] for role in ("leader", "worker"))
+    told, asked = ({each["name"]: each.get("value", SECRETS) for each in one["env"]} for one in (leader, host))
+    assert (leader["command"][-1], host["command"][-1]) == ("services.decode", "services.rank_host")
+    assert (spec["size"], told["TANDEM_TP"], told["TANDEM_HOSTS"]) == (4, "8", "4")
+    assert {each["name"]: each["containerPort"] for each in leader["ports"]}["ranks"] == 7903
+    assert told["TANDEM_RANKS_BIND"].endswith(":7903")
+    asked["TANDEM_LEADER"] = asked["TANDEM_LEADER"].replace("$(LWS_LEADER_ADDRESS)", "a.b")
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    kind: type[BaseSettings] = RankHostSettings
+    settings = kind()
+    assert isinstance(settings, RankHostSettings)
+    assert settings.leader_address == ("a.b", 7903)
+    assert settings.metrics_port == host["ports"][0]["containerPort"]
+    assert settings.secret == SECRETS.encode()
 
 
 def test_nobody_is_left_without_the_cluster_secret(monkeypatch: pytest.MonkeyPatch) -> None:

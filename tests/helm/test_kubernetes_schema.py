@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 
 from tests.helm.cases import MATRIX, RECENT
 from tests.helm.renders import every_case, rendered
-from tests.helpers.helm import Object
+from tests.helpers.helm import Object, at, merged
 from tools.fetch_helm import DIRECTORY as TOOLS
 
 VERSIONS = ("1.28", "1.33", "1.37")
@@ -24,6 +24,51 @@ CUSTOM = {
     "ScaledObject": ("keda.sh/v1alpha1", "@kubernetes-models/keda/keda.sh/v1alpha1"),
     "Certificate": ("cert-manager.io/v1", "@kubernetes-models/cert-manager/cert-manager.io/v1"),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1"),
+}
+# Nobody publishes a schema of these to npm, so what we write of them is described here, after the project's reference.
+GROUPS_API = "leaderworkerset.x-k8s.io/v1"
+_COUNT: Object = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]}
+GROUPS_SPEC: Object = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["leaderWorkerTemplate"],
+    "properties": {
+        "replicas": {"type": "integer", "minimum": 0},
+        "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+        "networkConfig": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
+        },
+        "rolloutStrategy": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["type"],
+            "properties": {
+                "type": {"enum": ["RollingUpdate"]},
+                "rollingUpdateConfiguration": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "maxSurge": _COUNT,
+                        "maxUnavailable": _COUNT,
+                        "partition": {"type": "integer", "minimum": 0},
+                    },
+                },
+            },
+        },
+        "leaderWorkerTemplate": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["workerTemplate"],
+            "properties": {
+                "size": {"type": "integer", "minimum": 1},
+                "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+                "leaderTemplate": {"type": "object"},
+                "workerTemplate": {"type": "object"},
+            },
+        },
+    },
 }
 # What we write of them; the published schemas pass fields that do not exist.
 FIELDS = {
@@ -86,6 +131,8 @@ def _problems(version: str, each: Object) -> list[str]:
 def _problems_of_text(version: str, text: str) -> list[str]:
     """NOTE: most objects are alike in most cases, and a check takes milliseconds."""
     each = json.loads(text)
+    if each["kind"] == "LeaderWorkerSet":
+        return _problems_of_groups(version, each)
     if each["kind"] in CUSTOM:
         assert each["apiVersion"] == CUSTOM[each["kind"]][0]
         return []
@@ -94,6 +141,34 @@ def _problems_of_text(version: str, text: str) -> list[str]:
     if validator is None:
         return [f"{where}: Kubernetes {version} has no {each['apiVersion']}"]
     return [f"{where}: {error.json_path}: {error.message}" for error in validator.iter_errors(each)]
+
+
+def _problems_of_groups(version: str, each: Object) -> list[str]:
+    """Their own fields, and their pods as those of a Deployment, which has the same templates."""
+    assert each["apiVersion"] == GROUPS_API
+    where, spec = f"LeaderWorkerSet {each['metadata']['name']}", each["spec"]
+    found = [
+        f"{where}: {error.json_path}: {error.message}" for error in Draft202012Validator(GROUPS_SPEC).iter_errors(spec)
+    ]
+    for role in ("leaderTemplate", "workerTemplate"):
+        template = spec["leaderWorkerTemplate"][role]
+        selector = {"matchLabels": template["metadata"]["labels"]}
+        deployment = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": role},
+            "spec": {"selector": selector, "template": template},
+        }
+        found += _problems(version, deployment)
+    return found
+
+
+def test_the_check_of_groups_can_fail() -> None:
+    good = rendered("hosts").get("LeaderWorkerSet", "decode")
+    assert _problems("1.33", good) == []
+    for broken in (at("spec.startupPolicy", "Late"), at("spec.replica", 2), at("spec.leaderWorkerTemplate.size", "2")):
+        assert _problems("1.33", merged(good, broken))
+    assert _problems("1.33", merged(good, at("spec.leaderWorkerTemplate.workerTemplate.spec.container", [])))
 
 
 @every_case

@@ -62,7 +62,8 @@ def test_services_reach_a_named_port_of_their_pods(case: str) -> None:
 def test_budgets_policies_and_monitors_select_one_pool(case: str) -> None:
     made = rendered(case)
     for each in made.of_kind("PodDisruptionBudget", "PodMonitor"):
-        assert len(_selected(made, each["spec"]["selector"]["matchLabels"])) == 1
+        selector = each["spec"]["selector"]["matchLabels"]
+        assert len(_selected(made, selector)) == (2 if "tandem.dev/group" in selector else 1)
     for each in made.of_kind("NetworkPolicy"):
         assert len(_selected(made, each["spec"]["podSelector"]["matchLabels"])) == 1
     for each in made.of_kind("ServiceMonitor"):
@@ -116,6 +117,9 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
     for policy in made.of_kind("NetworkPolicy"):
         (target,) = _selected(made, policy["spec"]["podSelector"]["matchLabels"])
         pool, rules = _pool_of(policy), policy["spec"]["ingress"]
+        if pool.endswith("-hosts"):
+            assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules), "they are not asked"
+            continue
         named = {port["port"] for rule in rules for port in rule.get("ports", [])}
         assert named <= _ports(dict(pods(made.objects))[target])
         release = {"podSelector": {"matchLabels": {**TANDEM, "app.kubernetes.io/instance": NAME}}}
@@ -125,8 +129,35 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
             assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
         else:
             assert rules[0]["from"][0] == release
-            assert {port["port"] for port in rules[0]["ports"]} == _ports(dict(pods(made.objects))[target])
+            assert {port["port"] for port in rules[0]["ports"]} == _ports(dict(pods(made.objects))[target]) - {"ranks"}
             assert all(rule["from"] for rule in rules), "an empty list would let everybody in"
+
+
+def test_a_group_of_pods_is_one_worker() -> None:
+    """Its leader alone is one for routers, its hosts alone reach where ranks join, and one budget is for all of it."""
+    made = rendered("hosts")
+    leader, host = (pod for name, pod in pods(made.objects) if name.startswith("LeaderWorkerSet"))
+    assert _labels(leader)["tandem.dev/role"] == "decode"
+    assert "tandem.dev/role" not in _labels(host)
+    joining = [
+        rule["from"]
+        for policy in made.of_kind("NetworkPolicy")
+        for rule in policy["spec"]["ingress"]
+        if {"port": "ranks"} in rule["ports"]
+    ]
+    assert [
+        [_matches(each["podSelector"]["matchLabels"], _labels(pod)) for pod in (leader, host)] for each in joining[0]
+    ] == [[False, True]]
+    assert len(joining) == 1
+    assert "wait --for=condition=Available" in made.notes
+    assert "scale leaderworkerset/" in made.notes
+    budget = made.get("PodDisruptionBudget", "decode")["spec"]["selector"]["matchLabels"]
+    assert _matches(budget, _labels(leader))
+    assert _matches(budget, _labels(host))
+    assert leader["spec"]["terminationGracePeriodSeconds"] == host["spec"]["terminationGracePeriodSeconds"]
+    for case, kind in (("hosts-hpa", "HorizontalPodAutoscaler"), ("hosts-keda", "ScaledObject")):
+        target = rendered(case).get(kind, "decode")["spec"]["scaleTargetRef"]
+        assert (target["apiVersion"], target["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 
 
 @every_case
@@ -258,7 +289,7 @@ def _scaled(made: Rendered) -> set[str]:
 @every_case
 def test_replicas_are_left_to_who_owns_them(case: str) -> None:
     made = rendered(case)
-    deployments = {each["metadata"]["name"]: each for each in made.of_kind("Deployment")}
+    deployments = {each["metadata"]["name"]: each for each in made.of_kind("Deployment", "LeaderWorkerSet")}
     scaled = _scaled(made)
     assert scaled <= set(deployments)
     for name, each in deployments.items():
@@ -346,7 +377,7 @@ def test_secrets_that_are_not_given_are_made(case: str) -> None:
 @every_case
 def test_environment_refers_backwards_and_names_nothing_twice(case: str) -> None:
     for name, container in _containers(rendered(case)):
-        seen: set[str] = set()
+        seen = {"LWS_LEADER_ADDRESS"} if name.startswith("LeaderWorkerSet") else set()
         for each in container.get("env", []):
             referred = {part.split(")")[0] for part in each.get("value", "").split("$(")[1:]}
             assert referred <= seen, f"{name}: {each}"
@@ -456,7 +487,7 @@ def test_nothing_is_left_out_of_the_matrix() -> None:
     assert kinds == {
         *("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "PodDisruptionBudget"),
         *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PodMonitor", "NetworkPolicy", "HTTPRoute"),
-        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim", "Certificate"),
+        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim", "Certificate", "LeaderWorkerSet"),
     }
     components = {_pool_of(each) for case in ALL for each in rendered(case).of_kind("Deployment")}
     assert components == {*POOLS, "redis"}

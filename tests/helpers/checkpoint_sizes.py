@@ -72,6 +72,10 @@ GEMMA3: dict[str, Any] = SIZES | {
     "query_pre_attn_scalar": 24,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+GEMMA2: dict[str, Any] = {key: value for key, value in GEMMA3.items() if key != "layer_types"} | {
+    "attn_logit_softcapping": 2.0,  # NOTE: that of published models is far above a tiny one's scores
+    "final_logit_softcapping": 3.0,
+}
 GEMMA4: dict[str, Any] = SIZES | {
     "initializer_range": 0.06,  # NOTE: as for Gemma 3
     "num_hidden_layers": 5,

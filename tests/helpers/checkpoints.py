@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.helpers.checkpoint_sizes import GEMMA3, GEMMA4, INDEXED, LATENT, MINISTRAL3, MISTRAL4, SIZES
+from tests.helpers.checkpoint_sizes import GEMMA2, GEMMA3, GEMMA4, INDEXED, LATENT, MINISTRAL3, MISTRAL4, SIZES
 from tests.helpers.random_models import choose_the_earliest, oracle_class, save
 
 Builder = Callable[..., Path]
@@ -216,6 +216,11 @@ def save_tiny_mistral3_conditional(
     return save(path, config, seed, dtype)
 
 
+def save_tiny_gemma2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Gemma2ForCausalLM of two local layers around a global one, whose scores and logits come near their bounds."""
+    return save(path, transformers.Gemma2Config(**GEMMA2 | options), seed, dtype)
+
+
 def save_tiny_gemma3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Gemma3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
     return save(path, transformers.Gemma3TextConfig(**GEMMA3 | options), seed, dtype)
@@ -314,6 +319,7 @@ MORE_BUILDERS: dict[str, Builder] = {
     "phi3": save_tiny_phi3,
     "smollm3": save_tiny_smollm3,
     "granite": save_tiny_granite,
+    "gemma2": save_tiny_gemma2,
     "ministral3": save_tiny_ministral3,
 }
 """Families whose parts are tested with the others: beyond parity with transformers, their tests are slow."""

@@ -100,6 +100,14 @@ def plus_one(tensors: Tensors, config: Config) -> Tensors:
     }
 
 
+def _gemma2(config: Config) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attn_logit_softcapping": config["attn_logit_softcapping"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+
+
 def _gemma3(config: Config) -> dict[str, Any]:
     return {
         "attention.sliding_window": config["sliding_window"],
@@ -241,6 +249,7 @@ RULES = {
     "qwen2_moe": Rules("qwen2moe", stacked, _experts),
     "qwen3_moe": Rules("qwen3moe", stacked, _experts),
     "gpt_oss": Rules("gpt-oss", _taken_apart, _gpt_oss),
+    "gemma2": Rules("gemma2", plus_one, _gemma2),
     "gemma3_text": Rules("gemma3", plus_one, _gemma3),
     "phi3": Rules("phi3", keys=_phi3),
     "granite": Rules("granite", in_pairs, _granite),

@@ -83,9 +83,10 @@ def hand_off(
     return destination.token_ids("decode")
 
 
-def _entries(groups: list[tuple[int, BlockRange]]) -> dict[tuple[int, int], int]:
+def _entries(groups: list[tuple[int, BlockRange]]) -> dict[tuple[int, int], list[int]]:
+    """The pages of each block."""
     return {
-        (group, found.first_index + offset): block_id
+        (group, index): list(pages)
         for group, found in groups
-        for offset, block_id in enumerate(found.block_ids)
+        for index, pages in enumerate(found.pages(), found.first_index)
     }

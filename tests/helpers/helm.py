@@ -44,8 +44,10 @@ OWNED = {
     "gateway": "host port admin_bind allow_anonymous routers model served_model_name redis responses_key "
     "drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
-    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board",
-    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board",
+    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board "
+    "hosts ranks_bind join_timeout_s",
+    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board "
+    "hosts ranks_bind join_timeout_s",
     "planner": "mode ttft_ms tpot_ms min_prefill max_prefill min_decode max_decode prefill_accelerators "
     "decode_accelerators max_accelerators max_num_running served_model_name routers gateways gateway_selector "
     "kubernetes_namespace prefill_deployment decode_deployment prefill_selector decode_selector lease_name planner_id "
@@ -218,6 +220,9 @@ def pods(objects: Iterable[Object]) -> Iterator[tuple[str, Object]]:
             yield name, each
         elif each["kind"] in ("Deployment", "Job"):
             yield name, each["spec"]["template"]
+        elif each["kind"] == "LeaderWorkerSet":
+            for role in ("leader", "worker"):
+                yield f"{name} {role}", each["spec"]["leaderWorkerTemplate"][f"{role}Template"]
 
 
 def camel(field: str) -> str:

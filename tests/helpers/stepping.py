@@ -3,6 +3,7 @@
 It stands in for the engine where only the model is under test.
 """
 
+import numpy as np
 import torch
 
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
@@ -38,8 +39,8 @@ class Stepper:
         self._backends = backends
         self._layout = build_layout(decoder.spec.kv_specs, block_size)
         self._blocks_per_group = -(-num_tokens // block_size)
-        num_blocks = 1 + self._blocks_per_group * len(self._layout.groups)
-        self._arena = Arena(self._layout, num_blocks, torch.device("cpu"))
+        num_blocks = self._blocks_per_group * sum(group.pages_per_block for group in self._layout.groups)
+        self._arena = Arena(self._layout, 1 + num_blocks, torch.device("cpu"))
         self._num_computed_tokens = 0
 
     def step(self, token_ids: list[int]) -> torch.Tensor:
@@ -64,8 +65,11 @@ class Stepper:
         return tokens
 
     def _batch(self, group: int, positions: torch.Tensor) -> AttentionBatch:
-        block_size, first = self._layout.block_size, 1 + group * self._blocks_per_group
-        blocks = torch.arange(first, first + self._blocks_per_group, dtype=torch.int32)
+        before = sum(each.pages_per_block for each in self._layout.groups[:group])
+        block_size, first = self._layout.block_size, 1 + before * self._blocks_per_group
+        pages = first + np.arange(self._blocks_per_group * self._layout.groups[group].pages_per_block, dtype=np.int32)
+        of_blocks = pages.reshape(-1, self._blocks_per_group).T
+        blocks = torch.from_numpy(np.ascontiguousarray(of_blocks[:, 0]))
         end = int(positions[-1]) + 1
         return AttentionBatch(
             query_start=torch.tensor([0, len(positions)], dtype=torch.int32),
@@ -74,4 +78,5 @@ class Stepper:
             slot_mapping=blocks[positions // block_size].long() * block_size + positions % block_size,
             max_query_len=len(positions),
             max_seq_len=end,
+            block_pages={int(each[0]): each for each in of_blocks},
         )

@@ -64,9 +64,12 @@ class ToyRecurrentSpec(StateSpec):
         return range(first + -(first + 1) % step, end, step)
 
 
-def toy_layout(*specs: StateSpec) -> KVLayout:
-    """One single-layer group for each."""
-    return KVLayout(BLOCK_SIZE, tuple(KVGroup(spec, (layer,)) for layer, spec in enumerate(specs)))
+def toy_layout(*specs: StateSpec, pages_per_state: tuple[int, ...] = (2, 3)) -> KVLayout:
+    """One single-layer group for each. Blocks of constant states have so many pages, in turn."""
+    page_bytes = max(spec.block_bytes(BLOCK_SIZE) for spec in specs)
+    counts = [pages_per_state[i % len(pages_per_state)] if spec.is_constant else 1 for i, spec in enumerate(specs)]
+    groups = (KVGroup(spec, (i,), count) for i, (spec, count) in enumerate(zip(specs, counts, strict=True)))
+    return KVLayout(BLOCK_SIZE, tuple(groups), page_bytes)
 
 
 LAYOUTS = {

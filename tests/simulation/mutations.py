@@ -65,7 +65,7 @@ def _confirmed_before_the_read(patch: Patch) -> None:
 
 def _ended_lease_confirmed(patch: Patch) -> None:
     async def confirm(self: Any, call: Any) -> ConfirmAnswer:
-        blocks = [(0, block_id) for block_id in call.checksum_block_ids]
+        blocks = [(0, (block_id,)) for block_id in call.checksum_block_ids]
         return ConfirmAnswer(True, tuple(self._core.checksums.as_read(blocks, 1)))
 
     patch.setattr(WorkerService, "confirm", confirm)
@@ -233,14 +233,12 @@ def _block_freed_with_a_reference_left(patch: Patch) -> None:
 
 
 def _evicted_block_stays_findable(patch: Patch) -> None:
-    def take(self: Any) -> int:
-        import heapq
+    def free_pages(self: Any) -> None:
+        block_id, _ = self._cached.popitem(last=False)
+        self._forget_cached(block_id)
+        self._free_block(block_id)
 
-        block_id = heapq.heappop(self._free) if self._free else self._cached.popitem(last=False)[0]
-        self._references[block_id] = 1
-        return int(block_id)
-
-    patch.setattr(BlockPool, "_take", take)
+    patch.setattr(BlockPool, "_free_pages", free_pages)
 
 
 def _unfinished_block_offered(patch: Patch) -> None:

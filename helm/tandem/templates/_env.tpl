@@ -1,19 +1,21 @@
 {{/* The environment of each process: what the chart knows, as TANDEM_* variables. `settings` adds the rest. */}}
 
-{{/* Takes root, name, pool. */}}
+{{/* Takes root, name, pool, hosts. */}}
 {{- define "tandem.env" -}}
-{{- include (printf "tandem.env.%s" .name) . | trim }}
+{{- include (printf "tandem.env.%s" (ternary "hosts" .name (default false .hosts))) . | trim }}
 {{ include "tandem.clusterSecretEnv" .root }}
 {{ include "tandem.tlsEnv" . }}
 - name: TANDEM_LOG_LEVEL
   value: {{ .root.Values.log.level }}
 - name: TANDEM_LOG_FORMAT
   value: {{ .root.Values.log.format }}
-{{- if and .root.Values.otlpEndpoint (has .name (list "gateway" "prefill" "decode")) }}
+{{- if and .root.Values.otlpEndpoint (has .name (list "gateway" "prefill" "decode")) (not .hosts) }}
 - name: TANDEM_OTLP_ENDPOINT
   value: {{ .root.Values.otlpEndpoint | quote }}
 {{- end }}
+{{- if not .hosts }}
 {{- include "tandem.settingsEnv" (dict "settings" .pool.settings "prefix" "TANDEM_") }}
+{{- end }}
 - name: HOME
   value: /tmp
 - name: TMPDIR
@@ -158,6 +160,14 @@
 {{- if gt (int .pool.ranks.pipeline) 1 }}
 - name: TANDEM_PP
   value: {{ int .pool.ranks.pipeline | quote }}
+{{- end }}
+{{- if gt (int .pool.ranks.hosts) 1 }}
+- name: TANDEM_HOSTS
+  value: {{ int .pool.ranks.hosts | quote }}
+- name: TANDEM_RANKS_BIND
+  value: "{{ include "tandem.anyBind" .root }}:7903"
+- name: TANDEM_JOIN_TIMEOUT_S
+  value: {{ int .pool.probes.startupSeconds | quote }}
 {{- end }}
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_GRACE_S

@@ -17,10 +17,10 @@ app.kubernetes.io/name: tandem
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* What selects the pods of one component. Takes root, name. */}}
+{{/* What selects the pods of one component. Takes root, name, and hosts: true for further hosts of its workers' ranks. */}}
 {{- define "tandem.selector" -}}
 {{ include "tandem.releaseLabels" .root }}
-app.kubernetes.io/component: {{ .name }}
+app.kubernetes.io/component: {{ .name }}{{ if .hosts }}-hosts{{ end }}
 {{- end }}
 
 {{/* Labels of every object. Takes root, name. */}}
@@ -34,16 +34,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* Labels of a pod: without versions, which would restart it for a new chart. Takes root, name, podLabels. */}}
+{{/* Labels of a pod: without versions, which would restart it for a new chart. Takes root, name, hosts, podLabels. */}}
 {{- define "tandem.templateLabels" -}}
 {{- merge (include "tandem.selector" . | fromYaml) .podLabels .root.Values.commonLabels | toYaml -}}
 {{- end }}
 
-{{/* Labels of a pool's pods. Takes root, name, pool. */}}
+{{/* Labels of a pool's pods. Takes root, name, pool, hosts. */}}
 {{- define "tandem.podLabels" -}}
 {{- $labels := include "tandem.selector" . | fromYaml -}}
-{{- if has .name (list "prefill" "decode") -}}
+{{- /* NOTE: routers look for workers by this label, and further hosts answer nobody */ -}}
+{{- if and (has .name (list "prefill" "decode")) (not .hosts) -}}
 {{- $_ := set $labels "tandem.dev/role" .name -}}
+{{- end -}}
+{{- if eq (include "tandem.hasHosts" .) "true" -}}
+{{- $_ := set $labels "tandem.dev/group" .name -}}
 {{- end -}}
 {{- if has .name (list "prefill" "decode" "gateway") -}}
 {{- $_ := set $labels "tandem.dev/model" (include "tandem.labelValue" (include "tandem.servedName" .root)) -}}
@@ -54,7 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if eq .name "gateway" -}}
 {{- $labels = merge $labels .root.Values.gatewayApi.inferencePoolLabels -}}
 {{- end -}}
-{{- include "tandem.templateLabels" (dict "root" .root "name" .name "podLabels" (merge $labels .pool.podLabels)) -}}
+{{- include "tandem.templateLabels" (dict "root" .root "name" .name "hosts" .hosts "podLabels" (merge $labels .pool.podLabels)) -}}
 {{- end }}
 
 {{- define "tandem.labelValue" -}}
@@ -99,6 +103,22 @@ imagePullPolicy: {{ default $defaults.pullPolicy .image.pullPolicy }}
 true
 {{- else -}}
 false
+{{- end -}}
+{{- end }}
+
+{{/* "true" for pools whose workers have ranks in several pods. Takes name, pool. */}}
+{{- define "tandem.hasHosts" -}}
+{{- and (has .name (list "prefill" "decode")) (gt (int (dig "ranks" "hosts" 1 .pool)) 1) -}}
+{{- end }}
+
+{{/* apiVersion and kind of what makes a pool's pods. Takes name, pool. */}}
+{{- define "tandem.workload" -}}
+{{- if eq (include "tandem.hasHosts" .) "true" -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
 {{- end -}}
 {{- end }}
 

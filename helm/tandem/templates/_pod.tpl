@@ -1,4 +1,4 @@
-{{/* The pod of every pool. All of these take root, name, pool. */}}
+{{/* The pod of every pool. All of these take root, name, pool, and hosts: true for further hosts of its workers' ranks. */}}
 
 {{- define "tandem.pod" -}}
 metadata:
@@ -60,10 +60,10 @@ spec:
     - name: {{ .name }}
       {{- $class := ternary "worker" "control" (has .name (list "prefill" "decode")) }}
       {{- include "tandem.image" (dict "root" .root "class" $class "image" .pool.image) | nindent 6 }}
-      command: [python3, -m, services.{{ .name }}]
-      {{- with .pool.args }}
+      command: [python3, -m, services.{{ ternary "rank_host" .name (default false .hosts) }}]
+      {{- if and .pool.args (not .hosts) }}
       args:
-        {{- toYaml . | nindent 8 }}
+        {{- toYaml .pool.args | nindent 8 }}
       {{- end }}
       securityContext:
         {{- include "tandem.containerSecurity" . | nindent 8 }}
@@ -96,7 +96,7 @@ spec:
     {{- include "tandem.volumes" . | trim | nindent 4 }}
 {{- end }}
 
-{{/* Ports by name. */}}
+{{/* Ports by name. Takes name, pool, hosts. */}}
 {{- define "tandem.ports" -}}
 {{- if eq .name "gateway" -}}
 http: 8000
@@ -106,10 +106,15 @@ grpc: 7800
 metrics: 7801
 {{- else if eq .name "planner" -}}
 metrics: 7951
+{{- else if .hosts -}}
+metrics: 7901
 {{- else -}}
 grpc: 7900
 metrics: 7901
 kv: 7902
+{{- if eq (include "tandem.hasHosts" .) "true" }}
+ranks: 7903
+{{- end }}
 {{- end -}}
 {{- end }}
 
@@ -158,7 +163,8 @@ periodSeconds: {{ int .probes.periodSeconds }}
 timeoutSeconds: {{ int .probes.timeoutSeconds }}
 {{- end }}
 
-{{/* A worker's /health answers once its model is loaded; /live while its process does, also while it drains. */}}
+{{/* A worker's /health answers once its model is loaded, that of a further host once it has joined; /live while the
+process does, also while it drains. */}}
 {{- define "tandem.probes" -}}
 {{- $isGateway := eq .name "gateway" -}}
 {{- $port := ternary "http" "metrics" $isGateway -}}

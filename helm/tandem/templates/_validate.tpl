@@ -111,11 +111,20 @@
 {{- end -}}
 {{- end }}
 
-{{/* Takes root, name, pool. */}}
-{{/* Ranks are processes of one pod. Takes name, pool. */}}
+{{/* Ranks are processes of one pod, or of several that are one worker. Takes root, name, pool. */}}
 {{- define "tandem.validateRanks" -}}
 {{- $tensor := int .pool.ranks.tensor -}}
+{{- $hosts := int .pool.ranks.hosts -}}
+{{- if gt $hosts $tensor -}}
+{{- fail (printf "%s.ranks.hosts=%d with %s.ranks.tensor=%d: each pod needs a rank; set hosts to %d or fewer" .name $hosts .name $tensor $tensor) -}}
+{{- end -}}
+{{- if and (gt $hosts 1) (or (eq .name "prefill") .root.Values.prefill.enabled) -}}
+{{- fail (printf "%s.ranks.hosts=%d: KV in other pods cannot be handed over yet, so no prefill worker can serve beside it: set prefill.enabled=false, and have decode workers compute prompts" .name $hosts) -}}
+{{- end -}}
 {{- $pipeline := int .pool.ranks.pipeline -}}
+{{- if and (gt $hosts 1) (gt $pipeline 1) -}}
+{{- fail (printf "%s.ranks.pipeline=%d with %s.ranks.hosts=%d: stages of layers are processes of one pod yet; set one of them to 1" .name $pipeline .name $hosts) -}}
+{{- end -}}
 {{- $ranks := mul $tensor $pipeline -}}
 {{- $sizes := printf "%s.ranks.tensor=%d and %s.ranks.pipeline=%d" .name $tensor .name $pipeline -}}
 {{- if gt $ranks 8 -}}
@@ -133,8 +142,9 @@
 {{- fail (printf "%s with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set the ranks to 1 or the vendor to none" $sizes .name .pool.accelerator.vendor) -}}
 {{- end -}}
 {{- $cpu := toString (dig "requests" "cpu" "0" .pool.resources) -}}
-{{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $ranks))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $ranks))) -}}
-{{- fail (printf "%s with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" $sizes .name $cpu $ranks) -}}
+{{- $here := div $ranks $hosts -}}
+{{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $here))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $here))) -}}
+{{- fail (printf "%s with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" $sizes .name $cpu $here) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -36,7 +36,7 @@ class TritonRecurrentBatch(RecurrentBatch):
         out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         tiles = -(-channels // TILE_CHANNELS)
         before = {
-            "read_pages": self.read_pages,
+            "read_pages": self.read_pages[:, state.columns_page].contiguous(),
             "is_first": self.is_first.view(torch.int8),
             "num_requests": len(self.read_pages),
             "x_stride": x.stride(0),
@@ -54,7 +54,7 @@ class TritonRecurrentBatch(RecurrentBatch):
             kernels.columns_kernel[(self.column_rows.numel(), tiles)](
                 after, x, columns, self.column_rows, NUM_COLUMNS=taps - 1, **before
             )
-            columns[self.write_pages] = after
+            state.write_columns(self.write_pages, after)
         return out
 
 
@@ -85,7 +85,7 @@ class TritonRecurrentBackend:
         """See `RecurrentBackend.recur`."""
         matrices = state.matrices
         assert matrices is not None
-        _, num_heads, rows, columns = matrices.shape
+        (_, per_page, rows, columns), num_heads = matrices.shape, len(state.head_pages)
         assert matrices.stride()[1:] == (rows * columns, columns, 1), matrices.stride()
         assert inputs.b is not None or inputs.a.dim() == 2, "a step of each column is no number of a head"
         out = torch.empty(inputs.v.shape, dtype=torch.float32, device=inputs.v.device)
@@ -104,6 +104,9 @@ class TritonRecurrentBackend:
             batch.write_pages,
             batch.write_ends,
             matrices.stride(0),
+            state.first_head,
+            NUM_PAGES=state.num_pages,
+            HEADS_PER_PAGE=per_page,
             NUM_HEADS=num_heads,
             NUM_GROUPS=inputs.q.shape[1],
             ROWS=rows,

@@ -28,7 +28,7 @@ def _softplus(x: tl.tensor) -> tl.tensor:
     return tl.where(x > 20.0, x, small)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_head"])
 def recur_kernel(
     out: tl.tensor,  # [num_tokens, num_heads, rows] float32
     q: tl.tensor,  # [num_tokens, num_groups, columns]
@@ -38,14 +38,17 @@ def recur_kernel(
     b: tl.tensor,  # [num_tokens, num_heads], read if IS_DELTA
     a_log: tl.tensor,
     a_bias: tl.tensor,
-    matrices: tl.tensor,  # [num_blocks, num_heads, rows, columns] float32
-    read_pages: tl.tensor,
+    matrices: tl.tensor,  # [num_pool_pages, HEADS_PER_PAGE, rows, columns] float32
+    read_pages: tl.tensor,  # [num_requests, NUM_PAGES]
     is_first: tl.tensor,  # int8
     query_start: tl.tensor,
     first_write: tl.tensor,
-    write_pages: tl.tensor,
+    write_pages: tl.tensor,  # [num_writes, NUM_PAGES]
     write_ends: tl.tensor,
     page_stride: tl.tensor,
+    first_head: tl.tensor,  # among the matrices of all layers in a block
+    NUM_PAGES: tl.constexpr,
+    HEADS_PER_PAGE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -61,9 +64,10 @@ def recur_kernel(
     rows, columns = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
     in_rows, in_columns = rows < ROWS, columns < COLUMNS
     in_tile = in_rows[:, None] & in_columns[None, :]
-    at = (head * ROWS + rows[:, None]) * COLUMNS + columns[None, :]
+    page, place = (first_head + head) // HEADS_PER_PAGE, (first_head + head) % HEADS_PER_PAGE
+    at = (place * ROWS + rows[:, None]) * COLUMNS + columns[None, :]
     begins = tl.load(is_first + request) != 0
-    before = matrices + tl.load(read_pages + request) * page_stride
+    before = matrices + tl.load(read_pages + request * NUM_PAGES + page) * page_stride
     state = tl.load(before + at, mask=in_tile & (begins == 0), other=0.0)
     rate = -tl.exp(tl.load(a_log + head))
     if BY_COLUMN:
@@ -96,7 +100,8 @@ def recur_kernel(
                 added = added * step
             state = state + added[:, None] * key[None, :]
             tl.store(out + at_head * ROWS + rows, tl.sum(state * query[None, :], 1), mask=in_rows)
-        tl.store(matrices + tl.load(write_pages + write) * page_stride + at, state, mask=in_tile)
+        after = matrices + tl.load(write_pages + write * NUM_PAGES + page) * page_stride
+        tl.store(after + at, state, mask=in_tile)
 
 
 @triton.jit

@@ -28,7 +28,7 @@ COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
 PIPE_FIELDS = "group data size"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer", "rows")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
-_HEADER_BYTES = 4096
+HEADER_BYTES = 4096
 _COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
 _LATE = 1  # RankFailure
 _BEAT, _BEATS_OFFSET, _LINE_BYTES = struct.Struct("@Q"), 2048, 64  # in the page of counters, behind those
@@ -37,14 +37,33 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
     """Of the memory of one exchange: a page of counters, then two buffers of each rank."""
-    return _HEADER_BYTES + 2 * num_ranks * buffer_bytes
+    return HEADER_BYTES + 2 * num_ranks * buffer_bytes
+
+
+def end_group(memory: mmap.mmap) -> None:
+    """Every rank that waits in this memory, or will, gives up within 50 ms."""
+    memory[0:4] = b"\1\0\0\0"
+
+
+def beats_of(memory: mmap.mmap, num_ranks: int) -> tuple[int, ...]:
+    """How often each rank has shown that it lives."""
+    return tuple(_BEAT.unpack_from(memory, _beat_offset(rank))[0] for rank in range(num_ranks))
+
+
+def set_beats(memory: mmap.mmap, rank: int, count: int) -> None:
+    _BEAT.pack_into(memory, _beat_offset(rank), count)
 
 
 def _beat_offset(rank: int) -> int:
     return _BEATS_OFFSET + rank * _LINE_BYTES
 
 
-def make_memory(size: int) -> int:
+def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
+    """A descriptor of new memory for one exchange; the caller closes it."""
+    return make_memory_of(num_bytes(num_ranks, buffer_bytes))
+
+
+def make_memory_of(size: int) -> int:
     """A descriptor of `size` bytes of new memory, without a name, of a fixed size; the caller closes it."""
     descriptor = os.memfd_create("tandem-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
@@ -103,7 +122,7 @@ class _Segment:
 
     def end(self) -> None:
         """Ends it: every rank that waits, or will, gives up within 50 ms."""
-        self._map[0:4] = b"\1\0\0\0"
+        end_group(self._map)
 
     def check(self) -> None:
         """Raises `RanksLostError` if an exchange has failed; it names the step, the exchange and the rank."""
@@ -167,13 +186,12 @@ class SharedExchange(_Segment):
 
     def beat(self) -> None:
         """Shows that this process lives; by one thread of it."""
-        (count,) = _BEAT.unpack_from(self._map, _beat_offset(self._rank))
-        _BEAT.pack_into(self._map, _beat_offset(self._rank), count + 1)
+        set_beats(self._map, self._rank, self.beats[self._rank] + 1)
 
     @property
     def beats(self) -> tuple[int, ...]:
         """How often each rank has shown it."""
-        return tuple(_BEAT.unpack_from(self._map, _beat_offset(rank))[0] for rank in range(self._num_ranks))
+        return beats_of(self._map, self._num_ranks)
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         m, n = node.shape

@@ -5,7 +5,14 @@ Ranks count from the last stage, where the leader is: rank r is number `r % widt
 """
 
 from tandem.compute.collectives import Links
-from tandem.compute.native.exchange import BUFFER_BYTES, SharedExchange, SharedPipe, make_memory, num_bytes
+from tandem.compute.native.exchange import (
+    BUFFER_BYTES,
+    SharedExchange,
+    SharedPipe,
+    make_memory,
+    make_memory_of,
+    num_bytes,
+)
 from tandem.core.expert_rows import ExpertRows
 
 _SMALL_BYTES = 1 << 16  # where no rows of activations are exchanged
@@ -14,7 +21,7 @@ _STAGE_DEADLINES = 6  # a stage waits for all layers of another, not for a sum o
 
 class SharedLinks:
     """Args:
-    descriptor: of memory by `make_memory`, which may be closed after this.
+    descriptor: of memory by `make_links_memory`, which may be closed after this.
     num_ranks: of the group, a multiple of `num_stages`.
     deadline_s: the longest that an exchange within a stage waits; others wait six times as long.
     """
@@ -92,8 +99,8 @@ class SharedLinks:
 def make_links_memory(num_ranks: int, num_stages: int) -> int:
     """A descriptor of new memory for a group; the caller closes it."""
     if num_stages == 1:
-        return make_memory(num_bytes(num_ranks, BUFFER_BYTES))
-    return make_memory(_pipe_offset(num_ranks, num_stages, num_stages - 1, 0))
+        return make_memory(num_ranks)
+    return make_memory_of(_pipe_offset(num_ranks, num_stages, num_stages - 1, 0))
 
 
 def _shard_offset(num_ranks: int, num_stages: int, stage: int) -> int:

@@ -15,7 +15,7 @@ from tandem.core.errors import ConfigurationError
 
 RECUR_FIELDS = """
     q k v a b a_log a_bias matrices page_stride read_pages is_first query_start first_write write_pages write_ends
-    out num_requests num_heads num_groups rows columns has_columns threads
+    out num_requests num_heads num_groups rows columns has_columns num_pages heads_per_page first_head threads
 """
 
 
@@ -48,7 +48,7 @@ class NativeRecurrentBackend:
         """See `RecurrentBackend.recur`."""
         matrices = state.matrices
         assert matrices is not None
-        _, num_heads, rows, columns = matrices.shape
+        (_, per_page, rows, columns), num_heads = matrices.shape, len(state.head_pages)
         assert matrices.stride()[1:] == (rows * columns, columns, 1)
         q, k, v, a = (_numbers(x) for x in (inputs.q, inputs.k, inputs.v, inputs.a))
         b = None if inputs.b is None else _numbers(inputs.b)
@@ -59,7 +59,7 @@ class NativeRecurrentBackend:
         has_columns = a.dim() == 3
         assert a.shape[1:] == a_bias.shape == ((num_heads, columns) if has_columns else (num_heads,))
         assert b is not None or not has_columns, "a step of each column is no number of a head"
-        assert all(x.is_contiguous() for x in (batch.read_pages, batch.is_first, batch.query_start))
+        assert all(x.is_contiguous() for x in (batch.read_pages, batch.write_pages, batch.is_first, batch.query_start))
         out = torch.empty_like(v)
         self._recur(
             *(x.data_ptr() for x in (q, k, v, a)),
@@ -77,6 +77,9 @@ class NativeRecurrentBackend:
             rows,
             columns,
             has_columns,
+            state.num_pages,
+            per_page,
+            state.first_head,
             torch.get_num_threads(),
         )
         return out

@@ -41,14 +41,14 @@ class ReferenceRecurrentBackend:
         """See `RecurrentBackend.recur`."""
         assert state.matrices is not None
         terms = _Terms.of(inputs, params)
-        before = state.matrices[batch.read_pages].masked_fill_(batch.is_first[:, None, None, None], 0.0)
+        before = state.read_matrices(batch.read_pages).masked_fill_(batch.is_first[:, None, None, None], 0.0)
         if batch.max_query_len == 1:
             after, out = terms.step(before)
-            state.matrices[batch.write_pages] = after
+            state.write_matrices(batch.write_pages, after)
             return out
         out = torch.empty_like(terms.v)
         begins, first_write = batch.query_start.tolist(), batch.first_write.tolist()
-        ends, pages = batch.write_ends.tolist(), batch.write_pages.tolist()
+        ends = batch.write_ends.tolist()
         for request, matrices in enumerate(before):
             start, carried = begins[request], matrices
             for write in range(first_write[request], first_write[request + 1]):
@@ -56,7 +56,7 @@ class ReferenceRecurrentBackend:
                     stop = min(start + CHUNK, ends[write])
                     carried, out[start:stop] = terms.part(start, stop).chunk(carried)
                     start = stop
-                state.matrices[pages[write]] = carried
+                state.write_matrices(batch.write_pages[write : write + 1], carried[None])
         return out
 
 

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
     """The formats of coded weights: one for each group."""
-    rotations = read_rotations(quantisation)
+    rotations = read_rotations(quantisation, stored)
     sparsity = quantisation.section("sparsity_config")
     if sparsity is not None:
         sparsity.only("format", ("dense",), "dense")

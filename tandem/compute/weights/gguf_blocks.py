@@ -205,7 +205,9 @@ class GgufBlocks:
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
         layout, found = self.layout(weight), self._type
         rows = parts[weight.name]
-        tensors = {name: torch.empty_like(x, device=rows.device) for name, x in layout.sketch().tensors()}
+        tensors = {  # NOTE: `empty_like` of a tensor without numbers imports SymPy, which takes 40 MiB and a second
+            name: torch.empty(x.shape, dtype=x.dtype, device=rows.device) for name, x in layout.sketch().tensors()
+        }
         if found.table is not None:
             assert len(found.table) == TABLE_SIZE
             tensors["table"].copy_(torch.tensor(found.table))

@@ -16,7 +16,7 @@ from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight
+from tandem.compute.weights.base import ExpertLinears, Linear, StoredTensors, Weight
 from tandem.compute.weights.modules import NamedModules, named_modules
 from tandem.compute.weights.parts import source_of
 from tandem.core.errors import UnsupportedCheckpointError
@@ -148,9 +148,12 @@ class Rotations:
 NO_ROTATIONS = Rotations()
 
 
-def read_rotations(quantisation: Fields) -> Rotations:
+def read_rotations(quantisation: Fields, stored: StoredTensors | None) -> Rotations:
     """Reads a `transform_config`. Rotations of weights are merged into them; those of queries and keys cancel each
     other.
+
+    Args:
+        stored: the checkpoint's tensors, under whose names the configuration has the modules.
 
     Raises:
         UnsupportedCheckpointError: a kind, or a place, that is not computed here.
@@ -171,7 +174,7 @@ def read_rotations(quantisation: Fields) -> Rotations:
             location = str(part.text("location"))
             suffixes.append(f".{name}_{location}.weight")
             if location not in _CANCELLED:
-                of, but = named_modules(part, "targets"), named_modules(part, "ignore")
+                of, but = (named_modules(part, key, stored) for key in ("targets", "ignore"))
                 found.append(Rotation(name, location == _INPUT, scheme.optional_count("head_dim"), of, but))
     if not found:
         return replace(NO_ROTATIONS, suffixes=tuple(suffixes))

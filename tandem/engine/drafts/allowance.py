@@ -1,12 +1,11 @@
 """Allowance: the time that drafts may have lost, all in all, against steps without any.
 
 Counted in such steps. What drafts gain is added and what they lose is taken off. So however often guesses are wrong,
-and however wrong estimates are, serving takes at most `SHARE` longer than without drafts, and once `MOST` steps and a
-trial.
+serving takes at most `SHARE` longer than without drafts, and once `MOST` steps and a trial.
 """
 
-SHARE = 0.015
-START = 2.0  # steps; so that a worker's first requests are drafted
+SHARE = 0.0125
+START = 1.0  # steps; so that a worker's first requests are drafted
 MOST = 8.0  # what a long time of gains leaves to lose, before a change of the texts is noticed
 
 

@@ -270,7 +270,7 @@ class HeadDrafter:
 
     def _item(self, followed: _Followed, start: int, token_ids: Sequence[int]) -> ScheduledRequest:
         assert followed.table is not None
-        blocks = followed.changes.of(followed.table)
+        blocks = followed.changes.of(followed.table, self._kv.pages_of)
         return ScheduledRequest(followed.request_id, start, token_ids, samples=True, blocks=blocks)
 
     def _forward(self, items: Sequence[ScheduledRequest], hidden: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -173,7 +173,9 @@ class ModelDrafter:
         assert followed.table is not None
         known = [token_id if token_id < self._forward.vocab_size else _UNKNOWN_TOKEN for token_id in token_ids]
         samples = start + len(known) >= len(followed.token_ids)
-        return ScheduledRequest(followed.request_id, start, known, samples, blocks=followed.changes.of(followed.table))
+        return ScheduledRequest(
+            followed.request_id, start, known, samples, blocks=followed.changes.of(followed.table, self._kv.pages_of)
+        )
 
     def _compute(self, items: Sequence[ScheduledRequest], depth: int) -> list[tuple[_Followed, SampledToken]]:
         """Compute a step; returns the requests that got a token, with it."""

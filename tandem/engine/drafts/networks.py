@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from tandem.compute.collectives import Links, names_of
 from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.formats import FormatReader
@@ -73,24 +72,22 @@ class DraftingNetwork(Protocol):
         ...
 
 
-def load_network(
-    config: EngineConfig, name: str | None, served: TargetModel, links: Links | None
-) -> DraftingNetwork | None:
-    """The network of the drafter `name`; None = it needs none, or there is no drafter.
+def load_network(config: EngineConfig, name: str | None, served: TargetModel) -> DraftingNetwork | None:
+    """The network of the drafter `name`; None = it needs none, or there is no drafter. Where a group of ranks serves
+    the model, its leader has all of the network, and no other rank any.
 
     Raises:
-        ConfigurationError: it is unreadable, or made for another model, or would have to be split among ranks.
+        ConfigurationError: it is unreadable, or made for another model, or reads what other stages of layers have.
     """
     load = None if name is None else _LOADERS.get(name)
-    return None if load is None else load(config, served, links)
+    return None if load is None else load(config, served)
 
 
-def _load_draft_model(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingNetwork:
-    """NOTE: with several ranks the leader has all of it."""
+def _load_draft_model(config: EngineConfig, served: TargetModel) -> DraftingNetwork:
     return load_draft_model(config, served.tokenizer, served.load)
 
 
-def _load_eagle(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingHead:
+def _load_eagle(config: EngineConfig, served: TargetModel) -> DraftingHead:
     _, directory = drafter_of(config.speculate) or ("", None)
     assert directory, "choose_drafter refuses other settings"
 
@@ -98,12 +95,12 @@ def _load_eagle(config: EngineConfig, served: TargetModel, links: Links | None) 
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
         return _with(served, partial(load_eagle3, path))
 
-    _refuse_ranks(config, links)
+    _refuse_stages(config, served)
     return load_head(config, load)
 
 
-def _load_mtp(config: EngineConfig, served: TargetModel, links: Links | None) -> DraftingHead:
-    _refuse_ranks(config, links)
+def _load_mtp(config: EngineConfig, served: TargetModel) -> DraftingHead:
+    _refuse_stages(config, served)
     return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
@@ -117,16 +114,15 @@ def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
     )
 
 
-def _refuse_ranks(config: EngineConfig, links: Links | None) -> None:
-    """NOTE: a head shares the model's embedding and output head, of which each rank has a part."""
-    if links is not None and links.group.num_ranks > 1:
-        named, one = names_of(links)
+def _refuse_stages(config: EngineConfig, served: TargetModel) -> None:
+    """NOTE: a head reads hidden states of several layers, and the embedding, which only the first stage has."""
+    if served.model.spec.span is not None:
         raise ConfigurationError(
-            f"speculate={config.speculate!r} is not served with {named} yet; use ngram, suffix or draft=DIR, or {one}"
+            f"speculate={config.speculate!r} is not served with pp above 1 yet; use ngram, suffix or draft=DIR, or pp=1"
         )
 
 
-_LOADERS: dict[str, Callable[[EngineConfig, TargetModel, Links | None], DraftingNetwork]] = {
+_LOADERS: dict[str, Callable[[EngineConfig, TargetModel], DraftingNetwork]] = {
     DRAFT: _load_draft_model,
     EAGLE: _load_eagle,
     MTP: _load_mtp,

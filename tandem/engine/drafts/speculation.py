@@ -8,14 +8,16 @@ that has become better is noticed without checking.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite, isinf
 
 import torch
 
 from tandem.core.speculate import OFF
 from tandem.engine.drafts.allowance import Allowance
 from tandem.engine.drafts.drafter import Drafter, StateReader
-from tandem.engine.drafts.lengths import Guess, StepTimes, choose_lengths
+from tandem.engine.drafts.lengths import Guess, choose_lengths
+from tandem.engine.drafts.pace import Pace
+from tandem.engine.drafts.step_times import NUM_SURE, PlainTimes, StepTimes
 from tandem.scheduler.output import SampledToken, SchedulerOutput
 
 DEFAULT_MAX_DRAFTS = 7
@@ -25,6 +27,7 @@ _KEPT = 0.9  # of the count of one request's earlier guesses, with each step
 _PRIOR_GUESSES = 2.0  # of the mean of all requests, in the mean of one
 _CHEAP_SHARE = 0.005  # of a step: guessing that costs no more is done in every step
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64  # steps between two trials of a drafter that did not pay
+_MOST_UNUSUAL = 1.0  # steps without drafts: the most that one event counts beyond what is usual
 
 
 @dataclass(slots=True)
@@ -59,13 +62,18 @@ class Speculation:
         self._max_drafts = max_drafts
         self._adapts = adapts
         self._now_s = now_s
-        self._plain_times = StepTimes()  # of steps without drafts, by number of requests
-        self._checking_times = StepTimes()  # of steps with drafts, by number of rows
-        self._depth_times = StepTimes()  # of the drafter, for one token of each guess, by number of guesses
+        self._measure_anew()
         self._allowance = Allowance()
         self._pause, self._num_paused = _FIRST_PAUSE, 0
         self._acceptance = _FIRST_ACCEPTANCE
         self._followed: dict[str, _Followed] = {}
+
+    def _measure_anew(self) -> None:
+        """Forget all times."""
+        self._plain_times = PlainTimes()
+        self._checking_times = StepTimes()  # of steps with drafts, by number of rows
+        self._depth_times = StepTimes()  # of the drafter, for one token of each guess, by number of guesses
+        self._pace = Pace()  # all times are divided by it
 
     @property
     def layers_read(self) -> tuple[int, ...]:
@@ -77,7 +85,7 @@ class Speculation:
         assert self._reader is not None
         began_s = self._now_s()
         self._reader.observe(step, first_tokens, states)
-        self._note_cost(self._now_s() - began_s, len(step.scheduled))
+        self._note_cost((self._now_s() - began_s) / self._pace.factor, len(step.scheduled))
 
     def begin(self, step: SchedulerOutput) -> None:
         """Forget and follow the requests that a step releases and describes."""
@@ -99,11 +107,16 @@ class Speculation:
             return {}
         if not self._adapts:
             return self._guess(dict.fromkeys(candidates, self._max_drafts), len(sampled))
-        if not self._allowance.is_left or not self._plain_times.covers(len(sampled)):
+        if not self._allowance.is_left or not self._plain_times.is_sure(len(sampled)):
             return {}
         guesses = self._guess(self._limits(candidates, len(sampled)), len(sampled))
+        if not guesses:
+            return {}
         num_other_rows = sum(item.num_tokens for item in step.scheduled if not item.samples)
-        lengths = self._lengths({name: len(guess) for name, guess in guesses.items()}, len(sampled) + num_other_rows)
+        num_rows = len(sampled) + num_other_rows
+        lengths = self._lengths({name: len(guess) for name, guess in guesses.items()}, num_rows)
+        if not self._pace.is_usual and self._checking_times.count(num_rows + sum(lengths.values())) < NUM_SURE:
+            return {}  # NOTE: at what pace a new number of rows is measured would not be known
         return {request_id: guesses[request_id][:length] for request_id, length in lengths.items()}
 
     def _note_step(self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float) -> None:
@@ -113,16 +126,38 @@ class Speculation:
         is_decode = step.num_tokens == num_requests + num_drafts
         self._allowance.note_step()
         self._depth_times.pass_step()
-        if not is_decode or num_drafts:
-            self._plain_times.pass_step()
-        if not is_decode or not num_drafts:
-            self._checking_times.pass_step()
         if is_decode and num_drafts:
-            self._checking_times.note(step.num_tokens, seconds)
-            num_tokens = sum(map(len, sampled.values()))
-            self._allowance.note_gain(num_tokens / num_requests - seconds / self._plain_times.seconds(num_requests))
-        elif is_decode:
-            self._plain_times.note(num_requests, seconds)
+            self._plain_times.pass_step(num_requests)
+            self._note_checking(step.num_tokens, num_requests, sum(map(len, sampled.values())), seconds)
+            return
+        self._checking_times.pass_step()
+        if is_decode:
+            self._plain_times.note(num_requests, self._at_pace(seconds, self._plain_times.seconds(num_requests)))
+        else:
+            self._plain_times.pass_step(num_requests)
+
+    def _at_pace(self, seconds: float, usual_s: float) -> float:
+        """What a step would have taken at the usual pace."""
+        if not isinf(usual_s):
+            self._pace.note(seconds / usual_s)
+            if self._pace.lasts:
+                self._measure_anew()
+        return seconds / self._pace.factor
+
+    def _note_checking(self, num_rows: int, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """Record a step with drafts. One that other work disturbed counts as little more than is usual."""
+        seconds = self._at_pace(seconds, self._checking_times.measured(num_rows) or inf)
+        times, plain_s = self._checking_times, self._plain_times.seconds(num_requests)
+        times.note(num_rows, seconds)
+        if times.count(num_rows) == 1:
+            self._plain_times.doubt(num_requests)  # NOTE: so both are measured at one pace
+        if isinf(plain_s):
+            return
+        most_s = (times.measured(num_rows) or seconds) + _MOST_UNUSUAL * plain_s
+        if times.count(num_rows) < NUM_SURE:
+            most_s = plain_s * num_rows / num_requests  # NOTE: as long with a step for each row
+        lost = min(seconds, most_s) / plain_s
+        self._allowance.note_gain(num_tokens / num_requests - lost)
 
     def _take(self, sampled: Mapping[str, Sequence[SampledToken]]) -> list[str]:
         """Tell the drafter the new tokens; returns the requests that it may guess at."""
@@ -161,18 +196,22 @@ class Speculation:
             return {}
         began_s = self._now_s()
         guesses = self._drafter.draft(limits)
-        seconds = self._now_s() - began_s
+        seconds = (self._now_s() - began_s) / self._pace.factor
         depth = max(map(len, guesses.values()), default=0)
+        usual_s = 0.0
         if depth:
             self._depth_times.note(len(limits), seconds / depth)
-        self._note_cost(seconds, num_requests)
+            usual_s = depth * (self._depth_times.measured(len(limits)) or 0.0)
+        self._note_cost(seconds, num_requests, usual_s)
         for request_id, guess in guesses.items():
             self._followed[request_id].guess = guess
         return guesses
 
-    def _note_cost(self, seconds: float, num_requests: int) -> None:
+    def _note_cost(self, seconds: float, num_requests: int, usual_s: float = 0.0) -> None:
         """Record time of the drafter's own."""
-        self._allowance.note_gain(-seconds / self._plain_times.seconds(num_requests))
+        plain_s = self._plain_times.seconds(num_requests)
+        if not isinf(plain_s):
+            self._allowance.note_gain(-min(seconds, usual_s + _MOST_UNUSUAL * plain_s) / plain_s)
 
     def _lengths(self, sizes: Mapping[str, int], num_rows: int, depth_s: float = 0.0) -> Mapping[str, int]:
         """Number of drafts to check of guesses of these sizes; requests that should have none are left out."""

@@ -39,6 +39,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": qwen.QWEN2_MOE,
     "qwen3moe": qwen.QWEN3_MOE,
     "gpt-oss": gpt_oss.GPT_OSS,
+    "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
     "phi3": phi.PHI3,
     "granite": granite.GRANITE,

@@ -54,26 +54,37 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
-            raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
-        with ExitStack() as on_failure:
-            on_failure.callback(self._map.close)
+        with ExitStack() as opened:
+            try:
+                self._file = opened.enter_context(path.open("rb", buffering=0))
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
+                raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
+            opened.callback(self._map.close)
             self.metadata, self.tensors = self._read_header()
-            on_failure.pop_all()
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> "GgufFile":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._map.close()
+        self._opened.close()
 
     def rows(self, entry: TensorEntry) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes, as they are stored. # [first dimension, bytes of each]"""
-        stored = self._map[entry.offset : entry.offset + entry.num_bytes]
-        return np.frombuffer(stored, np.uint8).reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
+        """A copy of the tensor's bytes, as they are stored. # [first dimension, bytes of each]
+
+        Raises:
+            CorruptCheckpointError: the file has become shorter.
+        """
+        stored = np.empty(entry.num_bytes, np.uint8)
+        self._file.seek(entry.offset)  # NOTE: pages of a mapping would count as this process's memory beside the copy
+        done = 0
+        while done < entry.num_bytes:
+            count = self._file.readinto(stored.data[done:])
+            if not count:
+                raise CorruptCheckpointError(f"{self.path} ends within tensor {entry.name!r}; download it again")
+            done += count
+        return stored.reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
 
     def entries_of(self, stack: TensorEntry) -> list[TensorEntry]:
         """The tensors of a stack, which has its first dimension more than they have.

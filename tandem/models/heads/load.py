@@ -1,5 +1,6 @@
 """Loads a head beside a model, or refuses it by name."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import torch
 from tandem.architecture.expert_stacks import layer_with_stored_blocks
 from tandem.architecture.families import eagle3
 from tandem.architecture.heads import mtp_of
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.compute.ops import Kernels
+from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import ConfigurationError
-from tandem.models.checkpoint import open_checkpoint
+from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.heads.base import LoadedHead
 from tandem.models.heads.eagle3 import Eagle3Head
 from tandem.models.heads.mtp import MtpHead
@@ -65,8 +68,30 @@ def load_mtp(
     plan = LoadingPlan.of_tensors(spec.tensors(), formats)
     sources = match_plan(checkpoint, plan, formats, own)
     parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
-    head = MtpHead(spec, model.decoder, parameters, kernels)
-    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings)
+    num_bytes, whole_head = plan.num_bytes(model.spec.dtype), None
+    if model.spec.head_tokens is not None:
+        whole_head, head_bytes = _load_whole_head(checkpoint, model.spec, formats, names, device)
+        num_bytes += head_bytes
+    head = MtpHead(spec, model.decoder, parameters, kernels, whole_head)
+    return LoadedHead(head, num_bytes, model.spec.max_position_embeddings)
+
+
+def _load_whole_head(
+    checkpoint: Checkpoint,
+    part: ModelSpec,
+    formats: Sequence[WeightFormat],
+    names: Mapping[str, str],
+    device: torch.device,
+) -> tuple[Weight, int]:
+    """The output head of the whole model of which `part` is one rank's, and its bytes. `names`: as `stored_names`."""
+    weight = replace(part, head_tokens=None).head
+    made_of = weight.name if weight.source is None else weight.source.tensor
+    stored = {EMBEDDING: names[HEAD], **names} if HEAD in names else names  # NOTE: one may serve as both
+    own = {name: source for name, source in stored.items() if name.startswith(made_of.removesuffix("weight"))}
+    plan = LoadingPlan.of_tensors((weight,), formats)
+    sources = match_plan(checkpoint, plan, formats, own)
+    parameters = load_parameters(checkpoint, plan, sources, part.dtype, device)
+    return parameters.weights[weight.name], plan.num_bytes(part.dtype)
 
 
 def load_eagle3(

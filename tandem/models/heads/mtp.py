@@ -10,6 +10,7 @@ from tandem.compute.arena import LayerState
 from tandem.compute.attention import Backends, prepare_by_state
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch
+from tandem.compute.weights.base import Weight
 from tandem.models.decoder import Decoder, DecoderLayer, StepTokens, add_and_norm
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.rotary import build_rotary_tables
@@ -17,14 +18,24 @@ from tandem.models.parameters import Parameters
 
 
 class MtpHead:
-    """A `Head` computing an `MtpSpec`, with the embedding and the output head of `model`."""
+    """A `Head` computing an `MtpSpec`, with the embedding and the output head of `model`; or with `whole_head`, where
+    `model` is one rank's part, whose output head all ranks have to ask together.
+    """
 
-    def __init__(self, spec: MtpSpec, model: Decoder, parameters: Parameters, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: MtpSpec,
+        model: Decoder,
+        parameters: Parameters,
+        kernels: Kernels,
+        whole_head: Weight | None = None,
+    ) -> None:
         state = spec.layer.mixer.state(model.spec.dtype)
         assert state is not None
         self.state: StateSpec = state
         self.layers_read = (model.spec.num_layers,)
         self._model = model
+        self._whole_head = whole_head
         self._embedding_norm = Norm.take(spec.embedding_norm, parameters, kernels)
         self._hidden_norm = Norm.take(spec.hidden_norm, parameters, kernels)
         self._projection = parameters.linear(spec.projection)
@@ -55,4 +66,4 @@ class MtpHead:
         return add_and_norm(self._final_norm, residual, x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(hidden)
+        return self._model.logits(hidden, head=self._whole_head)

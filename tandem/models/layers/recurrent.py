@@ -45,7 +45,7 @@ class ShortConv:
     params: ClassVar[str] = "convolution"
 
     def __init__(self, spec: ShortConvSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
-        self._project = parameters.linear(spec.project)
+        self._project = [parameters.linear(linear) for linear in spec.parts or (spec.project,)]
         self._conv = CausalConv(spec.conv, parameters, kernels)
         self._out = parameters.linear(spec.out)
 
@@ -58,7 +58,8 @@ class ShortConv:
         backend: RecurrentBackend,
     ) -> torch.Tensor:
         """Gated channels [num_tokens, channels] of `x` [num_tokens, hidden]; the columns are in `state` then."""
-        b, c, x = self._project(x).chunk(3, dim=1)
+        parts = [linear(x) for linear in self._project]
+        b, c, x = parts[0].chunk(3, dim=1) if len(parts) == 1 else parts
         x = b * x
         batch.note_drafts(state, x)
         return self._conv(x, state, batch).mul_(c)

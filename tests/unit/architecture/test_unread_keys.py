@@ -44,6 +44,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen2": {},
     "qwen3": {},
+    "gemma2": {},
     "gemma3_text": {},
     "gemma4_text": {"vocab_size_per_layer_input": 64, "num_kv_shared_layers": 1, "layer_types": GEMMA4_TYPES},
     "olmo2": {},

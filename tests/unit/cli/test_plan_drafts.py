@@ -76,7 +76,7 @@ def test_memory_is_what_the_engine_holds(tmp_path: Path, name: str) -> None:
     )
     drafter = drafter_of(setting)
     assert drafter is not None
-    network = load_network(replace(TINY, model=str(model), speculate=setting), drafter[0], target, 1)
+    network = load_network(replace(TINY, model=str(model), speculate=setting), drafter[0], target)
     assert isinstance(network, DraftModel | DraftingHead)
     held = network.model.weight_bytes if isinstance(network, DraftModel) else network.loaded.weight_bytes
     assert drafts.weight_bytes == pytest.approx(held, rel=0.02)

@@ -27,7 +27,7 @@ def builder() -> InputBuilder:
 
 @pytest.fixture
 def deltas() -> StepDeltas:
-    return StepDeltas()
+    return StepDeltas(lambda groups: {})
 
 
 def make_request(name: str, num_tokens: int, **params: Any) -> Request:

@@ -4,6 +4,7 @@ On the compiled kernels, which compute a token's state as they would without wha
 near ties are common.
 """
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.engine import Engine
+from tandem.scheduler.request import Handoff
 from tests.helpers.engines import drafting_engine, drain, least_kv_cache_bytes, tiny_engine, token_ids
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
@@ -100,7 +102,8 @@ def test_chunks_hits_preemption_and_aborts_change_nothing(family: str, tmp_path:
             "max_num_batched_tokens": 48,
             "max_num_running": 8,
             "max_model_len": model_len,
-            "kv_cache_bytes": int(1.5 * num_bytes),
+            "kv_cache_bytes": int((1.5 if "lfm2" in family else 1.25) * num_bytes),
+            "block_size": 32,  # most prompts are one block, so that more are admitted than states have room for
         },
     )
     for round_ in range(2):
@@ -161,3 +164,34 @@ def test_what_another_worker_began_is_exact(granite: Path, name: str) -> None:
     expected = token_ids(answer(tiny_engine(granite, **NATIVE), prompt, PARAMS[name]))
     source, destination = Side(granite, **NATIVE), Side(granite, **NATIVE, speculate="ngram")
     assert hand_off(source, destination, prompt, PARAMS[name]) == expected
+
+
+@pytest.mark.parametrize("num_done", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 5, 8, 13))])
+@pytest.mark.parametrize("family", EXHAUSTIVE)
+def test_answers_whose_worker_dies_amid_drafts_go_on_in_a_full_pool(family: str, num_done: int, tmp_path: Path) -> None:
+    """They go on behind whatever drafts were accepted, on a worker that preempts them and drafts nothing right."""
+    path = checkpoint_of(family, tmp_path)
+    plain = tokens_of(served(drafting_engine(path, None, **NATIVE)))
+    dying = drafting_engine(path, checking_all(drafters(plain)["half"]()), **NATIVE)
+    for name, prompt in PROMPTS.items():
+        dying.add_request(prompt, PARAMS[name], request_id=name)
+    begun: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    ended: set[str] = set()
+    while min(len(begun[name]) for name in begun if name not in ended) < num_done:
+        for output in dying.step():
+            begun[output.request_id] += output.token_ids
+            ended |= {output.request_id} if output.finished else set()
+    assert dying.counters.num_accepted > 0
+    memory = int(1.5 * least_kv_cache_bytes(path, 128, 48, "bfloat16"))
+    small = {"max_num_batched_tokens": 48, "max_num_running": 8, "max_model_len": 128, "kv_cache_bytes": memory}
+    engine = drafting_engine(path, checking_all(drafters(plain)["lying"]()), **NATIVE | small)
+    going_on = [name for name in begun if name not in ended]
+    for name, copy in itertools.product(going_on, range(3)):
+        handoff = Handoff(output_token_ids=tuple(begun[name]))
+        engine.add_request(PROMPTS[name], PARAMS[name], request_id=f"{name} {copy}", handoff=handoff)
+    rest = drain(engine)
+    assert {name: begun[name] for name in ended} == {name: plain[name] for name in ended}
+    for name, copy in itertools.product(going_on, range(3)):
+        assert begun[name] + token_ids(rest[f"{name} {copy}", 0]) == plain[name]
+    assert engine.counters.num_drafted > 0
+    assert engine.counters.num_preemptions > 0 or family == "mamba2"  # whose requests do not grow

@@ -64,3 +64,37 @@ def test_check_notices_a_reference_that_no_owner_holds() -> None:
     pool.allocate(1)
     with pytest.raises(AssertionError, match="block 1 counts 1 references; its owners hold 0"):
         pool.check(Counter())
+
+
+def test_a_block_of_several_pages_is_one_in_all_but_numbers() -> None:
+    """Its pages are any that are free; it is cached, found and evicted as a whole."""
+    pool, cache = pool_of(9, 3)
+    first, single, second = *pool.allocate(1, 3), *pool.allocate(1), *pool.allocate(1, 3)
+    assert [pool.pages_of(block) for block in (first, single, second)] == [(1, 2, 4), (5,), (6, 7, 8)]
+    assert (pool.num_used, pool.num_free, pool.num_cached) == (7, 1, 1)
+    cache.insert(first, b"state", None, 0)
+    pool.release([first, single])
+    assert (pool.num_used, pool.num_free, pool.num_cached, pool.num_idle([first, 3])) == (3, 2, 4, 4)
+    pool.acquire([first])
+    pool.keep(first)
+    pool.release([first])
+    assert (pool.num_kept, pool.num_available) == (3, 3)
+    pool.let_go(first)
+    pool.check(Counter([second]))
+    assert pool.allocate(4) == [5, 9, 1, 2]
+    assert not cache.holds(first)
+    assert cache.holds(3)
+    pool.check(Counter([second, 1, 2, 5, 9]))
+
+
+def test_pages_of_a_freed_block_serve_the_next_of_as_many_and_any_other_when_needed() -> None:
+    pool, _ = pool_of(6)
+    (block,) = pool.allocate(1, 4)
+    pool.release([block])
+    assert pool.num_free == 6
+    assert pool.allocate(1) == [5]
+    (again,) = pool.allocate(1, 4)
+    assert pool.pages_of(again) == (1, 2, 3, 4)
+    pool.release([again])
+    assert sorted(pool.allocate(5)) == [1, 2, 3, 4, 6]
+    pool.check(Counter(range(1, 7)))

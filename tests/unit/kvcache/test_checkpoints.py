@@ -68,7 +68,7 @@ def computed(
 
 
 def test_idle_states_take_no_more_than_half_of_the_pool() -> None:
-    kv = KVCacheManager(toy_layout(FAR), 12, max_chunk_tokens=8)
+    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 12, max_chunk_tokens=8)
     for letter in range(10):
         computed(kv, "a", 30, letter)
         kv.close("a")
@@ -80,7 +80,7 @@ def test_idle_states_take_no_more_than_half_of_the_pool() -> None:
 
 def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
     """Beside an owner that was promised four of five blocks, another keeps no state but its own."""
-    kv = KVCacheManager(toy_layout(FAR), 5, max_chunk_tokens=8)
+    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 5, max_chunk_tokens=8)
     hashes = chain_of(41, 1)
     kv.open("promised", kv.match(hashes, 41), hashes, 41)
     assert kv.num_unpromised == 1
@@ -94,7 +94,7 @@ def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
 
 def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
     """Its owner went on from there and sees it no more."""
-    kv = KVCacheManager(toy_layout(FAR), 24, max_chunk_tokens=8)
+    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 24, max_chunk_tokens=8)
     computed(kv, "a", 21, 1)
     kv.close("a")
     computed(kv, "b", 45, 1)
@@ -105,7 +105,7 @@ def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
 
 def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     """Three blocks of K and V and the one state behind them, until the pin's deadline."""
-    kv = KVCacheManager(toy_layout(ATTENTION, FAR), 24, max_chunk_tokens=8)
+    kv = KVCacheManager(toy_layout(ATTENTION, FAR, pages_per_state=(1,)), 24, max_chunk_tokens=8)
     computed(kv, "a", 33, 1, breakpoints=(14,))
     hashes = chain_of(33, 1)
     assert kv.kept.pin(hashes[:3], 60.0) == 3

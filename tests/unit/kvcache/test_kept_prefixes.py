@@ -191,7 +191,7 @@ def test_a_slot_that_is_read_outlives_its_promise() -> None:
     serve(manager, [2] * 8, 8)
     manager.kept.blocks.end_move(moves[0].move_id, is_copied=True)
     evict(manager)
-    (lost,) = [index for index, key in enumerate(chain([1] * 12)) if manager.kept.blocks.slot_of((0, key)) is not None]
+    (lost,) = [index for index, key in enumerate(chain([1] * 12)) if manager.kept.blocks.slots_of((0, key))]
     reads = manager.kept.begin_restore(chain([1] * 12), (BlockRange(lost, (8,)),))
     manager.kept.tell_time(60.0)
     serve(manager, [3] * 12, 12)

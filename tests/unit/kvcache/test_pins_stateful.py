@@ -14,6 +14,7 @@ from tandem.kvcache.prefix import longest_prefix
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.tiers import BlockKey, HostMove, HostRead
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
+from tests.helpers.toy_states import ToyLatentSpec, ToyRecurrentSpec, toy_layout
 
 NUM_BLOCKS = 24
 NUM_SLOTS = 10
@@ -91,6 +92,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         is_alone = not self.owners
         if not (self.manager.can_open(match, len(token_ids)) or self.manager.make_room(match, len(token_ids))):
             assert not is_alone or self.moves, "a request that has the pool to itself was not admitted"
+            self.note_broken(is_alone)  # NOTE: what has no slots is broken at once, and what moves is waited for
             return None
         self.note_broken(is_alone)
         for group, block_ids in enumerate(match.block_ids):
@@ -145,7 +147,8 @@ class PinnedPrefixes(RuleBasedStateMachine):
             for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
                 block_hash = hashes[index] if index < len(hashes) else name.encode()
                 if blocks[index]:
-                    self.pool[blocks[index]] = (group, block_hash)
+                    pages = self.manager._pool.pages_of(blocks[index])
+                    self.pool.update(dict.fromkeys(pages, (group, block_hash)))
 
     def grant(self, owner: Owner, before: int) -> None:
         """As the scheduler does, when the cursor passes a pin."""
@@ -156,7 +159,8 @@ class PinnedPrefixes(RuleBasedStateMachine):
                 found = longest_prefix(self.manager._cache, self.layout, owner.hashes, num_blocks).num_blocks
                 granted = self.manager.kept.pin(owner.hashes[:num_blocks], ttl_s)
                 assert granted <= found
-                assert granted == found or found * len(self.layout.groups) > room, "room was left"
+                most = found * sum(group.pages_per_block for group in self.layout.groups)
+                assert granted == found or most > room, "room was left"
                 kept = owner.token_ids[: granted * BLOCK_SIZE]
                 self.promises.append(Promise(kept, owner.hashes[:granted], self.now_s + ttl_s))
 
@@ -223,9 +227,10 @@ class PinnedPrefixes(RuleBasedStateMachine):
 
     def load(self, hashes: list[bytes], reads: tuple[HostRead, ...]) -> None:
         for read in reads:
-            source = self.pool[read.source_id] if read.slot is None else self.host[read.slot]
-            assert source == (read.group, hashes[read.index]), "other bytes were restored"
-            self.pool[read.block_id] = source
+            memory, places = (self.host, read.slots) if read.slots else (self.pool, read.source_pages)
+            for page, place in zip(read.pages, places, strict=True):
+                assert memory[place] == (read.group, hashes[read.index]), "other bytes were restored"
+                self.pool[page] = memory[place]
 
     @invariant()
     def promises_hold(self) -> None:
@@ -240,19 +245,19 @@ class PinnedPrefixes(RuleBasedStateMachine):
         assert sum(states) == usage.total == NUM_BLOCKS
         assert min(states) >= 0
         if not self.moves and not self.any_failed:
-            assert len(kept._pooled) <= NUM_BLOCKS * SHARE, "more than the share is kept"
+            largest = max(group.pages_per_block for group in self.layout.groups)
+            assert kept._num_pooled_pages < NUM_BLOCKS * SHARE + largest, "more than the share is kept"
         if not self.promises and not self.num_broken and not self.any_failed:
             assert kept.usage.num_kept == 0, "a block is kept without a promise"
 
     @invariant()
     def index_knows_both_tiers(self) -> None:
         pooled = {(group, block_hash) for block_hash, group in self.manager._cache._keys.values()}  # type: ignore[attr-defined]
-        hosted = {key for key, kept in self.manager.kept.blocks._kept.items() if kept.slot is not None}
+        hosted = {key for key, kept in self.manager.kept.blocks._kept.items() if kept.slots}
         assert self.index == pooled | hosted
         for key in hosted:
-            slot = self.manager.kept.blocks.slot_of(key)
-            assert slot is not None
-            assert self.host[slot] == key, "a slot has other bytes"
+            for slot in self.manager.kept.blocks.slots_of(key):
+                assert self.host[slot] == key, "a slot has other bytes"
 
     def teardown(self) -> None:
         for _ in list(self.owners):
@@ -278,6 +283,12 @@ class OnlySliding(PinnedPrefixes):
     layout = layout_of(5, 9)
 
 
+class OfManyPages(PinnedPrefixes):
+    """States that can be gone on from after every second block."""
+
+    layout = toy_layout(ToyLatentSpec(6), ToyRecurrentSpec(4, 2 * BLOCK_SIZE))
+
+
 class WithoutHost(PinnedPrefixes):
     layout = layout_of(None, 6)
     num_slots = 0
@@ -293,10 +304,11 @@ BUDGET = settings(
     phases=(Phase.explicit, Phase.generate),
 )
 
-for _machine in (FullAttention, FullAndSliding, OnlySliding, WithoutHost):
+for _machine in (FullAttention, FullAndSliding, OnlySliding, OfManyPages, WithoutHost):
     _machine.TestCase.settings = BUDGET
 
 TestFullAttention = FullAttention.TestCase
 TestFullAndSliding = FullAndSliding.TestCase
 TestOnlySliding = OnlySliding.TestCase
+TestOfManyPages = OfManyPages.TestCase
 TestWithoutHost = WithoutHost.TestCase

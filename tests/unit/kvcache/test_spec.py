@@ -5,7 +5,7 @@ import pytest
 
 from tandem.architecture.state import KVSpec, RecurrentSpec
 from tandem.core.errors import ConfigurationError
-from tandem.kvcache.spec import KVLayout, build_layout, fuller_layout
+from tandem.kvcache.spec import KVLayout, build_layout
 from tests.helpers.layouts import layout_of
 
 LOCAL = KVSpec(num_kv_heads=2, head_dim=8, dtype="bfloat16", window=4)
@@ -67,22 +67,6 @@ def test_pages_of_layers_of_two_sizes_are_nearly_full(
     )
 
 
-def test_larger_blocks_are_named_where_a_recurrent_state_leaves_pages_empty() -> None:
-    """As of Falcon-H1 7B: 44 layers with K and V of 2 heads and a state of 24 heads each."""
-    kv = KVSpec(2, 128, "bfloat16")
-    state = RecurrentSpec(channels=3584, columns=3, dtype="bfloat16", heads=(24, 128, 256))
-    specs = [spec for _ in range(44) for spec in (kv, state)]
-    layout = build_layout(specs, 16)
-    assert layout.fill == pytest.approx(kv.bytes_per_token * 44 * 16 / layout.page_bytes)
-    assert layout.fill < 0.25
-    fuller = fuller_layout(specs, layout)
-    assert fuller is not None
-    assert (fuller.block_size, fuller.fill > 0.9) == (64, True)
-    assert fuller_layout(specs, fuller) is None
-    assert fuller_layout([kv] * 4, build_layout([kv] * 4, 8)) is None
-    assert fuller_layout([state], build_layout([state], 8)) is None
-
-
 def test_an_unknown_layer_and_an_unserved_block_size_are_named() -> None:
     with pytest.raises(KeyError, match="9"):
         build_layout([GLOBAL], 16).group_of_layer(9)
@@ -112,9 +96,9 @@ def test_a_hand_off_takes_pages_of_constant_states_once() -> None:
     """And nothing of a window for each further block."""
     state = RecurrentSpec(channels=8, columns=3, dtype="float32", heads=(2, 16, 16))
     layout = build_layout([GLOBAL, state, state, replace(GLOBAL, window=8)], 8)
-    num_states = sum(isinstance(group.spec, RecurrentSpec) for group in layout.groups)
-    assert num_states
-    assert layout.bytes_per_request == num_states * layout.page_bytes
+    (state_group,) = (group for group in layout.groups if group.spec == state)
+    assert state_group.pages_per_block > 1
+    assert layout.bytes_per_request == state_group.pages_per_block * layout.page_bytes
     assert layout.bytes_per_block == layout.page_bytes
     assert layout_of(4).bytes_per_block == layout_of(4).page_bytes
     assert layout_of(None, 4).bytes_per_request == 0

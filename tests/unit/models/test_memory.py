@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
 from tandem.architecture.registry import find_family
 from tests.helpers import checkpoints
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import compressed, integers
 
@@ -175,3 +177,59 @@ def test_peak_of_loading_codes(method: str, kernels: str, tmp_path: Path) -> Non
     assert 110e6 < weights < 140e6
     most = CODED_PEAK_RATIO * weights if kernels == "compiled" else PEAK_RATIO * weights + 3 * LARGEST_BYTES
     assert 0.9 * weights < growth <= most
+
+
+GGUF_SCRIPT = """
+import sys, torch
+from dataclasses import fields
+from pathlib import Path
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.native.build import load_library
+from tandem.models.gguf.convert import converted
+from tandem.models.loader import load_model
+
+def peak_bytes():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+def load(path):
+    made = converted(Path(path), Path(sys.argv[3]))
+    model = load_model(str(made), device=torch.device("cpu"), kernels=kernels, packed_dir=Path(sys.argv[3]))
+    owners = [getattr(weight, "coded", weight) for weight in model.decoder.parameters.weights.values()]
+    values = [getattr(owner, field.name) for owner in owners for field in fields(owner)]
+    tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}.values()
+    sums = sum(tensor.view(torch.uint8)[..., :: 4096 // tensor.element_size()].sum().item() for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)
+
+kernels = NativeKernels(load_library())
+load(sys.argv[1])
+before = peak_bytes()
+print(load(sys.argv[2]), peak_bytes() - before, "sympy" in sys.modules)
+"""
+
+
+def _load_gguf(tmp_path: Path, large: Path, type_name: str) -> tuple[int, int]:
+    """(bytes of the weights, growth of the peak while a file is converted, packed, mapped, and every page is read)."""
+    load_or_skip()
+    small = write_gguf(checkpoints.save_tiny_llama(tmp_path / "tiny", hidden_size=64), tmp_path / "small.gguf")
+    file = write_gguf(large, tmp_path / "large.gguf", type_name=type_name)
+    command = [sys.executable, "-c", GGUF_SCRIPT, str(small), str(file), str(tmp_path / "cache")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    weights, growth, has_sympy = output.split()
+    assert has_sympy == "False", "40 MiB and a second of every start"
+    return int(weights), int(growth)
+
+
+def test_loading_a_gguf_file_imports_no_compiler(tmp_path: Path) -> None:
+    """PyTorch's `empty_like` of a tensor on the meta device imported SymPy."""
+    sizes: dict[str, Any] = {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16}
+    _load_gguf(tmp_path, checkpoints.save_tiny_llama(tmp_path / "plain", hidden_size=64, **sizes), "Q8_0")
+
+
+@pytest.mark.slow
+def test_peak_of_converting_and_loading_a_gguf_file(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
+    large = checkpoints.save_tiny_llama(tmp_path / "large", **sizes)
+    weights, growth = _load_gguf(tmp_path, large, "Q8_0")
+    assert weights > 75e6
+    assert growth <= PEAK_RATIO * weights

@@ -21,7 +21,7 @@ LATENT = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe
 BUILDERS = {
     name: build
     for name, build in (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()
-    if name not in {"gemma3", "gemma4", "gemma4_moe", "olmo2", "olmo3"} | LATENT
+    if name not in {"gemma2", "gemma3", "gemma4", "gemma4_moe", "olmo2", "olmo3"} | LATENT
 }
 BUILDERS["llama with biases"] = lambda path: checkpoints.save_tiny_llama(path, attention_bias=True, mlp_bias=True)
 

@@ -12,11 +12,15 @@ from safetensors.torch import load_file
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import ConfigurationError, UnsupportedCheckpointError
 from tandem.quantize.checkpoint_writer import INDEX, CheckpointWriter
+from tandem.quantize.layer_rounding import LEAST_ROWS
 from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.run import QuantizationRun
 from tandem.quantize.source import SourceModel
 from tests.helpers import checkpoints
+from tests.helpers.delta_checkpoints import save_tiny_kimi_linear, save_tiny_qwen3_next
+from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid, save_tiny_lfm2_moe, save_tiny_nemotron_latent
 from tests.helpers.quantizing import quantize_tiny, random_sequences
+from tests.helpers.sparse_checkpoints import save_tiny_moba
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 INT4 = Recipe("int4", "gptq", group_size=32)
@@ -83,8 +87,17 @@ def test_gptq_is_nearer_than_rounding_to_the_nearest(tmp_path: Path) -> None:
         checkpoints.save_tiny_phi3,
         checkpoints.save_tiny_gemma4,
         checkpoints.save_tiny_gemma3_conditional,
+        save_tiny_qwen3_next,
+        checkpoints.save_tiny_gpt_oss,
+        pytest.param(save_tiny_nemotron_latent, marks=pytest.mark.slow),
+        pytest.param(save_tiny_granite_hybrid, marks=pytest.mark.slow),
+        pytest.param(save_tiny_kimi_linear, marks=pytest.mark.slow),
+        pytest.param(checkpoints.save_tiny_gemma4_moe, marks=pytest.mark.slow),
     ],
-    ids=["experts", "fused rows", "shared K and V", "text of several"],
+    ids=[
+        *("experts", "fused rows", "shared K and V", "text of several", "rows in turns", "stacks with biases"),
+        *("experts behind a map", "stacks and a recurrence", "a map of two", "stacks in a branch"),
+    ],
 )
 def test_families_of_other_forms(build: checkpoints.Builder, tmp_path: Path) -> None:
     report = quantize_tiny(build(tmp_path / "model"), tmp_path / "out", Recipe("int8", "gptq"))
@@ -92,6 +105,44 @@ def test_families_of_other_forms(build: checkpoints.Builder, tmp_path: Path) -> 
     assert max(error.of_numbers for error in errors) < 0.02
     packed = [name for name in read_checkpoint(tmp_path / "out") if name.endswith("_packed")]
     assert 0 < len(packed) <= len(errors)
+
+
+def test_layers_whose_queries_choose_blocks_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = save_tiny_moba(tmp_path / "moba")
+    with pytest.raises(ConfigurationError, match=r"choose blocks of tokens, whose weights are not quantised"):
+        quantize_tiny(source, tmp_path / "out", Recipe("int8", "rtn"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["moba"]
+
+
+def test_states_steps_and_decays_are_left(tmp_path: Path) -> None:
+    """Qwen3-Next has the maps to steps and decays in a tensor of their own."""
+    source = save_tiny_qwen3_next(tmp_path / "model")
+    quantize_tiny(source, tmp_path / "out", Recipe("int8", "gptq"))
+    before, after = checkpoints.read_tensors(source), read_checkpoint(tmp_path / "out")
+    prefix = "model.layers.0.linear_attn."
+    left = {name.removeprefix(prefix) for name in after if name in before and name.startswith(prefix)}
+    assert left == {"A_log", "dt_bias", "conv1d.weight", "in_proj_ba.weight", "norm.weight"}
+    assert all(torch.equal(before[prefix + name], after[prefix + name]) for name in left)
+    scheme = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert f"{prefix}in_proj_ba" in scheme["ignore"]
+
+
+def test_experts_that_few_tokens_chose_are_rounded_to_the_nearest_and_named(tmp_path: Path) -> None:
+    source = save_tiny_lfm2_moe(tmp_path / "model")
+    report = quantize_tiny(source, tmp_path / "gptq", Recipe("int8", "gptq"))
+    nearest = quantize_tiny(source, tmp_path / "rtn", Recipe("int8", "rtn"))
+    seen = {error.name: error for layer in report.layers for error in layer.weights}
+    few = {name for name, error in seen.items() if error.is_fallback}
+    assert few == {name for name, error in seen.items() if error.num_rows is not None and error.num_rows < LEAST_ROWS}
+    assert 0 < len(few) < len(seen)
+    assert all(".experts." in name for name in few)
+    text = (tmp_path / "gptq" / "quantization_report.txt").read_text()
+    assert f"{len(few)} weights saw too few tokens" in text
+    assert all(f"{seen[name].num_rows}  {name}" in text for name in few)
+    assert not any(error.is_fallback for layer in nearest.layers for error in layer.weights)
+    found, expected = read_checkpoint(tmp_path / "gptq"), read_checkpoint(tmp_path / "rtn")
+    for name in few:
+        assert torch.equal(found[f"{name}_packed"], expected[f"{name}_packed"]), "as if there were no calibration"
 
 
 def test_fused_rows_are_one_stored_weight(tmp_path: Path) -> None:

@@ -14,12 +14,17 @@ from tandem.quantize.source import SourceModel
 from tandem.quantize.stream import LayerRunner
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import load_reference
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.quantizing import random_tokens
 
 FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS
+RECURRENT = [
+    pytest.param(build, id=name, marks=() if name == "falcon_h1" else pytest.mark.slow)
+    for name, build in RECURRENT_BUILDERS.items()
+]
 
 
-@pytest.mark.parametrize("build", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.parametrize("build", [*(pytest.param(build, id=name) for name, build in FAMILIES.items()), *RECURRENT])
 def test_logits_are_those_of_transformers(build: checkpoints.Builder, tmp_path: Path) -> None:
     path = build(tmp_path)
     model = SourceModel.open(path, TorchKernels())

@@ -34,14 +34,18 @@ from tandem.worker.ranks import recover_from
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
 from tests.helpers.gguf_files import write_gguf
+from tests.helpers.heads import HEAD_BUILDERS
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_config
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
-FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS
+FAMILIES = (
+    checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
+)
 NO_RECURRENCE: dict[str, Any] = {  # experts of squared ReLUs behind maps to fewer elements, and such a block alone
     "layers_block_type": ["full_attention", "moe", "full_attention", "mlp"],
     "moe_shared_expert_intermediate_size": 64,
@@ -133,10 +137,29 @@ def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
         assert engine.counters.num_drafted > 0
 
 
-def test_heads_are_refused_by_name(checkpoint: Path) -> None:
-    config = ranked_config(checkpoint, speculate="mtp")
-    with pytest.raises(ConfigurationError, match=r"speculate='mtp' is not served with tp=2 yet"), led_engine(config, 2):
-        pass
+@pytest.mark.usefixtures("_all_guesses_are_checked")
+@pytest.mark.parametrize(
+    ("family", "num_ranks"),
+    [
+        ("deepseek_v3_mtp", 2),
+        pytest.param("llama_eagle", 2, marks=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("qwen3_next_mtp", 2), ("qwen3_next_mtp", 4))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("deepseek_v3_mtp", 4), ("llama_eagle", 4))),
+    ],
+)
+def test_a_head_belongs_to_the_leader(tmp_path: Path, family: str, num_ranks: int) -> None:
+    """The guesses of one rank: its hidden states and its output head are whole. The other ranks compute as many tokens
+    to the end as a leader whose head reads all of them.
+    """
+    path = write_byte_tokenizer(HEAD_BUILDERS[family](tmp_path, dtype="bfloat16", vocab_size=NUM_TOKENS))
+    speculate = f"eagle={path / 'eagle'}" if family == "llama_eagle" else "mtp"
+    config = ranked_config(path, speculate=speculate, kv_cache_bytes=64 << 20)  # so that nothing is preempted
+    alone = build_engine(config)
+    expected = answers(alone)
+    with led_engine(config, num_ranks, deadline_s=20.0) as (engine, _):
+        assert answers(engine) == expected
+        assert engine.counters.drafted_at == alone.counters.drafted_at != []
+        assert engine.counters.accepted_at == alone.counters.accepted_at
 
 
 def drained(engine: Engine, prompt: list[int], params: SamplingParams) -> RequestOutput:
@@ -169,9 +192,11 @@ def test_two_ranks_have_the_bits_of_one_with_experts(tmp_path: Path, name: str |
         assert rows.busiest <= sum(rows.by_rank) < 2 * rows.busiest, "both ranks have some, and not the same"
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid"])
+@pytest.mark.parametrize("family", ["gpt_oss", "minimax_m2", "deepseek_v3", "granite_hybrid", "kimi_linear", "nsa"])
 def test_two_ranks_have_the_bits_of_one_with_what_heads_share(tmp_path: Path, family: str) -> None:
-    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state."""
+    """Sinks and biases; norms over all heads together; latents, of which there is one copy; a convolution's state;
+    decays of columns, with a copy of latents for each rank beside them; choices by the heads that share K and V.
+    """
     path = write_byte_tokenizer(FAMILIES[family](tmp_path, dtype="bfloat16", **SAVED))
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(ranked_config(path), 2) as (engine, _):
@@ -212,6 +237,8 @@ def test_every_width_has_the_bits_of_one_with_codes(
     [
         ("compressed int4 groups", "granite_hybrid"),
         ("compressed int4 groups", "qwen3_next"),
+        ("compressed int4 groups", "lfm2"),
+        ("compressed int4 groups", "kimi_linear"),
         ("fp8 channels", "qwen3_next"),
     ],
 )
@@ -263,6 +290,12 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
         ("falcon_h1", "bfloat16", {"mamba_n_heads": 8, "mamba_d_ssm": 128}),
         ("qwen3_next", "bfloat16", {}),
         ("qwen3_5", "bfloat16", {"linear_num_key_heads": 4}),
+        ("lfm2", "bfloat16", {"conv_bias": True}),
+        ("lfm2_moe", "float16", {}),
+        ("kimi_linear", "bfloat16", {}),
+        ("minimax_m3", "bfloat16", {}),
+        ("moba", "float16", {"num_key_value_heads": 2}),
+        ("nsa", "bfloat16", {"num_key_value_heads": 4}),
         ("llama", "float32", {"num_key_value_heads": 4}),
         ("qwen3", "bfloat16", {}),
         ("gemma3", "float16", {}),

@@ -129,7 +129,7 @@ def test_a_group_of_stages_is_formed_anew_with_the_kv_of_the_one_before(tmp_path
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"speculate": "mtp"}, r"speculate='mtp' is not served with pp=2 yet; use ngram, .* or pp=1"),
+        ({"speculate": "mtp"}, r"speculate='mtp' is not served with pp above 1 yet; use ngram, .* or pp=1"),
         ({"native_kernels": False}, r"pp=2 needs the compiled kernels"),
         ({"attention_backend": "reference"}, r"pp=2 needs the native attention backend"),
     ],

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tandem.core.errors import CapacityError, InvalidRequestError
@@ -163,7 +164,7 @@ def test_a_trial_that_gets_no_time_says_nothing_of_its_grammar(
 ) -> None:
     grammars, pid = _with_trial(tmp_path)
     grammar = regex_grammar("b") + " " * size
-    os.kill(pid, signal.SIGSTOP)
+    _stop(pid)
     with monkeypatch.context() as short:
         short.setattr(grammar_sandbox, "_TIMEOUT_S", 0.2)
         with pytest.raises(CapacityError, match=r"no answer in 0\.2 s"):
@@ -181,13 +182,20 @@ def test_a_trial_that_was_killed_says_nothing_of_its_grammar(tmp_path: Path, mon
         os.kill(pid, signal.SIGKILL)
         return is_told
 
-    os.kill(pid, signal.SIGSTOP)  # it must not answer before it is killed
+    _stop(pid)  # it must not answer before it is killed
     with monkeypatch.context() as killing:
         killing.setattr(grammar_sandbox, "_tell", tell_and_kill)
         with pytest.raises(CapacityError, match="ended with status -9"):
             grammars.compiled(regex_grammar("b"))
     grammars.compiled(regex_grammar("b"))
     grammars.close()
+
+
+def _stop(pid: int) -> None:
+    """NOTE: a process that runs on another core goes on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        pass
 
 
 def _with_trial(path: Path) -> tuple[Grammars, int]:

@@ -1,6 +1,7 @@
 """Blocks read between workers of any widths: every rank gets its heads, of the blocks that were asked for."""
 
-from itertools import accumulate, pairwise, product
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice, pairwise, product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from tandem.architecture.state import KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.core.errors import IncompatiblePeerError, TransportError
+from tandem.kvcache.placement import segment_places
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.transport.base import Peer
@@ -20,6 +22,7 @@ STAGED = ((1, (1, 2)), ((1, 2), 1), ((2, 2), (1, 2)), (4, (2, 2)), ((2, 2), 4), 
 BLOCK_SIZE = 8
 Side = int | tuple[int, int]
 Pages = NDArray[np.uint8]  # [num_ranks * num_blocks, page_bytes]
+Places = tuple[int, ...]  # pages of one block
 
 
 def divided(whole: KVLayout, side: Side) -> RankedLayout:
@@ -42,28 +45,43 @@ MODELS: dict[str, tuple[StateSpec, ...]] = {
     "windows between": (kv(2, 16), kv(2, 16), kv(2), kv(2, 16), kv(2, 16), kv(2)),
     "two sizes": (kv(4, 16), KVSpec(4, 4, "bfloat16"), kv(4, 16)),
     "states beside": (RecurrentSpec(32, 3, "bfloat16", (4, 4, 2), ((4, 4), (2, 4), (2, 4))), kv(4), kv(4)),
+    "states of many pages": (
+        *(RecurrentSpec(32, 3, "bfloat16", (8, 4, 2), ((8, 2), (2, 4), (2, 4))),) * 3,
+        kv(4),
+        kv(4),
+    ),
     "latents beside": (LatentSpec(6, 2, "bfloat16"), LatentSpec(6, 2, "bfloat16")),
 }
 
 
-def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int], int]) -> Pages:
-    """What ranks hold that have computed the blocks (group, block id) -> index; other blocks are zero."""
+def blocks_of(
+    ranked: RankedLayout, content: Iterable[tuple[int, int]], free: Iterable[int]
+) -> dict[tuple[int, int], Places]:
+    """Pages for these (group, index), in turn."""
+    pages = iter(free)
+    return {entry: tuple(islice(pages, ranked.pages_per_block(entry[0]))) for entry in content}
+
+
+def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int], Places]) -> Pages:
+    """What ranks hold that have computed the blocks (group, index), in these pages; others are zero."""
     pages = np.zeros((ranked.num_ranks, num_blocks, ranked.page_bytes), dtype=np.uint8)
-    ends = [0, *accumulate(ranked.stages or (ranked.whole.num_layers,))]
-    for (group, block), index in content.items():
-        for rank in range(ranked.num_ranks):
-            at = 0
-            stage = range(ends[rank // ranked.width], ends[rank // ranked.width + 1])
-            for layer in (layer for layer in ranked.layout.groups[group].layers if layer in stage):
-                specs = ranked.whole.groups[group].spec, ranked.layout.groups[group].spec
-                segments = zip(*(spec.segments(BLOCK_SIZE) for spec in specs), strict=True)
-                for number, (whole, own) in enumerate(segments):
-                    source = np.random.default_rng((group, index, layer, number))
-                    numbers = source.integers(1, 256, (whole.num_heads, whole.head_bytes))
-                    first = rank % ranked.width * whole.num_heads // ranked.width
-                    kept = numbers[first : first + own.num_heads].ravel()
-                    pages[rank, block, at : at + len(kept)] = kept
-                    at += len(kept)
+    starts = [0, *accumulate(ranked.stages)]
+    for ((group, index), block), rank in product(content.items(), range(ranked.num_ranks)):
+        for at, layer in enumerate(ranked.layout_of(rank).groups[group].layers):
+            specs = ranked.whole.groups[group].spec, ranked.layout.groups[group].spec
+            segments = list(zip(*(spec.segments(BLOCK_SIZE) for spec in specs), strict=True))
+            places = segment_places([own for _, own in segments])
+            for number, (whole, own) in enumerate(segments):
+                source = np.random.default_rng((group, index, starts[rank // ranked.width] + layer, number))
+                numbers = source.integers(1, 256, (whole.num_heads, whole.head_bytes))
+                first = rank % ranked.width * whole.num_heads // ranked.width
+                kind, offset = places[number]
+                for head, kept in enumerate(numbers[first : first + own.num_heads]):
+                    piece, start = (head, 0) if own.is_cut else (0, offset + head * own.head_bytes)
+                    place = ranked.layout_of(rank).placement(group).place(kind, at, piece)
+                    start += place.start
+                    assert not pages[rank, block[place.page], start : start + len(kept)].any(), "two have one place"
+                    pages[rank, block[place.page], start : start + len(kept)] = kept
     return pages.reshape(-1, ranked.page_bytes)
 
 
@@ -79,19 +97,18 @@ def resharding_of(whole: KVLayout, readers: Side, sources: Side, sizes: tuple[in
 
 
 def pulled(
-    whole: KVLayout,
-    readers: Side,
-    sources: Side,
-    moves: dict[Entry, tuple[int, int]],
-    sizes: tuple[int, int] = (12, 20),
+    whole: KVLayout, readers: Side, sources: Side, entries: list[Entry], remote: Sequence[int], local: Sequence[int]
 ) -> tuple[Pages, Pages, int]:
-    """(pages of the reader after its reads, as they should be, bytes moved)."""
+    """(pages of the reader after its reads, as they should be, bytes moved). `remote`, `local`: pages to take in turn,
+    all but the null block's.
+    """
     reader, source = divided(whole, readers), divided(whole, sources)
-    theirs = pages_of(source, sizes[1], {(group, remote): index for (group, index), (remote, _) in moves.items()})
-    expected = pages_of(reader, sizes[0], {(group, local): index for (group, index), (_, local) in moves.items()})
-    entries, found = sorted(moves), np.zeros_like(expected)
+    theirs_at, ours_at = blocks_of(source, entries, remote), blocks_of(reader, entries, local)
+    sizes = len(local) + 1, len(remote) + 1
+    theirs, expected = pages_of(source, sizes[1], theirs_at), pages_of(reader, sizes[0], ours_at)
+    found = np.zeros_like(expected)
     reads = resharding_of(whole, readers, sources, sizes).reads(
-        entries, [moves[entry][0] for entry in entries], [moves[entry][1] for entry in entries]
+        entries, [theirs_at[entry] for entry in entries], [ours_at[entry] for entry in entries]
     )
     unit = unit_of(reader, source)
     for read in reads:
@@ -109,20 +126,20 @@ def test_every_rank_gets_its_heads(name: str, readers: Side, sources: Side) -> N
     assert reader.is_shared
     assert divided(whole, sources).is_shared
     entries = [(group, index) for group in range(len(whole.groups)) for index in (3, 4, 6)]
-    moves = {entry: (19 - 2 * number, 1 + number) for number, entry in enumerate(entries)}
-    found, expected, num_bytes = pulled(whole, readers, sources, moves)
+    found, expected, num_bytes = pulled(whole, readers, sources, entries, range(150, 0, -1), range(1, 150))
     assert np.array_equal(found, expected)
     if readers != sources:
-        ranks = range(reader.num_ranks)
-        missing = sum(reader.used_bytes(group, rank) for group, _ in moves for rank in ranks)
+        parts = product((group for group, _ in entries), range(reader.num_ranks))
+        missing = sum(sum(reader.used_bytes(group, rank)) for group, rank in parts)
         assert num_bytes == missing, "what was missing, no more"
     else:
-        assert num_bytes == len(moves) * reader.page_bytes * reader.num_ranks
+        num_pages = sum(reader.pages_per_block(group) for group, _ in entries)
+        assert num_bytes == num_pages * reader.page_bytes * reader.num_ranks
 
 
 @given(
-    readers=st.sampled_from(WIDTHS),
-    sources=st.sampled_from(WIDTHS),
+    readers=st.sampled_from((*WIDTHS, (1, 2), (2, 2))),
+    sources=st.sampled_from((*WIDTHS, (1, 2), (2, 2))),
     heads=st.sampled_from((1, 2, 4, 8)),
     indices=st.sets(st.integers(0, 40), min_size=1, max_size=9),
     data=st.data(),
@@ -133,8 +150,8 @@ def test_any_blocks_in_any_places(
     """As where the beginning of a prompt is held already, and blocks of both sides are scattered."""
     local = data.draw(st.permutations(range(1, 12)))
     remote = data.draw(st.permutations(range(1, 20)))
-    moves = {(0, index): (remote[i], local[i]) for i, index in enumerate(sorted(indices))}
-    found, expected, _ = pulled(build_layout((kv(heads),) * 2, BLOCK_SIZE), readers, sources, moves)
+    entries = [(0, index) for index in sorted(indices)]
+    found, expected, _ = pulled(build_layout((kv(heads),) * 2, BLOCK_SIZE), readers, sources, entries, remote, local)
     assert np.array_equal(found, expected)
 
 
@@ -144,7 +161,15 @@ def test_any_blocks_in_any_places(
 @pytest.mark.parametrize("sources", [1, 2])
 def test_blocks_of_the_next_rank_are_not_reached(remote: int, local: int, words: str, sources: int) -> None:
     with pytest.raises(TransportError, match=words):
-        resharding_of(build_layout((kv(2),), BLOCK_SIZE), 2, sources, (12, 20)).reads([(0, 0)], [remote], [local])
+        resharding_of(build_layout((kv(2),), BLOCK_SIZE), 2, sources, (12, 20)).reads([(0, 0)], [(remote,)], [(local,)])
+
+
+def test_a_block_of_another_number_of_pages_is_refused() -> None:
+    """As of a peer that says one thing in its greeting and another in a lease."""
+    whole = build_layout(MODELS["states of many pages"], BLOCK_SIZE)
+    assert whole.groups[1].pages_per_block > 2
+    with pytest.raises(TransportError, match="remote block 3 of KV group 1 cannot be transferred: it has 2 pages"):
+        resharding_of(whole, 1, 1, (99, 99)).reads([(1, 3)], [(1, 2)], [tuple(range(1, 99))])
 
 
 def test_a_pool_of_other_sizes_is_refused() -> None:

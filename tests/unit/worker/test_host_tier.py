@@ -25,14 +25,17 @@ def arena() -> Arena:
     return arena
 
 
-def test_pages_come_back_bit_by_bit_and_touch_no_others(arena: Arena) -> None:
-    before = arena.pages.clone()
-    pages = HostPages(arena, 3 * arena.layout.page_bytes + 1)
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_pages_come_back_bit_by_bit_and_touch_no_others(arena: Arena, num_parts: int) -> None:
+    """Of all ranks."""
+    own = torch.stack([arena.pages.roll(part, 1) for part in range(num_parts)])
+    before = own.clone()
+    pages = HostPages(own, 3 * num_parts * arena.layout.page_bytes + 1)
     assert pages.num_slots == 3
     pages.store([(1, 2), (4, 0)])
-    pages.load([HostRead(0, 0, 5, 2), HostRead(0, 1, 3, 0), HostRead(0, 2, 2, None, source_id=4)])
-    assert torch.equal(arena.pages[[5, 3, 2]], before[[1, 4, 4]])
-    assert torch.equal(arena.pages[[0, 1, 4]], before[[0, 1, 4]])
+    pages.load([HostRead(0, 0, (5, 3), (2, 0)), HostRead(0, 2, (2,), (), 4, source_pages=(4,))])
+    assert torch.equal(own[:, [5, 3, 2]], before[:, [1, 4, 4]])
+    assert torch.equal(own[:, [0, 1, 4]], before[:, [0, 1, 4]])
 
 
 class Failing(HostPages):
@@ -50,7 +53,7 @@ Action = Callable[[Engine], None]
 
 def test_a_copy_that_fails_ends_too(arena: Arena) -> None:
     posted: queue.SimpleQueue[Action] = queue.SimpleQueue()
-    copier = HostCopier(Failing(arena, arena.layout.page_bytes), ManualClock(), posted.put)
+    copier = HostCopier(Failing(arena.pages.unsqueeze(0), arena.layout.page_bytes), ManualClock(), posted.put)
     copier.start_move(HostMove(1, ((1, 0),)))
     posted.get(timeout=5)
     assert not copier.has_moved

@@ -70,9 +70,13 @@ def test_a_lease_covers_what_was_granted_while_it_lasts() -> None:
     book, clock, _ = book_of()
     book.open("a")
     book.open("b")
-    book.grant("a", (BlockRange(0, (1, 2)), BlockRange(5, (7,))))
+    book.grant("a", (BlockRange(0, (1, 2)), BlockRange(5, (7,), (7, 4, 5))))
     book.grant("a", (BlockRange(2, (3,)),))
-    assert [book.covered("a", ids) for ids in ([], [1, 7, 3], [1, 4])] == [[], [(0, 1), (1, 7), (0, 3)], None]
+    assert [book.covered("a", ids) for ids in ([], [1, 7, 3], [1, 4])] == [
+        [],
+        [(0, (1,)), (1, (7, 4, 5)), (0, (3,))],
+        None,
+    ]
     assert book.covered("b", [1]) is None
     book.end("a")
     book.grant("a", (BlockRange(0, (1,)),))

@@ -70,10 +70,11 @@ async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[Worker
 
 
 def gib(path: Path, num_blocks: int = 64) -> float:
-    """Memory of so many blocks of eight tokens."""
+    """Memory of so many blocks of eight tokens, and of four constant states where layers keep one."""
     fields = read_config(path)
     spec = replace(find_family(fields).read_model(fields), dtype="float32")
-    return num_blocks * build_layout(spec.kv_specs, 8).page_bytes / 2**30
+    layout = build_layout(spec.kv_specs, 8)
+    return (num_blocks * layout.page_bytes + 4 * layout.bytes_per_request) / 2**30
 
 
 async def press(client: WorkerClient) -> None:
@@ -253,15 +254,24 @@ def test_routers_hear_of_kept_blocks_as_room_of_an_idle_worker(llama: Path) -> N
 # --- the host tier ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "share"), [("llama", 0.2), ("gemma3", 0.5), ("granite_hybrid", 0.3)])
+@pytest.mark.parametrize(
+    ("name", "share", "tp"),
+    [
+        *(("llama", 0.2, 1), ("gemma3", 0.5, 1), ("granite_hybrid", 0.3, 1), ("llama", 0.2, 2)),
+        pytest.param("granite_hybrid", 0.3, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_prefix_that_left_for_the_host_tier_comes_back_bit_by_bit(
-    name: str, share: float, request: pytest.FixtureRequest
+    name: str, share: float, tp: int, request: pytest.FixtureRequest
 ) -> None:
+    """The parts of all ranks of a worker."""
+    ranks: dict[str, Any] = {} if tp == 1 else {"tp": tp, "native_kernels": True, "attention_backend": "auto"}
     model: Path = request.getfixturevalue(name)
 
     async def main() -> None:
         prompts = [prompt_of(90, seed=seed) for seed in range(4)]
-        async with one_worker(model, pin_share=share, host_kv_gib=gib(model, 200)) as (worker, client, clock):
+        tier = {"pin_share": share, "host_kv_gib": gib(model, 200)}
+        async with one_worker(model, **tier, **ranks) as (worker, client, clock):
             first = []
             for prompt in prompts:
                 tokens, metrics = await served(client, asking(prompt, Pin(88, HOUR_S)))

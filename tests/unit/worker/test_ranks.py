@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from tandem.core.errors import ConfigurationError, InvalidRequestError
+from tandem.core.errors import InvalidRequestError
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import ConfirmCall, GenerateCall
-from tandem.worker.process import serving_worker
-from tandem.worker.settings import DecodeSettings
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.handoffs import PROMPT, call_of
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
-from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of, settings_of
+from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of
 
-FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS
+FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
 Side = int | tuple[int, int]  # ranks of a stage, and stages
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
@@ -85,7 +84,7 @@ async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = Fa
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
         ranks, groups = range(core.ranked.num_ranks), range(len(core.ranked.whole.groups))
-        used_bytes = [sum(core.ranked.used_bytes(group, rank) for rank in ranks) for group in groups]
+        used_bytes = [sum(sum(core.ranked.used_bytes(group, rank)) for rank in ranks) for group in groups]
         greedy, transfers = await answered(pair, call_of(pair))
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
@@ -107,7 +106,7 @@ async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = Fa
 
 @pytest.mark.parametrize(
     ("family", "kv_heads", "prefill", "decode"),
-    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1)],
+    [("qwen2", 2, 1, 2), ("qwen2", 2, 2, 1), ("qwen3_next", 4, 2, 1), ("kimi_linear", 4, 1, 2)],
 )
 def test_two_widths_give_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
@@ -145,6 +144,18 @@ def test_every_pair_of_widths_pulls_latents_once(
 ) -> None:
     """Index keys beside them too."""
     asyncio.run(check(model_of(family, 4), prefill, decode, is_shared=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [("lfm2", 2), ("kimi_linear", 4), ("minimax_m3", 2), ("moba", 2), ("nsa", 4)]
+)
+def test_states_of_several_kinds_are_handed_between_widths(
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
+) -> None:
+    """Parts of a convolution alone; latents or index keys, which each rank has, beside what ranks divide."""
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
 
 @pytest.mark.slow
@@ -213,15 +224,5 @@ def test_widths_are_one_pool_and_checksums_are_asked_for_widths_that_exist(
                 await pair.to_prefill.confirm(ConfirmCall(lease_id="l", reader_ranks=3))
             with pytest.raises(InvalidRequestError, match=r"reader_stages=\(1, 9\) must have . states in all"):
                 await pair.to_prefill.confirm(ConfirmCall(lease_id="l", reader_ranks=2, reader_stages=(1, 9)))
-
-    asyncio.run(main())
-
-
-def test_the_host_tier_is_refused_by_name(model_of: Callable[[str, int], Path]) -> None:
-    async def main() -> None:
-        settings = settings_of(DecodeSettings, model_of("qwen2", 2), "d0", tp=2, host_kv_gib=1.0, **COMPILED)
-        with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with tp=2: .* leave host_kv_gib at 0"):
-            async with serving_worker(settings):
-                pass
 
     asyncio.run(main())

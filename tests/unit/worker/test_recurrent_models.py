@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
@@ -147,21 +148,22 @@ def states_of(pair: Pair) -> tuple[int, ...]:
 
 
 def test_a_damaged_state_is_found_however_small_the_share_of_compared_blocks(hybrid: Path, expected: list[int]) -> None:
-    """Its source's page differs by one bit from what was read; no other block's did."""
+    """Its source's last page differs by one bit from what was read; no other page did."""
 
     async def main() -> None:
         async with pair_of(hybrid, checksum_share=0.001) as pair:
-            state_ids = set[int]()
+            last_pages = dict[int, int]()
 
             async def note(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
                 if update.lease is not None:
-                    state_ids.update(i for group in states_of(pair) for i in update.lease.groups[group].block_ids)
+                    blocks = (pages for group in states_of(pair) for pages in update.lease.groups[group].pages())
+                    last_pages.update((pages[0], pages[-1]) for pages in blocks)
                 return [update]
 
             def flip(call: ConfirmCall) -> None:
-                for block_id in state_ids.intersection(call.checksum_block_ids):
-                    pair.prefill.core.checksums._pages.pages[0][block_id, 5] ^= 1
-                    state_ids.clear()
+                for block_id in last_pages.keys() & set(call.checksum_block_ids):
+                    pair.prefill.core.checksums._pages.pages[0][last_pages[block_id], 5] ^= 1
+                    last_pages.clear()
 
             async with front_of(pair.prefill, change=note, before_confirm=flip) as front:
                 assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
@@ -182,8 +184,9 @@ def test_a_state_that_is_not_finite_is_refused_by_name(
             async def spoil(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
                 if update.lease is not None and update.lease.is_last:
                     group = states_of(pair)[0]
-                    for block_id in update.lease.groups[group].block_ids:
-                        pair.prefill.core.checksums._states[group][0][block_id].view(-1)[3] = float("nan")
+                    for pages in update.lease.groups[group].pages():
+                        assert len(pages) > 1
+                        pair.prefill.core.checksums._pages.pages[0, pages[1], :4].view(torch.float32)[0] = torch.nan
                 return [update]
 
             async with front_of(pair.prefill, change=spoil) as front:

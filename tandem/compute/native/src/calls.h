@@ -242,7 +242,8 @@ struct RecurArguments {
   const int32_t* query_start;
   const int64_t *first_write, *write_pages, *write_ends;
   float* out;
-  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, threads;
+  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns;
+  int64_t num_pages, heads_per_page, first_head, threads;
 };
 
 // Of each query the positions of the `most` keys with the highest scores, ascending, -1 where there are fewer: `chosen`
@@ -310,6 +311,16 @@ struct CollectOverRanksArguments {
   int64_t m, k, n, threads;
 };
 
+struct AwaitRankArguments {
+  RankGroup* group;
+  int64_t* size;  // -1: the group has ended
+};
+
+struct PublishRankArguments {
+  RankGroup* group;
+  int64_t size;
+};
+
 }  // namespace tandem
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
@@ -339,3 +350,5 @@ TANDEM_EXPORT void tandem_gather_over_ranks(const tandem::GatherOverRanksArgumen
 TANDEM_EXPORT void tandem_send_to_rank(const tandem::PipeArguments*);
 TANDEM_EXPORT void tandem_receive_from_rank(const tandem::PipeArguments*);
 TANDEM_EXPORT void tandem_collect_over_ranks(const tandem::CollectOverRanksArguments*);
+TANDEM_EXPORT void tandem_await_rank(const tandem::AwaitRankArguments*);
+TANDEM_EXPORT void tandem_publish_rank(const tandem::PublishRankArguments*);

@@ -36,3 +36,7 @@ TANDEM_EXPORT void tandem_collect_over_ranks(const CollectOverRanksArguments* a)
                                int(a->threads));
   });
 }
+
+TANDEM_EXPORT void tandem_await_rank(const AwaitRankArguments* a) { *a->size = Exchange(a->group).await_own(); }
+
+TANDEM_EXPORT void tandem_publish_rank(const PublishRankArguments* a) { Exchange(a->group).publish_own(a->size); }

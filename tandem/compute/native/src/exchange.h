@@ -6,6 +6,10 @@
 //
 // A rank that waits spins, then yields its core, then sleeps; it gives up when its deadline has passed or the group has
 // ended. From then on nothing is exchanged, and what calls return means nothing: the caller asks `failure`.
+//
+// Ranks of other hosts have buffers and counters here too, which a mirror fills with what those ranks wrote at theirs. It
+// sends what ranks of this host publish. A rank publishes k + 2 only when all others are at k + 1, so all have its k: a
+// buffer is not filled again before the mirror has sent it.
 #pragma once
 #include <linux/futex.h>
 #include <sched.h>
@@ -127,12 +131,26 @@ class Exchange {
     }
   }
 
+  // Waits for what `g.rank` publishes after what was awaited last; returns its size, -1: the group has ended.
+  int64_t await_own() {
+    const uint32_t now = uint32_t(++g.count);
+    return wait_for(g.rank, now) ? counter_of(g.rank).sizes[now & 1].load() : -1;
+  }
+
+  // Publishes for `g.rank`, of another host, `size` bytes that its next buffer was filled with.
+  void publish_own(int64_t size) {
+    const uint32_t now = uint32_t(++g.count);
+    counter_of(g.rank).sizes[now & 1].store(size);
+    publish(now);
+  }
+
  private:
   static constexpr int64_t kHeaderBytes = 4096, kLineBytes = 64;
   static constexpr int64_t kSpinNs = 3'000, kYieldNs = 100'000, kSleepNs = 50'000'000;
 
   struct Counter {
     std::atomic<uint32_t> count, sleepers;
+    std::atomic<int64_t> sizes[2];  // of what is in the buffers
   };
 
   // Publishes `size` bytes and waits for those of the others. False: they will not come.
@@ -141,6 +159,7 @@ class Exchange {
     const uint32_t before = uint32_t(g.count++), now = before + 1;
     if (!wait_for_all(before)) return false;
     std::memcpy(buffer(g.rank), own, size_t(size));
+    counter_of(g.rank).sizes[now & 1].store(size);
     publish(now);
     return wait_for_all(now);
   }

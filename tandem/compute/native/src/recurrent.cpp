@@ -43,12 +43,15 @@ class Head {
   }
 
   void clear() { std::memset(state_, 0, size_t(a_.rows * padded_) * sizeof(float)); }
-  void read(int64_t page) {
-    for (int64_t row = 0; row < a_.rows; ++row) fill_row(at(page) + row * a_.columns, a_.columns, padded_, state_ + row * padded_);
+  // `pages` are those of a block.
+  void read(const int64_t* pages) {
+    const float* from = at(pages);
+    for (int64_t row = 0; row < a_.rows; ++row) fill_row(from + row * a_.columns, a_.columns, padded_, state_ + row * padded_);
   }
-  void write(int64_t page) const {
+  void write(const int64_t* pages) const {
+    float* to = at(pages);
     for (int64_t row = 0; row < a_.rows; ++row)
-      std::memcpy(at(page) + row * a_.columns, state_ + row * padded_, size_t(a_.columns) * sizeof(float));
+      std::memcpy(to + row * a_.columns, state_ + row * padded_, size_t(a_.columns) * sizeof(float));
   }
 
   void take(int64_t token) {
@@ -76,7 +79,10 @@ class Head {
   }
 
  private:
-  float* at(int64_t page) const { return a_.matrices + page * a_.page_stride + head_ * a_.rows * a_.columns; }
+  float* at(const int64_t* pages) const {
+    const int64_t number = a_.first_head + head_, page = pages[number / a_.heads_per_page];
+    return a_.matrices + page * a_.page_stride + number % a_.heads_per_page * a_.rows * a_.columns;
+  }
   float decay_of(float step) const {
     const float log_decay = -rate_ * step;
     return std::exp(log_decay < -kMostDecay ? -kMostDecay : log_decay);
@@ -121,12 +127,12 @@ void recur(const RecurArguments& a, int64_t request, int64_t index, float* scrat
   if (a.is_first[request]) {
     head.clear();
   } else {
-    head.read(a.read_pages[request]);
+    head.read(a.read_pages + request * a.num_pages);
   }
   int64_t token = a.query_start[request];
   for (int64_t write = a.first_write[request]; write < a.first_write[request + 1]; ++write) {
     for (; token < a.write_ends[write]; ++token) head.take(token);
-    head.write(a.write_pages[write]);
+    head.write(a.write_pages + write * a.num_pages);
   }
 }
 

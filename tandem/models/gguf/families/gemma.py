@@ -1,4 +1,6 @@
-"""Gemma 3's text model: norms are stored plus 1, the factor of scores and the layers without a window not at all."""
+"""Gemma 2, and Gemma 3's text model: norms are stored plus 1, the factor of scores and the layers without a window not
+at all.
+"""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -20,16 +22,21 @@ _INNER = {
     "post_ffw_norm": Place("post_feedforward_layernorm"),
 }
 _LAYERS_OF_27B, _PATTERN, _LOCAL_THETA = 62, 6, 10_000.0
+_LAYERS_OF_2_27B = 46
+
+
+def _factor_of_scores(config: Config, layers_of_27b: int) -> object:
+    """The width of a head, but in the largest model its share of the hidden state."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    assert isinstance(hidden, int)
+    assert isinstance(heads, int)
+    return hidden // heads if config["num_hidden_layers"] == layers_of_27b else config["head_dim"]
 
 
 def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
     fields.only("attention.sliding_window_pattern", (_PATTERN,), f"{_PATTERN}")
-    hidden, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    assert isinstance(hidden, int)
-    assert isinstance(heads, int)
-    is_27b = config["num_hidden_layers"] == _LAYERS_OF_27B
     found: dict[str, object] = {
-        "query_pre_attn_scalar": hidden // heads if is_27b else head_dim,
+        "query_pre_attn_scalar": _factor_of_scores(config, _LAYERS_OF_27B),
         "sliding_window": fields.count("attention.sliding_window"),
         "sliding_window_pattern": _PATTERN,
         "rope_local_base_freq": as_written(fields.number("rope.freq_base_swa", _LOCAL_THETA)),
@@ -38,6 +45,26 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
     return found if softcap is None else found | {"final_logit_softcapping": as_written(softcap)}
 
 
+def _read_2(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    """NOTE: files of before July 2024 have no bounds, which the published models all have the same."""
+    bounds = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return {
+        "query_pre_attn_scalar": _factor_of_scores(config, _LAYERS_OF_2_27B),
+        "sliding_window": fields.count("attention.sliding_window", 4096),
+        **{name: as_written(fields.number(name, usual)) for name, usual in bounds.items()},
+    }
+
+
+GEMMA2 = Architecture(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    ATTENTION | GATED | _INNER,
+    _read_2,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ends=("<eos>", "<end_of_turn>"),
+    norm_offset=1.0,
+    sentencepiece=SentencePiece(by_position=True),
+)
 GEMMA3 = Architecture(
     "gemma3_text",
     "Gemma3ForCausalLM",

@@ -195,7 +195,8 @@ def test_every_answer_is_exact(case: Case, plain: dict[str, list[int]], num_bloc
         drafter.check()
     assert engine.counters.num_drafted > 0
     is_preempted, has_hits = engine.counters.num_preemptions > 0, engine.counters.num_cached_prompt_tokens > 0
-    assert is_preempted if num_longest < 2 else has_hits
+    has_states = not engine.kv.layout.can_rewind  # NOTE: of several, which leave K and V of so few tokens room enough
+    assert is_preempted or has_states if num_longest < 2 else has_hits
 
 
 def test_logits_are_those_without_drafts_bit_for_bit(case: Case) -> None:

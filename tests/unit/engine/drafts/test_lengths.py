@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.engine.drafts.lengths import MAX_SLOWDOWN, MIN_GAIN, Guess, StepTimes, choose_lengths
+from tandem.engine.drafts.lengths import MAX_SLOWDOWN, MIN_GAIN, Guess, choose_lengths
 
 
 def weight_bound(rows: int) -> float:
@@ -66,31 +66,3 @@ def test_a_request_without_guesses_is_hardly_slowed() -> None:
 
 def test_a_gain_that_estimates_may_be_wrong_by_is_left() -> None:
     assert choose_lengths([Guess(1, 0.5)], 1, lambda rows: 1.0 if rows == 1 else 1.5 / 1.02) == [0]
-
-
-def test_times_are_medians_by_rows_and_lie_on_a_line_between() -> None:
-    times = StepTimes()
-    for seconds in (1.0, 1.1, 9.0):
-        times.note(1, seconds)
-    times.note(5, 3.1)
-    assert times.seconds(1) == 1.1
-    assert times.seconds(3) == pytest.approx(2.1)
-
-
-def test_unknown_rows_are_tried_but_not_far_beyond_what_was_measured() -> None:
-    times = StepTimes()
-    assert times.seconds(1) == float("inf")
-    times.note(16, 1.0)
-    assert times.seconds(28) == 1.0
-    assert times.seconds(30) == float("inf")
-
-
-def test_an_old_measurement_is_forgotten() -> None:
-    """One disturbed step would else keep a number of rows from being tried for ever."""
-    times = StepTimes()
-    times.note(8, 50.0)
-    for _ in range(255):
-        times.note(1, 1.0)
-    assert times.seconds(8) == 50.0
-    times.note(1, 1.0)
-    assert times.seconds(8) == 1.0

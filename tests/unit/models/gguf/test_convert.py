@@ -26,6 +26,7 @@ from tandem.text.tokenizer import Tokenizer
 from tests.helpers.checkpoints import (
     save_tiny_deepseek_v2,
     save_tiny_deepseek_v3,
+    save_tiny_gemma2,
     save_tiny_gemma3,
     save_tiny_glm4_moe,
     save_tiny_granite,
@@ -70,8 +71,19 @@ IN_GROUPS: dict[str, Any] = {"n_group": 4, "topk_group": 2, "topk_method": "grou
 
 
 def _save_gemma3(path: Path, **options: Any) -> Path:
+    return _with_round_norms(
+        save_tiny_gemma3(path, num_hidden_layers=7, layer_types=None, query_pre_attn_scalar=16, **options)
+    )
+
+
+def _save_gemma2(path: Path, **options: Any) -> Path:
+    """Whose head is always its embedding."""
+    fixed: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+    return _with_round_norms(save_tiny_gemma2(path, **options | fixed))
+
+
+def _with_round_norms(path: Path) -> Path:
     """Numbers of norms to which 1 can be added and taken away again."""
-    save_tiny_gemma3(path, num_hidden_layers=7, layer_types=None, query_pre_attn_scalar=16, **options)
     tensors = load_file(path / "model.safetensors")
     rounded = {
         name: (x * 1024).round() / 1024 + 0.0 if name.endswith("norm.weight") else x for name, x in tensors.items()
@@ -86,6 +98,7 @@ SAVERS: dict[str, list[Callable[..., Path]]] = {
     "qwen3": [save_tiny_qwen3],
     "qwen2moe": [save_tiny_qwen2_moe],
     "qwen3moe": [partial(save_tiny_qwen3_moe, mlp_only_layers=[])],
+    "gemma2": [_save_gemma2],
     "gemma3": [_save_gemma3],
     "phi3": [save_tiny_phi3, partial(save_tiny_phi3, sliding_window=12, max_position_embeddings=512, **LONG_ROPE)],
     "granite": [save_tiny_granite],

@@ -1,4 +1,4 @@
-"""What files of single families leave out or contradict, and how their text is split."""
+"""Files of single families: what they leave out or contradict, and how their text is split."""
 
 from functools import partial
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""The rank_host service: a further host of one worker's ranks."""

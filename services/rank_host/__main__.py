@@ -1,0 +1,10 @@
+"""Entry point of a further host of a worker's ranks: settings, then `tandem.worker`."""
+
+import sys
+
+from tandem.process.command import run_command
+from tandem.worker.command import serve_rank_host
+from tandem.worker.host_settings import RankHostSettings
+
+if __name__ == "__main__":
+    sys.exit(run_command(RankHostSettings, sys.argv[1:], serve_rank_host))

@@ -1,0 +1,93 @@
+"""Exchange memory as a host's mirror has it: what ranks of this host publish is taken from it, and what ranks of other
+hosts have published is put into it (`src/exchange.h`).
+
+The ranks themselves do not know which of them are here: they exchange through memory, and have the same bits.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+from tandem.compute.native.build import load_library
+from tandem.compute.native.calls import bind
+from tandem.compute.native.exchange import (
+    BUFFER_BYTES,
+    GROUP_FIELDS,
+    HEADER_BYTES,
+    beats_of,
+    end_group,
+    num_bytes,
+    set_beats,
+)
+
+AWAIT_FIELDS = "group size"
+PUBLISH_FIELDS = "group size"
+_COUNT = GROUP_FIELDS.index("count")
+_NO_DEADLINE_NS = 2**62
+
+
+class ExchangeMirror:
+    """Of the memory of `descriptor`, which may be closed after this. Of each rank, one thread at a time makes calls.
+
+    Args:
+        num_ranks: of the whole group.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        num_ranks: int,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        library: ctypes.CDLL | None = None,
+    ) -> None:
+        library = load_library() if library is None else library
+        self._num_ranks, self._buffer_bytes = num_ranks, buffer_bytes
+        self._map = mmap.mmap(descriptor, num_bytes(num_ranks, buffer_bytes))
+        self._view = memoryview(self._map)
+        memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        values = [[memory, rank, num_ranks, buffer_bytes, _NO_DEADLINE_NS, 0, 0, 0] for rank in range(num_ranks)]
+        self._ranks = [(ctypes.c_int64 * len(GROUP_FIELDS))(*each) for each in values]
+        self._await = bind(library, "tandem_await_rank", AWAIT_FIELDS)
+        self._publish = bind(library, "tandem_publish_rank", PUBLISH_FIELDS)
+
+    def await_next(self, rank: int) -> tuple[int, memoryview] | None:
+        """The number, from 1, and the bytes of the next exchange of a rank of this host, which stay until all other
+        hosts have them; waits for it. None = the group has ended.
+        """
+        size = ctypes.c_int64()
+        self._await(ctypes.addressof(self._ranks[rank]), ctypes.addressof(size))
+        number: int = self._ranks[rank][_COUNT]
+        return None if size.value < 0 else (number, self._buffer(rank, number)[: size.value])
+
+    def room_for(self, rank: int, number: int, size: int) -> memoryview:
+        """Where the bytes of exchange `number` of a rank of another host are to be put.
+
+        Raises:
+            ValueError: it is not the next one, or too large.
+        """
+        expected = self._ranks[rank][_COUNT] + 1
+        if number != expected or not 0 <= size <= self._buffer_bytes:
+            raise ValueError(f"rank {rank} published {size} bytes as exchange {number}, after {expected - 1}")
+        return self._buffer(rank, number)[:size]
+
+    def publish(self, rank: int, size: int) -> None:
+        """Gives all ranks of this host what was put at the last `room_for`."""
+        self._publish(ctypes.addressof(self._ranks[rank]), size)
+
+    @property
+    def beats(self) -> Sequence[int]:
+        """How often each rank has shown that it lives."""
+        return beats_of(self._map, self._num_ranks)
+
+    def set_beats(self, rank: int, count: int) -> None:
+        """As the host of that rank has it."""
+        set_beats(self._map, rank, count)
+
+    def end(self) -> None:
+        """Ends the group here: every rank that waits, or will, gives up within 50 ms."""
+        end_group(self._map)
+
+    def _buffer(self, rank: int, number: int) -> memoryview:
+        start = HEADER_BYTES + (2 * rank + number % 2) * self._buffer_bytes
+        return self._view[start : start + self._buffer_bytes]

@@ -1,0 +1,58 @@
+"""Format of what the leader of a group and another host of it send each other, once both have proved themselves.
+
+Each frame has a header and so many bytes. `epoch` is that of the group for which it was sent: a frame of a former one
+says nothing about the present.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tandem.core.errors import TransportError
+
+HEADER = struct.Struct("!BBxxIQI")
+PLACE = struct.Struct("!BBB")  # first rank, ranks there, ranks in all
+NUMBER = struct.Struct("!q")
+MAX_MESSAGE_BYTES = 1 << 30
+MAX_WORDS_BYTES = 1024
+
+
+class FrameKind(IntEnum):
+    """What a frame says. The first ones are said by both sides, the others by leaders or by hosts alone."""
+
+    PUBLISH = 1  # bytes of exchange `number` of `rank`
+    MESSAGE = 2  # a message to or from `rank`, see `messages`
+    BEATS = 3  # a count for each rank, of which the sender's own ranks are right
+
+    PLACE = 16  # which ranks the host has, see `PLACE`
+    KV = 17  # `number`: size of the memory for KV, in bytes
+    BEGIN = 18  # start the ranks of `epoch`
+    KILL = 19  # `rank`
+    END = 20  # end the ranks of `epoch`
+
+    STARTED = 32  # process ids, a `NUMBER` each
+    LOST = 33  # `rank` has ended; words that say how
+    ENDED = 34  # no rank of `epoch` is left
+    LEAVING = 35  # this host is to be stopped, once its ranks are not needed
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Header of a frame. `size`: of the bytes that follow it."""
+
+    kind: FrameKind
+    rank: int = 0
+    epoch: int = 0
+    number: int = 0
+    size: int = 0
+
+    def pack(self) -> bytes:
+        return HEADER.pack(self.kind, self.rank, self.epoch, self.number, self.size)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Frame":
+        """Raises `TransportError` for what no release sends."""
+        kind, rank, epoch, number, size = HEADER.unpack(data)
+        if kind not in FrameKind._value2member_map_ or size > MAX_MESSAGE_BYTES:
+            raise TransportError(f"a frame of kind {kind} with {size} bytes is none of this protocol")
+        return cls(FrameKind(kind), rank, epoch, number, size)

@@ -1,0 +1,252 @@
+"""A host of a group that another one leads: starts the ranks that the leader has it start, and passes on what is said.
+
+It has no say in what is computed. When its link to the leader ends, so do its ranks; then it joins again. The KV of its
+ranks outlives an epoch, and not the link.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tandem.compute import shared_pages
+from tandem.compute.native.exchange import make_memory
+from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.core.errors import ConfigurationError, TransportError
+from tandem.core.machine import random_id
+from tandem.ranks.epoch import END_S
+from tandem.ranks.forwarding import forward
+from tandem.ranks.frames import NUMBER, PLACE, Frame, FrameKind
+from tandem.ranks.heartbeat import BEAT_S, SILENCE_S
+from tandem.ranks.led import LocalRank
+from tandem.ranks.link import Link
+from tandem.ranks.rendezvous import Direction, Proof, join
+
+LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
+_JOIN_AGAIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    number: int
+    mirror: ExchangeMirror
+    ranks: Mapping[int, LocalRank]
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+class RankHost:
+    """Serves one leader after the other at `address`, until told to leave.
+
+    Args:
+        release: what the leader must have too.
+    """
+
+    def __init__(self, address: tuple[str, int], proof: Proof, release: str) -> None:
+        self._address, self._proof, self._release = address, proof, release
+        self._is_leaving = threading.Event()
+        self._link: Link | None = None
+        self.has_joined = False
+
+    def leave(self) -> None:
+        """Serves until the leader ends, which is asked to drain, and no other one."""
+        self._is_leaving.set()
+        link = self._link
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.send(Frame(FrameKind.LEAVING))
+
+    def serve(self) -> None:
+        """Returns when it was told to leave and has.
+
+        Raises:
+            ConfigurationError: the leader refuses it for good.
+        """
+        complaint = ""
+        while not self._is_leaving.is_set():
+            try:
+                with self._joined() as link:
+                    complaint = ""
+                    if not self._is_leaving.is_set():
+                        LedHost(link, self._set_joined).run()
+            except (TransportError, OSError) as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    _log.warning("%s", complaint)
+            self._is_leaving.wait(_JOIN_AGAIN_S)
+
+    @contextlib.contextmanager
+    def _joined(self) -> Iterator[Link]:
+        host_id = bytes.fromhex(random_id())
+        incoming, _ = join(self._address, self._proof, host_id, Direction.TO_HOST, self._release)
+        try:
+            outgoing, is_accepted = join(self._address, self._proof, host_id, Direction.TO_LEADER, self._release)
+        except (TransportError, ConfigurationError):
+            incoming.close()
+            raise
+        link = self._link = Link(incoming, outgoing, is_accepted, LEADER_SILENCE_S)
+        try:
+            yield link
+        finally:
+            self._link, self.has_joined = None, False
+            link.release()
+
+    def _set_joined(self) -> None:
+        self.has_joined = True
+
+
+class LedHost:
+    """What a host does for one leader. `on_place`: called when it has a place in the group."""
+
+    def __init__(self, link: Link, on_place: Callable[[], None]) -> None:
+        self._link, self._on_place = link, on_place
+        self._kv_memory = shared_pages.make_memory()
+        self._place = (0, 0, 0)
+        self._epoch: _Epoch | None = None
+        self._closed = threading.Event()
+        self._does: dict[FrameKind, Callable[[Frame], None]] = {
+            FrameKind.PLACE: self._take_place,
+            FrameKind.KV: self._size_kv,
+            FrameKind.BEGIN: self._begin,
+            FrameKind.MESSAGE: self._pass_on,
+            FrameKind.PUBLISH: self._mirror,
+            FrameKind.KILL: self._kill,
+            FrameKind.END: self._end,
+            FrameKind.BEATS: lambda frame: None,
+        }
+
+    def run(self) -> None:
+        """Returns never; no process is left when it raises.
+
+        Raises:
+            TransportError: the leader has ended, or does not follow the protocol.
+            OSError: the connection broke.
+        """
+        beats = threading.Thread(target=self._beat, name="tandem-host-beat", daemon=True)
+        beats.start()
+        try:
+            while True:
+                frame = self._link.receive()
+                does = self._does.get(frame.kind)
+                if does is None:
+                    raise TransportError(f"the leader says {frame.kind.name}, which is for hosts to say")
+                does(frame)
+        except ValueError as error:
+            raise TransportError(f"the leader does not follow the protocol: {error}") from error
+        except TransportError as error:
+            raise TransportError(f"the link to the leader has ended: {error}") from error
+        finally:
+            self._link.close()
+            self._closed.set()
+            self._end_ranks()
+            beats.join()
+            os.close(self._kv_memory)
+
+    def _take_place(self, frame: Frame) -> None:
+        place = self._link.receive_bytes(frame.size)
+        if len(place) != PLACE.size:
+            raise TransportError(f"a place of {len(place)} bytes")
+        self._place = PLACE.unpack(place)
+        first, num_here, num_ranks = self._place
+        _log.info("joined with ranks %d to %d of %d", first, first + num_here - 1, num_ranks)
+        self._on_place()
+
+    def _size_kv(self, frame: Frame) -> None:
+        shared_pages.set_size(self._kv_memory, frame.number)
+
+    def _begin(self, frame: Frame) -> None:
+        self._end_ranks()
+        first, num_here, num_ranks = self._place
+        memory = make_memory(num_ranks)
+        try:
+            mirror = ExchangeMirror(memory, num_ranks)
+            ranks = {rank: LocalRank(memory, self._kv_memory, SILENCE_S) for rank in range(first, first + num_here)}
+        finally:
+            os.close(memory)
+        epoch = self._epoch = _Epoch(frame.epoch, mirror, ranks)
+        process_ids = b"".join(NUMBER.pack(led.process_id) for led in ranks.values())
+        self._link.send(Frame(FrameKind.STARTED, epoch=epoch.number, size=len(process_ids)), process_ids)
+
+        def publish(rank: int, number: int, view: memoryview) -> None:
+            self._link.send(Frame(FrameKind.PUBLISH, rank, epoch.number, number, len(view)), view)
+
+        for rank, led in ranks.items():
+            pump = threading.Thread(target=self._pump, args=(epoch, rank, led), name=f"tandem-rank-{rank}", daemon=True)
+            pump.start()
+            epoch.threads.extend((pump, forward(mirror, rank, publish)))
+
+    def _pump(self, epoch: _Epoch, rank: int, led: LocalRank) -> None:
+        """Passes on what a rank says, and in the end that it has ended."""
+        try:
+            while True:
+                data = led.connection.recv_bytes()
+                self._link.send(Frame(FrameKind.MESSAGE, rank, epoch.number, size=len(data)), data)
+        except (EOFError, OSError):
+            led.wait(END_S)
+            words = led.ending.encode()
+            with contextlib.suppress(OSError):
+                self._link.send(Frame(FrameKind.LOST, rank, epoch.number, size=len(words)), words)
+
+    def _current(self, frame: Frame) -> _Epoch | None:
+        epoch = self._epoch
+        return epoch if epoch is not None and epoch.number == frame.epoch else None
+
+    def _pass_on(self, frame: Frame) -> None:
+        """A rank that takes nothing for so long is ended."""
+        data = self._link.receive_bytes(frame.size)
+        epoch = self._current(frame)
+        led = None if epoch is None else epoch.ranks.get(frame.rank)
+        if led is not None:
+            try:
+                led.connection.send_bytes(data)
+            except OSError:
+                led.kill()
+
+    def _mirror(self, frame: Frame) -> None:
+        epoch = self._current(frame)
+        if epoch is None:
+            self._link.receive_bytes(frame.size)
+            return
+        if frame.rank in epoch.ranks or frame.rank >= self._place[2]:
+            raise TransportError(f"bytes of rank {frame.rank} come from elsewhere")
+        self._link.receive_into(epoch.mirror.room_for(frame.rank, frame.number, frame.size))
+        epoch.mirror.publish(frame.rank, frame.size)
+
+    def _kill(self, frame: Frame) -> None:
+        epoch = self._current(frame)
+        led = None if epoch is None else epoch.ranks.get(frame.rank)
+        if led is not None:
+            led.kill()
+
+    def _end(self, frame: Frame) -> None:
+        if self._current(frame) is not None:
+            self._end_ranks()
+        self._link.send(Frame(FrameKind.ENDED, epoch=frame.epoch))
+
+    def _end_ranks(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch is None:
+            return
+        epoch.mirror.end()
+        for led in epoch.ranks.values():
+            led.hang_up()
+        for led in epoch.ranks.values():
+            if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
+                led.kill()
+                led.wait(None)
+        for thread in epoch.threads:
+            thread.join()
+        for led in epoch.ranks.values():
+            led.close()
+
+    def _beat(self) -> None:
+        """Shows the leader that this host runs, and which of its ranks do."""
+        while not self._closed.wait(BEAT_S):
+            epoch = self._epoch
+            counts = b"" if epoch is None else b"".join(NUMBER.pack(count) for count in epoch.mirror.beats)
+            frame = Frame(FrameKind.BEATS, epoch=0 if epoch is None else epoch.number, size=len(counts))
+            with contextlib.suppress(OSError):
+                self._link.send(frame, counts)

@@ -1,0 +1,224 @@
+"""The other hosts of a group: the leader listens until they have joined, then speaks to all of them.
+
+Only the leader listens, at the address that it was given, and not any longer than until all are there.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
+from tandem.core.machine import monotonic_s
+from tandem.ranks.forwarding import forward
+from tandem.ranks.frames import Frame, FrameKind
+from tandem.ranks.heartbeat import BEAT_S
+from tandem.ranks.led import LedRank
+from tandem.ranks.link import Link
+from tandem.ranks.remote import RemoteHost
+from tandem.ranks.rendezvous import Direction, JoiningHost, Proof, admit, own_release
+
+_MAX_HANDSHAKES = 64  # at once; also the most hosts of which one connection is there and the other is not
+
+_log = logging.getLogger(__name__)
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+class JoinedHosts:
+    """Listens at `bind` for `num_hosts - 1` hosts, among which `num_ranks` ranks are divided evenly; the leader's own
+    has the first.
+
+    Args:
+        bind: host and port; port 0 = any free one.
+        release: what hosts must have too; None = this process's.
+
+    `on_leaving` is called, on a thread of its own, when one of them is to be stopped.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self, bind: tuple[str, int], proof: Proof, num_hosts: int, num_ranks: int, *, release: str | None = None
+    ) -> None:
+        self._proof, self._num_hosts, self._num_ranks = proof, num_hosts, num_ranks
+        self._release = own_release() if release is None else release
+        self.num_ranks_here = num_ranks // num_hosts
+        self.on_leaving: Callable[[], None] = _nobody
+        self._hosts: dict[int, RemoteHost] = {}
+        self._halves: dict[bytes, JoiningHost] = {}
+        self._num_handshakes = 0
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._forwarders: list[threading.Thread] = []
+        try:
+            family = socket.AF_INET6 if ":" in bind[0] else socket.AF_INET
+            self._listener = socket.create_server(bind, family=family)
+        except OSError as error:
+            raise ConfigurationError(
+                f"hosts cannot join at {bind[0]}:{bind[1]}: {error}; choose another --ranks-bind"
+            ) from error
+        self.port: int = self._listener.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept, name="tandem-join", daemon=True)
+        self._acceptor.start()
+        threading.Thread(target=self._beat, name="tandem-host-beat", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until all have joined; nothing listens from then on.
+
+        Raises:
+            ConfigurationError: they have not in time.
+        """
+        limit_s = monotonic_s() + timeout_s
+        with self._changed:
+            while len(self._hosts) < self._num_hosts - 1:
+                if not self._changed.wait(max(0.0, limit_s - monotonic_s())) and monotonic_s() >= limit_s:
+                    raise ConfigurationError(
+                        f"{len(self._hosts) + 1} of {self._num_hosts} hosts are there after {timeout_s:g} s: start "
+                        f"`python -m services.rank_host --leader` with this host's address and port {self.port} on the "
+                        "others, or give a longer --join-timeout-s"
+                    )
+        self._stop_listening()
+
+    def begin(self, epoch: int, memory: int) -> Mapping[int, LedRank]:
+        """Has all hosts start their ranks, which exchange with those in `memory`.
+
+        Raises:
+            RanksLostError: a host is lost.
+        """
+        for thread in self._forwarders:
+            thread.join()
+        mirror = ExchangeMirror(memory, self._num_ranks)
+        ranks: dict[int, LedRank] = {}
+        with self._changed:
+            hosts = [host for _, host in sorted(self._hosts.items())]
+        try:
+            for host in hosts:
+                ranks |= host.begin(epoch, mirror, [other for other in hosts if other is not host])
+        except RanksLostError:
+            for led in ranks.values():
+                led.close()
+            raise
+        send = partial(self._publish, epoch, hosts)
+        self._forwarders = [forward(mirror, rank, send) for rank in range(self.num_ranks_here)]
+        return ranks
+
+    def set_kv_bytes(self, num_bytes: int) -> None:
+        """Of the memory for the KV of all ranks, of which each host fills its own ranks' part."""
+        for host in self._hosts.values():
+            host.tell(Frame(FrameKind.KV, number=num_bytes))
+
+    def close(self) -> None:
+        """Harmless if repeated."""
+        self._closed.set()
+        self._stop_listening()
+        for host in list(self._hosts.values()):
+            host.close()
+
+    def _publish(self, epoch: int, hosts: list[RemoteHost], rank: int, number: int, view: memoryview) -> None:
+        for host in hosts:
+            host.tell(Frame(FrameKind.PUBLISH, rank, epoch, number, len(view)), view)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            for host in list(self._hosts.values()):
+                if host.lost is None:
+                    host.tell(Frame(FrameKind.BEATS))
+
+    def _stop_listening(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        self._listener.close()
+        with self._changed:
+            for half in self._halves.values():
+                half.connection.close()
+            self._halves.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:
+                if self._closed.is_set() or len(self._hosts) == self._num_hosts - 1:
+                    return
+                _log.warning("cannot accept a host: %s", error)
+                if self._closed.wait(BEAT_S):  # NOTE: out of file descriptors is no reason to spin or to stop
+                    return
+                continue
+            with self._changed:
+                is_served = self._num_handshakes < _MAX_HANDSHAKES
+                self._num_handshakes += is_served
+            if not is_served:
+                connection.close()
+                continue
+            where = f"{address[0]}:{address[1]}"
+            threading.Thread(target=self._admit, args=(connection, where), name="tandem-admit", daemon=True).start()
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        try:
+            half = admit(connection, address, self._proof, self._release, self._why_full)
+        except (OSError, TransportError) as error:
+            _log.warning("a host could not join: %s", error)
+        else:
+            self._pair(half)
+        finally:
+            with self._changed:
+                self._num_handshakes -= 1
+
+    def _why_full(self, _: bytes) -> str | None:
+        return f"all {self._num_hosts} hosts are there" if len(self._hosts) == self._num_hosts - 1 else None
+
+    def _pair(self, half: JoiningHost) -> None:
+        """A host is there once both of its connections are."""
+        with self._changed:
+            other = self._halves.pop(half.host_id, None)
+            if other is None and self._listener.fileno() >= 0:
+                if len(self._halves) == _MAX_HANDSHAKES:  # of hosts that ended between their two connections
+                    self._halves.pop(next(iter(self._halves))).connection.close()
+                self._halves[half.host_id] = half
+                return
+            places = [place for place in range(1, self._num_hosts) if place not in self._hosts]
+            if other is None or not places or other.direction == half.direction:
+                for each in (half, other):
+                    if each is not None:
+                        each.connection.close()
+                return
+            to_host, to_leader = sorted((half, other), key=lambda each: each.direction)
+            assert to_host.direction == Direction.TO_HOST
+            link = Link(to_leader.connection, to_host.connection, half.is_accepted)
+            here = self.num_ranks_here
+            name = f"host {places[0]} of {self._num_hosts} ({half.address.rpartition(':')[0]})"
+            place = places[0] * here, here, self._num_ranks
+            self._hosts[places[0]] = RemoteHost(name, link, place, self._lose, self._tell_leaving)
+            self._changed.notify_all()
+        _log.info("%s has joined with ranks %d to %d", name, place[0], place[0] + here - 1)
+
+    def _lose(self, lost: RemoteHost) -> None:
+        """NOTE: while others are waited for, its place is free again."""
+        if not self._closed.is_set():
+            _log.critical("%s is lost: %s", lost.name, lost.lost)
+
+        def forget() -> None:
+            with self._changed:
+                if len(self._hosts) < self._num_hosts - 1:
+                    for place in [place for place, host in self._hosts.items() if host is lost]:
+                        del self._hosts[place]
+
+        threading.Thread(target=forget, name="tandem-forget", daemon=True).start()
+
+    def _tell_leaving(self, host: RemoteHost) -> None:
+        """NOTE: while others are waited for there is nothing to drain, and another may take its place."""
+        with self._changed:
+            is_complete = len(self._hosts) == self._num_hosts - 1
+        if not is_complete:
+            host.lose("it is to be stopped")
+            return
+        _log.warning("%s is to be stopped: this worker drains", host.name)
+        self.on_leaving()

@@ -1,0 +1,272 @@
+"""Another host of a group, as the leader has it: its ranks, and the link that leads to them.
+
+What comes over the link is checked: a host speaks for its own ranks alone, and for the present epoch. A host whose link
+ends is lost for good, since the KV of its ranks is.
+"""
+
+import logging
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.core.errors import RanksLostError, TransportError
+from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
+from tandem.ranks.link import Link
+from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
+
+_START_S = 60.0  # until a host has started its processes
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteRank:
+    """Implements `LedRank` for a process of another host."""
+
+    def __init__(self, host: "RemoteHost", rank: int, epoch: int) -> None:
+        self._host, self._rank, self._epoch = host, rank, epoch
+        self._ours, self._theirs = socket.socketpair()
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self.process_id = 0
+        self.ending = f"but {host.name} has not said so"
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def send(self, message: FromLeader) -> None:
+        data = pack(message)
+        self._host.send(Frame(FrameKind.MESSAGE, self._rank, self._epoch, size=len(data)), data)
+
+    def receive(self) -> ToLeader:
+        data = self._messages.get()
+        if data is None:
+            self._messages.put(None)
+            raise EOFError(self.ending)
+        try:
+            message: ToLeader = unpack(data)
+        except pickle.UnpicklingError as error:
+            self._host.lose(str(error))
+            raise EOFError(self.ending) from error
+        return message
+
+    def kill(self) -> None:
+        self._host.tell(Frame(FrameKind.KILL, self._rank, self._epoch))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def close(self) -> None:
+        self._host.end(self._epoch)
+        self._ours.close()
+
+    def take(self, data: bytes) -> None:
+        """A message from it."""
+        self._messages.put(data)
+
+    def end(self, words: str) -> None:
+        """It has ended. Without effect on one that has before."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self.ending = words
+            self._ended.set()
+        self._messages.put(None)
+        self._theirs.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """`others`: the hosts that have to be given what this one's ranks publish."""
+
+    number: int
+    mirror: ExchangeMirror
+    ranks: Mapping[int, RemoteRank]
+    others: Sequence["RemoteHost"]
+    has_started: threading.Event
+
+
+class RemoteHost:
+    """A host that has joined, with the ranks `first` to `first + num_here - 1` of `num_ranks`.
+
+    `on_lost` is called once on a thread of its own, `on_leaving` when it is to be stopped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        place: tuple[int, int, int],
+        on_lost: Callable[["RemoteHost"], None],
+        on_leaving: Callable[["RemoteHost"], None],
+    ) -> None:
+        self.name, self._link = name, link
+        self._first, self._num_here, self._num_ranks = place
+        self._on_lost, self._on_leaving = on_lost, on_leaving
+        self._lock = threading.Lock()
+        self._epoch: _Epoch | None = None
+        self._ended = -1  # the last epoch whose ranks it was told to end
+        self.lost: str | None = None
+        self._does: dict[FrameKind, Callable[[Frame], None]] = {
+            FrameKind.PUBLISH: self._publish,
+            FrameKind.MESSAGE: self._take,
+            FrameKind.BEATS: self._beat,
+            FrameKind.STARTED: self._start,
+            FrameKind.LOST: self._lose_rank,
+            FrameKind.ENDED: self._end,
+            FrameKind.LEAVING: self._leave,
+        }
+        self.tell(Frame(FrameKind.PLACE, size=PLACE.size), PLACE.pack(*place))
+        self._thread = threading.Thread(target=self._read, name="tandem-host", daemon=True)
+        self._thread.start()
+
+    def begin(self, number: int, mirror: ExchangeMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
+        """Has it start the ranks of an epoch. Raises `RanksLostError` where it is lost."""
+        with self._lock:
+            self.check()
+            here = range(self._first, self._first + self._num_here)
+            ranks = {rank: RemoteRank(self, rank, number) for rank in here}
+            epoch = self._epoch = _Epoch(number, mirror, ranks, others, threading.Event())
+        self.tell(Frame(FrameKind.BEGIN, epoch=number))
+        if not epoch.has_started.wait(_START_S):
+            self.lose(f"it has not started its ranks within {_START_S:g} s")
+        if self.lost is not None:
+            for rank in ranks.values():
+                rank.close()
+        self.check()
+        return ranks
+
+    def check(self) -> None:
+        """Raises `RanksLostError` where it is lost."""
+        if self.lost is not None:
+            raise RanksLostError(
+                f"{self.name} is lost, and the KV of its ranks with it: {self.lost}; this worker has to be started "
+                "again, and waits for its hosts then"
+            )
+
+    def send(self, frame: Frame, payload: bytes | memoryview = b"") -> None:
+        """Raises OSError where it is lost."""
+        try:
+            self._link.send(frame, payload)
+        except OSError as error:
+            self.lose(f"nothing can be sent to it: {error}")
+            raise
+
+    def tell(self, frame: Frame, payload: bytes | memoryview = b"") -> None:
+        """As `send`; that it is lost is found out elsewhere."""
+        try:
+            self.send(frame, payload)
+        except OSError as error:
+            _log.debug("%s was not told: %s", self.name, error)
+
+    def end(self, number: int) -> None:
+        """Has it end the ranks of an epoch. Harmless if repeated."""
+        with self._lock:
+            if number <= self._ended:
+                return
+            self._ended = number
+        self.tell(Frame(FrameKind.END, epoch=number))
+
+    def lose(self, why: str) -> None:
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost, epoch = why, self._epoch
+        self._link.close()
+        if epoch is not None:
+            for rank in epoch.ranks.values():
+                rank.end(f"with {self.name}: {why}")
+            epoch.has_started.set()
+        self._on_lost(self)
+
+    def close(self) -> None:
+        """On return nothing of it is used any more."""
+        self._link.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame = self._link.receive()
+                does = self._does.get(frame.kind)
+                if does is None:
+                    raise TransportError(f"it says {frame.kind.name}, which is for leaders to say")
+                does(frame)
+        except (OSError, TransportError, ValueError) as error:
+            self.lose(str(error))
+        finally:
+            self._link.release()
+
+    def _current(self, frame: Frame) -> _Epoch | None:
+        epoch = self._epoch
+        return epoch if epoch is not None and epoch.number == frame.epoch else None
+
+    def _rank(self, epoch: _Epoch, frame: Frame) -> RemoteRank:
+        if frame.rank not in epoch.ranks:
+            raise TransportError(f"it speaks for rank {frame.rank}, which it does not have")
+        return epoch.ranks[frame.rank]
+
+    def _publish(self, frame: Frame) -> None:
+        epoch = self._current(frame)
+        if epoch is None:
+            self._link.receive_bytes(frame.size)
+            return
+        self._rank(epoch, frame)
+        view = epoch.mirror.room_for(frame.rank, frame.number, frame.size)
+        self._link.receive_into(view)
+        epoch.mirror.publish(frame.rank, frame.size)
+        for other in epoch.others:
+            other.tell(frame, view)
+
+    def _take(self, frame: Frame) -> None:
+        data = self._link.receive_bytes(frame.size)
+        epoch = self._current(frame)
+        if epoch is not None:
+            self._rank(epoch, frame).take(data)
+
+    def _beat(self, frame: Frame) -> None:
+        """NOTE: without an epoch there are no counts."""
+        if not frame.size:
+            return
+        counts = self._numbers(frame, self._num_ranks)
+        epoch = self._current(frame)
+        if epoch is not None:
+            for rank in epoch.ranks:
+                epoch.mirror.set_beats(rank, counts[rank])
+
+    def _start(self, frame: Frame) -> None:
+        process_ids = self._numbers(frame, self._num_here)
+        epoch = self._current(frame)
+        if epoch is not None:
+            for rank, process_id in zip(epoch.ranks.values(), process_ids, strict=True):
+                rank.process_id = process_id
+            epoch.has_started.set()
+
+    def _lose_rank(self, frame: Frame) -> None:
+        if frame.size > MAX_WORDS_BYTES:
+            raise TransportError(f"it says in {frame.size} bytes how rank {frame.rank} has ended")
+        words = self._link.receive_bytes(frame.size).decode(errors="replace")
+        epoch = self._current(frame)
+        if epoch is not None:
+            self._rank(epoch, frame).end(f"{words} on {self.name}")
+
+    def _end(self, frame: Frame) -> None:
+        epoch = self._current(frame)
+        if epoch is not None:
+            for rank in epoch.ranks.values():
+                rank.end("as it was told")
+
+    def _leave(self, _: Frame) -> None:
+        self._on_leaving(self)
+
+    def _numbers(self, frame: Frame, count: int) -> Sequence[int]:
+        if frame.size != count * NUMBER.size:
+            raise TransportError(f"it says {frame.kind.name} with {frame.size} bytes, for {count} ranks")
+        found: list[Any] = [value for (value,) in NUMBER.iter_unpack(self._link.receive_bytes(frame.size))]
+        return found

@@ -1,0 +1,39 @@
+"""Settings of a further host of a worker's ranks, from flags and `TANDEM_*` variables."""
+
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from tandem.process.peer_settings import PeerSettings
+from tandem.process.settings import Address, required_secret
+from tandem.rpc.credentials import Credentials, ProcessRole
+
+
+class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host"):
+    """A host of ranks: joins the worker that leads them, starts its share of their processes, and ends with it. The
+    model must be at the same path as at the worker.
+    """
+
+    leader: Address = Field(description="host:port at which the worker waits for its hosts (its --ranks-bind)")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
+    host: str = Field("127.0.0.1", description="address of the metrics server")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug, info, warning or error")
+    log_format: Literal["text", "json"] = Field("text", description="text, or json: one object a line")
+
+    @property
+    def leader_address(self) -> tuple[str, int]:
+        host, _, port = self.leader.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @cached_property
+    def secret(self) -> bytes:
+        """The cluster's secret; raises as `required_secret`."""
+        return required_secret(self.cluster_secret, f"leader={self.leader!r}")
+
+    def own_credentials(self) -> Credentials:
+        """Raises as `PeerSettings.credentials`."""
+        return self.credentials(self.secret, ProcessRole.BOTH, [self.leader])

@@ -1,0 +1,40 @@
+"""Life cycle of a further host of a worker's ranks: joins, serves until told to stop, and leaves with the worker."""
+
+import asyncio
+import contextlib
+import signal
+
+from prometheus_client import CollectorRegistry
+
+from tandem.process.signals import exit_when_told
+from tandem.ranks.host import RankHost
+from tandem.ranks.rendezvous import own_release
+from tandem.telemetry.log import configure_logging
+from tandem.telemetry.metrics_server import serve_metrics
+from tandem.worker.host_settings import RankHostSettings
+from tandem.worker.ranks import proof_of
+
+
+def run_rank_host(settings: RankHostSettings) -> int:
+    """Serves until SIGTERM or SIGINT, then until the worker has drained; returns the exit code."""
+    configure_logging(settings.log_level, settings.log_format, "rank-host")
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: RankHostSettings) -> int:
+    """NOTE: before it has joined, nothing is lost by an end at once."""
+    exit_when_told()
+    proof = proof_of(settings.own_credentials())
+    host = RankHost(settings.leader_address, proof, await asyncio.to_thread(own_release))
+
+    def health() -> tuple[int, dict[str, object]]:
+        return (200 if host.has_joined else 503), {"status": "joined" if host.has_joined else "joining"}
+
+    async with contextlib.AsyncExitStack() as opened:
+        if settings.metrics_port is not None:
+            server = await serve_metrics(CollectorRegistry(), settings.host, settings.metrics_port, health)
+            opened.push_async_callback(server.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, host.leave)
+        await asyncio.to_thread(host.serve)
+    return 0

@@ -1,0 +1,216 @@
+"""Ranks on several hosts, as process trees of their own: the bits of one rank, what a lost host or rank ends, and who
+is let in.
+"""
+
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
+from tandem.engine.engine import Engine
+from tandem.engine.resolve import build_engine
+from tandem.ranks.frames import Frame, FrameKind
+from tandem.ranks.host import LedHost
+from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.link import Link
+from tandem.ranks.messages import Loaded, pack, unpack
+from tandem.ranks.rendezvous import JOIN, Direction, join, own_release
+from tandem.tls.authority import Authority
+from tandem.tls.identity import CertifiedRole
+from tests.helpers import checkpoints
+from tests.helpers.engines import drain
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.rank_hosts import engine_over_hosts, proof, rank_host
+from tests.helpers.ranked import PARAMS, PROMPTS, answers, ranked_config
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+RELEASE = "of the test"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    load_or_skip()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen2")
+    saved = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+    return write_byte_tokenizer(checkpoints.save_tiny_qwen2(path, dtype="bfloat16", **saved))
+
+
+@contextmanager
+def listening(num_hosts: int = 2, release: str = RELEASE) -> Iterator[JoinedHosts]:
+    hosts = JoinedHosts(("127.0.0.1", 0), proof(), num_hosts, num_hosts, release=release)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def one_rank(checkpoint: Path) -> dict[tuple[str, int], list[tuple[object, ...]]]:
+    single = build_engine(ranked_config(checkpoint))
+    found = answers(single)
+    single.close()
+    return found
+
+
+@pytest.mark.parametrize(("num_ranks", "num_hosts"), [(4, 2), pytest.param(4, 4, marks=pytest.mark.slow)])
+def test_hosts_have_the_bits_of_one_rank(checkpoint: Path, num_ranks: int, num_hosts: int) -> None:
+    """Of two hosts each speaks for two ranks; of four, what one publishes reaches the others by the leader."""
+    with engine_over_hosts(ranked_config(checkpoint), num_ranks, num_hosts) as (engine, _, others):
+        found = answers(engine)
+        assert sum(len(other.children()) for other in others) == num_ranks - num_ranks // num_hosts
+    assert found == one_rank(checkpoint)
+
+
+def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_killed(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    tls = tmp_path / "tls"
+    Authority("chat.default").write(tls, CertifiedRole.WORKER)
+    with engine_over_hosts(ranked_config(checkpoint), 2, 2, tls=tls) as (engine, group, (other,)):
+        engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="a")
+        before = drain(engine)["a", 0][-1]
+        psutil.Process(group.process_ids[1]).kill()
+        engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="b")
+        with pytest.raises(RanksLostError, match=r"rank 1 of 2") as lost:
+            drain(engine)
+        engine.abort("b")
+        engine.recover(lost.value)
+        engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="c")
+        after = drain(engine)["c", 0][-1]
+        assert other.is_running()
+    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
+    assert after.metrics is not None
+    assert after.metrics.num_cached_tokens >= 64, "the KV of the rank that was killed is still there"
+
+
+def lost_host(engine: Engine) -> str:
+    """What the engine says once it has noticed, and that it cannot go on."""
+    engine.add_request(PROMPTS["greedy"], PARAMS["greedy"], request_id="lost")
+    with pytest.raises(RanksLostError) as lost:
+        drain(engine)
+    engine.abort("lost")
+    with pytest.raises(RanksLostError, match=r"host 1 of 2 \(127.0.0.1\) is lost, .* has to be started again"):
+        engine.recover(lost.value)
+    return str(lost.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_host_is_found_within_two_seconds_and_ends_the_group(checkpoint: Path, number: signal.Signals) -> None:
+    """A host that is stopped is one that a network no longer reaches: its link stays open, and nothing comes."""
+    with engine_over_hosts(ranked_config(checkpoint), 2, 2) as (engine, group, (other,)):
+        noticed = threading.Event()
+        group.on_lost = noticed.set
+        (rank,) = other.children()
+        other.send_signal(number)
+        began_s = time.monotonic()
+        assert noticed.wait(10)
+        assert time.monotonic() - began_s < 2.5, "1.5 s of silence, and a loaded machine"
+        assert "with host 1 of 2" in lost_host(engine) or number == signal.SIGSTOP
+        if number == signal.SIGSTOP:
+            other.send_signal(signal.SIGCONT)
+        assert psutil.wait_procs([rank], timeout=20)[1] == [], "its ranks end with it"
+
+
+def test_a_host_serves_one_leader_after_the_other_and_leaves_with_the_last() -> None:
+    with listening(release=own_release()) as first, rank_host(first.port) as process:
+        first.wait(60)
+        port = first.port
+        first.close()
+        again = JoinedHosts(("127.0.0.1", port), proof(), 2, 2)
+        try:
+            again.wait(60)
+            leaving = threading.Event()
+            again.on_leaving = leaving.set
+            process.terminate()
+            assert leaving.wait(20), "its leader is to drain"
+            assert process.is_running()
+        finally:
+            again.close()
+        assert process.wait(20) == 0
+
+
+def test_a_stranger_is_not_let_in_and_learns_nothing() -> None:
+    with listening() as hosts:
+        strange = proof(secret=b"another secret of a stranger")
+        with pytest.raises(ConfigurationError, match="do not share a cluster secret"):
+            join(("127.0.0.1", hosts.port), strange, bytes(16), Direction.TO_HOST, RELEASE)
+        with socket.create_connection(("127.0.0.1", hosts.port), timeout=10) as raw:
+            raw.sendall(bytes(JOIN.size))
+            received = b""
+            while data := raw.recv(1000):
+                received += data
+        assert received.endswith(bytes(32)), "no proof of the leader's for who has none"
+        with pytest.raises(ConfigurationError, match="1 of 2 hosts are there"):
+            hosts.wait(0.0)
+
+
+def test_another_release_is_refused_by_name() -> None:
+    with listening() as hosts, pytest.raises(ConfigurationError, match="it has Tandem 0, and the leader of the test"):
+        join(("127.0.0.1", hosts.port), proof(), bytes(16), Direction.TO_HOST, "Tandem 0")
+
+
+def test_a_host_too_many_finds_no_place() -> None:
+    with listening() as hosts:
+        address = "127.0.0.1", hosts.port
+        ways = [join(address, proof(), bytes(16), way, RELEASE) for way in Direction]
+        hosts.wait(20)
+        with pytest.raises(TransportError, match=r"all 2 hosts are there|cannot be reached"):
+            join(address, proof(), bytes([9]) * 16, Direction.TO_HOST, RELEASE)
+        for connection, _ in ways:
+            connection.close()
+
+
+def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
+    """Frames that are for hosts to say."""
+    (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
+    link = Link(incoming, outgoing, lambda: True)
+    with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(LedHost(link, lambda: None).run)
+        theirs.sendall(bytes([34]) + bytes(19))
+        with pytest.raises(TransportError, match="ENDED, which is for hosts"):
+            running.result(timeout=20)
+
+
+def test_a_host_that_leaves_while_others_are_waited_for_gives_its_place_to_the_next() -> None:
+    """It had the leader drain, which had nothing to drain, and waited for its end."""
+    with listening(3) as hosts:
+        told = threading.Event()
+        hosts.on_leaving = told.set
+        address = "127.0.0.1", hosts.port
+        for number in range(3):
+            ways = [join(address, proof(), bytes([number]) * 16, way, RELEASE)[0] for way in Direction]
+            with ways[0], ways[1]:
+                assert ways[0].recv(1), "it has a place"
+                if number:
+                    continue
+                ways[1].sendall(Frame(FrameKind.LEAVING).pack())
+                while ways[0].recv(1 << 12):
+                    """Until the leader has let it go."""
+        assert not told.is_set()
+
+
+class _Intruder:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit",)
+
+
+def test_messages_have_no_code_in_them() -> None:
+    assert unpack(pack(Loaded("e", "f"))) == Loaded("e", "f")
+    for intruder in (_Intruder(), Path("/"), threading.Event):
+        with pytest.raises(pickle.UnpicklingError, match="has no place in a message between ranks"):
+            unpack(pickle.dumps(intruder))
+    for broken in (b"", b"no pickle", pack(Loaded("e", "f"))[:-9]):
+        with pytest.raises(pickle.UnpicklingError):
+            unpack(broken)

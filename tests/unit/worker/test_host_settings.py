@@ -1,0 +1,44 @@
+"""Settings of ranks on several hosts that are refused before anybody waits for a host."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tandem.core.errors import ConfigurationError
+from tandem.worker.host_settings import RankHostSettings
+from tandem.worker.moves import refuse_moves_of_hosts
+from tandem.worker.settings import DecodeSettings, PrefillSettings
+
+TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tp": 2, "hosts": 2}, "hosts=2 needs ranks_bind, where the others join"),
+        (TWO | {"tp": 1}, "tp=1 is not divided evenly by hosts=2"),
+        (TWO | {"hosts": 3, "tp": 8}, "tp=8 is not divided evenly by hosts=3"),
+        (TWO | {"ranks_bind": "127.0.0.1"}, "it is not host:port"),
+    ],
+)
+def test_ranks_that_cannot_be_divided_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        DecodeSettings(model="m", **values)
+
+
+def test_moves_of_what_is_on_other_hosts_are_refused() -> None:
+    refuse_moves_of_hosts(DecodeSettings(model="m", **TWO))
+    with pytest.raises(ConfigurationError, match=r"hosts=2: KV on other hosts cannot be handed over yet"):
+        refuse_moves_of_hosts(PrefillSettings(model="m", **TWO))
+    with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with hosts=2: .* leave host_kv_gib at 0"):
+        refuse_moves_of_hosts(DecodeSettings(model="m", host_kv_gib=1, **TWO))
+
+
+def test_plain_text_beyond_this_machine_is_refused() -> None:
+    """At the host's end; at the worker's, `--ranks-bind` is among the addresses that need TLS."""
+    values: dict[str, Any] = {"leader": "10.0.0.1:7903", "cluster_secret": "shared by all of the tests"}
+    with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1:7903 is beyond this machine, where processes need TLS"):
+        RankHostSettings(**values).own_credentials()
+    assert RankHostSettings(**values, insecure=True).own_credentials().tls is None
+    assert DecodeSettings(model="m", **TWO).rank_addresses == ("127.0.0.1:7903",)
