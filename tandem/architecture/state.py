@@ -154,7 +154,7 @@ class StateSpec(ABC):
         return min(
             math.ceil(num_tokens / block_size),
             math.ceil((num_seen + max_chunk_tokens) / block_size) + 1,
-            math.ceil(num_seen / block_size) + 1 + num_publishable + 2,
+            math.ceil((num_seen - 1) / block_size) + 1 + num_publishable + 1,
         )
 
     def __str__(self) -> str:

@@ -36,4 +36,4 @@ class Needs:
             return 0
         limits = (self._layout.blocks_for_group(group, num_tokens, self._max_chunk_tokens) for group in self._groups)
         counts = zip(limits, num_held, self._sizes, strict=True)
-        return sum(min(num_coming * size, limit - held * size) for limit, held, size in counts)
+        return sum(min(num_coming * size, max(0, limit - held * size)) for limit, held, size in counts)

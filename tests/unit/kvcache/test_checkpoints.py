@@ -79,8 +79,8 @@ def test_idle_states_take_no_more_than_half_of_the_pool() -> None:
 
 
 def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
-    """Beside an owner that was promised four of five blocks, another keeps no state but its own."""
-    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 5, max_chunk_tokens=8)
+    """Beside an owner that was promised two of three blocks, another keeps no state but its own."""
+    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 3, max_chunk_tokens=8)
     hashes = chain_of(41, 1)
     kv.open("promised", kv.match(hashes, 41), hashes, 41)
     assert kv.num_unpromised == 1
@@ -90,6 +90,19 @@ def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
     kv.close("promised")
     computed(kv, "a", 7, 2)
     assert kv.usage.used == 2, "there was room for it"
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 8])
+def test_an_owner_is_promised_no_more_states_than_it_holds_at_once(chunk: int) -> None:
+    """The one that it goes on from, and the one in which it stops: two are enough to its end."""
+    kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 2, max_chunk_tokens=chunk)
+    assert kv.fits(41)
+    most = 0
+    kv.open("a", kv.match([], 41), [], 41)
+    for start in range(0, 41, chunk):
+        assert kv.grow("a", start, min(start + chunk, 41))
+        most = max(most, kv.usage.used)
+    assert most == 2
 
 
 def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
