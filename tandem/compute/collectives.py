@@ -63,7 +63,7 @@ class Collectives(Protocol):
         ...
 
 
-class Pipe(Protocol):
+class StagePipe(Protocol):
     """One way from a rank of a stage to that of the next with the same part of each layer. Rows arrive in order; a few
     are kept for a receiver that is busy.
     """
@@ -86,7 +86,7 @@ class Pipe(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class RankLinks:
     """What a rank exchanges, and with whom: its group computes a model in `num_stages` stages of layers, of which this
     rank has a part of `stage`. The leader is in the last one.
 
@@ -98,11 +98,11 @@ class Links:
     shard: Collectives
     stage: int = 0
     num_stages: int = 1
-    before: Pipe | None = None
-    after: Pipe | None = None
+    before: StagePipe | None = None
+    after: StagePipe | None = None
 
 
-def names_of(links: Links) -> tuple[str, str]:
+def names_of(links: RankLinks) -> tuple[str, str]:
     """The settings of a group, and of no group."""
     width = links.shard.num_ranks
     if links.num_stages == 1:

@@ -14,7 +14,7 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
-from tandem.compute.collectives import Links
+from tandem.compute.collectives import RankLinks
 from tandem.compute.recurrent import settle
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
@@ -49,7 +49,7 @@ class ForwardPass:
         *,
         max_num_requests: int,
         max_model_len: int,
-        links: Links | None = None,
+        links: RankLinks | None = None,
     ) -> None:
         self._decoder = decoder
         self._links = links

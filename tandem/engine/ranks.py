@@ -13,7 +13,7 @@ from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
-from tandem.compute.collectives import Links, names_of
+from tandem.compute.collectives import RankLinks, names_of
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
@@ -50,7 +50,7 @@ class Ranks(Protocol):
     """The other ranks, as the engine of rank 0 sees them."""
 
     @property
-    def links(self) -> Links: ...
+    def links(self) -> RankLinks: ...
 
     @property
     def num_ranks_here(self) -> int:
@@ -90,7 +90,7 @@ class Ranks(Protocol):
         ...
 
 
-def check_exact(links: Links, device: torch.device, kernels: Kernels) -> None:
+def check_exact(links: RankLinks, device: torch.device, kernels: Kernels) -> None:
     """Raises `ConfigurationError` where several ranks would not compute what one does."""
     named, one = names_of(links)
     if device.type != "cpu":
@@ -102,7 +102,7 @@ def check_exact(links: Links, device: torch.device, kernels: Kernels) -> None:
         )
 
 
-def check_backends(links: Links, backends: Backends) -> None:
+def check_backends(links: RankLinks, backends: Backends) -> None:
     """Raises `ConfigurationError` for attention whose bits may depend on the number of heads."""
     named, one = names_of(links)
     for backend in backends.values():
@@ -113,7 +113,7 @@ def check_backends(links: Links, backends: Backends) -> None:
             )
 
 
-def await_kv(step: SchedulerOutput, links: Links) -> None:
+def await_kv(step: SchedulerOutput, links: RankLinks) -> None:
     """Ends a step on every rank: on return all ranks have written their KV of it, so that others may read any of it or
     write to blocks that it has freed.
 
@@ -130,7 +130,7 @@ class ShardRunner:
     `layers_read`: as in `ShardSizes`. NOTE: where states are read, more tokens may be computed to the end.
     """
 
-    def __init__(self, forward: ForwardPass, links: Links, layers_read: tuple[int, ...] = ()) -> None:
+    def __init__(self, forward: ForwardPass, links: RankLinks, layers_read: tuple[int, ...] = ()) -> None:
         self._forward = forward
         self._links = links
         self._layers_read = layers_read
@@ -158,7 +158,7 @@ class ShardRunner:
                     pass
 
 
-def ranked_layout(model: LoadedModel, block_size: int, links: Links | None) -> RankedLayout:
+def ranked_layout(model: LoadedModel, block_size: int, links: RankLinks | None) -> RankedLayout:
     """How the state of a model of which a rank has loaded its part is divided among all ranks."""
     whole = build_layout(model.states, block_size)
     if links is None:
@@ -167,7 +167,7 @@ def ranked_layout(model: LoadedModel, block_size: int, links: Links | None) -> R
     return RankedLayout(whole, num_parts(whole, links.shard.num_ranks) * links.num_stages, stages)
 
 
-def part_of(links: Links | None, ranked: RankedLayout) -> int:
+def part_of(links: RankLinks | None, ranked: RankedLayout) -> int:
     """Of the parts of the state that of a rank."""
     return 0 if links is None else links.stage * ranked.width + links.shard.rank % ranked.width
 
@@ -184,7 +184,7 @@ class LoadedShard:
     runner: Callable[[ShardSizes, int, bool], ShardRunner]
 
 
-def load_shard(config: EngineConfig, links: Links) -> LoadedShard:
+def load_shard(config: EngineConfig, links: RankLinks) -> LoadedShard:
     """Loads the part of the model that this rank computes.
 
     Raises:
@@ -221,7 +221,7 @@ def load_shard(config: EngineConfig, links: Links) -> LoadedShard:
     return LoadedShard(model.spec.fingerprint, runner)
 
 
-def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes, links: Links) -> ForwardPass:
+def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes, links: RankLinks) -> ForwardPass:
     return ForwardPass(
         model.decoder,
         model.spec,

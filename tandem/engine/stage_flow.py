@@ -12,7 +12,7 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import TORCH_DTYPES
-from tandem.compute.collectives import Links
+from tandem.compute.collectives import RankLinks
 from tandem.engine.inputs import ModelInputs
 from tandem.scheduler.output import SchedulerOutput
 
@@ -62,7 +62,7 @@ def joined_inputs(parts: Sequence[ModelInputs], hidden: Sequence[torch.Tensor]) 
 class StageFlow:
     """The residual streams that a rank of a stage gets and passes on. `spec`: of the stage."""
 
-    def __init__(self, links: Links, spec: ModelSpec) -> None:
+    def __init__(self, links: RankLinks, spec: ModelSpec) -> None:
         self._links = links
         self._gets_wanted = spec.num_prompt_layers < 1
         self._width, self._dtype = spec.hidden_size, TORCH_DTYPES[spec.dtype]

@@ -21,7 +21,7 @@ from tandem.architecture.shards import head_bounds, shard_model
 from tandem.architecture.stages import stage_of, states_of_stages
 from tandem.architecture.state import StateSpec
 from tandem.compute.arena import TORCH_DTYPES
-from tandem.compute.collectives import Collectives, Links
+from tandem.compute.collectives import Collectives, RankLinks
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
@@ -84,7 +84,7 @@ def load_model(
     memory_bytes: int | None = None,
     allow_pickle: bool = False,
     formats_of: FormatReader = read_formats,
-    links: Links | None = None,
+    links: RankLinks | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -189,7 +189,7 @@ def _load(
 
 
 def _plan_shard(
-    whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, links: Links
+    whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, links: RankLinks
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """The part of one rank of a model: its spec, its plan, and the sources of its tensors."""
     coded = {weight.name for weight, each in whole.weights if each.wants(weight) != (weight,)}
@@ -200,7 +200,7 @@ def _plan_shard(
 
 
 @contextmanager
-def _with_a_remedy(links: Links | None) -> Iterator[None]:
+def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
     """What a part of a model is refused for, the whole may not be."""
     try:
         yield

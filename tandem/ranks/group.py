@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from tandem.compute import shared_pages
-from tandem.compute.collectives import Links
+from tandem.compute.collectives import RankLinks
 from tandem.compute.native.links import SharedLinks, make_links_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import RanksLostError
@@ -79,7 +79,7 @@ class RankGroup:
             os.close(memory)
 
     @property
-    def links(self) -> Links:
+    def links(self) -> RankLinks:
         return self._shared.links
 
     @property

@@ -137,7 +137,7 @@ class _Segment:
 
 
 class SharedPipe(_Segment):
-    """Implements `Pipe` between two ranks, of which rank 0 sends."""
+    """Implements `StagePipe` between two ranks, of which rank 0 sends."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

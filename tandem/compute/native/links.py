@@ -4,7 +4,7 @@ Ranks count from the last stage, where the leader is: rank r is number `r % widt
 `num_stages - 1 - r // width`.
 """
 
-from tandem.compute.collectives import Links
+from tandem.compute.collectives import RankLinks
 from tandem.compute.native.exchange import (
     BUFFER_BYTES,
     SharedExchange,
@@ -47,7 +47,7 @@ class SharedLinks:
             before = self._pipe(descriptor, stage - 1, number, 1, long_s) if stage else None
             after = self._pipe(descriptor, stage, number, 0, long_s) if stage + 1 < num_stages else None
         self._own = [each for each in (self._group, self._shard, before, after) if each is not None]
-        self.links = Links(self._group, self._shard, stage, num_stages, before, after)
+        self.links = RankLinks(self._group, self._shard, stage, num_stages, before, after)
 
     @property
     def expert_rows(self) -> ExpertRows:
