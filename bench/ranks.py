@@ -1,4 +1,4 @@
-"""Decode steps of a worker's ranks over those of one rank with as many threads.
+"""Prefill and decode steps of a worker's ranks beside those of one rank with as many threads, and bytes of a rank.
 
     python -m bench.ranks [--shape qwen3-8-layers] [--sizes 1x2,2x1] [--batches 1,16] [--save]
 
@@ -20,10 +20,11 @@ import torch
 from bench.checkpoints import SHAPES, random_checkpoint
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
+from tandem.architecture.state import DTYPE_BYTES
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.resolve import assemble, build_engine
+from tandem.engine.resolve import Assembly, assemble
 from tandem.ranks.group import RankGroup, share_of
 
 PROMPT_TOKENS = 64
@@ -31,18 +32,21 @@ ONE = "one rank"
 Size = tuple[int, int]
 
 
-def step_s(engine: Engine, batch: int, num_steps: int, rng: random.Random) -> float:
-    """Seconds of a decode step of `batch` requests, the median."""
+def turn_s(engine: Engine, batch: int, num_steps: int, rng: random.Random) -> tuple[float, float]:
+    """Seconds until `batch` requests have their first tokens, and of a decode step of all of them, the median."""
     params = SamplingParams(temperature=0.0, max_tokens=num_steps + 1, ignore_eos=True)
     for _ in range(batch):
         engine.add_request([rng.randrange(6, 250) for _ in range(PROMPT_TOKENS)], params)
     times: list[float] = []
+    start_s = time.perf_counter()
+    first_s = 0.0
     while engine.has_work:
         began_s = time.perf_counter()
         outputs = engine.step()
         if len(outputs) == batch and not any(output.finished for output in outputs):
+            first_s = first_s or time.perf_counter() - start_s
             times.append(time.perf_counter() - began_s)
-    return statistics.median(times)
+    return first_s, statistics.median(times[1:])
 
 
 def measure(path: Path, sizes: Sequence[Size], batches: Sequence[int], rounds: int, steps: int, shape: str) -> Report:
@@ -55,29 +59,52 @@ def measure(path: Path, sizes: Sequence[Size], batches: Sequence[int], rounds: i
         with contextlib.ExitStack() as opened:
             group = RankGroup(share, num_ranks, num_stages=num_stages)
             opened.callback(group.close)
-            engines = {name: assemble(share, ranks=group).engine, ONE: build_engine(config)}
+            assemblies = {name: assemble(share, ranks=group), ONE: assemble(config)}
+            engines = {system: assembly.engine for system, assembly in assemblies.items()}
+            rows += [row for system, each in assemblies.items() for row in _bytes(shape, system, each)]
             for batch in batches:
-                found: dict[str, list[float]] = defaultdict(list)
+                prefill: dict[str, list[float]] = defaultdict(list)
+                decode: dict[str, list[float]] = defaultdict(list)
                 load, rng = ForeignLoad(), random.Random(batch)
                 for _ in range(rounds):
                     for system, engine in engines.items():
                         torch.set_num_threads(num_ranks if system == ONE else 1)
-                        found[system].append(1000 * step_s(engine, batch, steps, rng))
-                rows += _rows(f"{shape}, batch {batch}", found, name, load.cores())
+                        first_s, step_s = turn_s(engine, batch, steps, rng)
+                        prefill[system].append(1000 * first_s)
+                        decode[system].append(1000 * step_s)
+                foreign, workload = load.cores(), f"{shape}, batch {batch}"
+                rows += _rows(workload, f"prefill of {PROMPT_TOKENS} tokens each", prefill, name, foreign)
+                rows += _rows(workload, "decode step", decode, name, foreign)
             for engine in engines.values():
                 engine.close()
     return Report("ranks", {"shape": shape, "rounds": rounds, "steps": steps}, rows)
 
 
-def _rows(workload: str, found: dict[str, list[float]], name: str, foreign: float) -> list[Row]:
+def _bytes(shape: str, system: str, assembly: Assembly) -> list[Row]:
+    """Of the leader, which has a part of every kind of weight but the embedding."""
+    weights = sum(tensor.size for tensor in assembly.model.tensors()) * DTYPE_BYTES[assembly.model.dtype]
+    page_bytes = assembly.arena.layout.page_bytes
+    return [
+        Row(shape, system, "weights of the leader", weights / 1e6, "MB"),
+        Row(shape, system, "KV of a block on a rank", page_bytes / 1e3, "KB"),
+    ]
+
+
+def _rows(workload: str, metric: str, found: dict[str, list[float]], name: str, foreign: float) -> list[Row]:
     ratios = tuple(one / many for one, many in zip(found[ONE], found[name], strict=True))
     return [
         *(
-            Row(workload, system, "decode step", statistics.median(times), "ms", samples=tuple(times))
+            Row(workload, system, metric, statistics.median(times), "ms", samples=tuple(times))
             for system, times in found.items()
         ),
         Row(
-            workload, name, "speed over one rank", statistics.median(ratios), "x", samples=ratios, foreign_cores=foreign
+            workload,
+            name,
+            f"{metric}: speed over one rank",
+            statistics.median(ratios),
+            "x",
+            samples=ratios,
+            foreign_cores=foreign,
         ),
     ]
 

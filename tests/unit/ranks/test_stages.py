@@ -20,6 +20,15 @@ from tests.helpers.ranked import PARAMS, PROMPTS, answers, led_engine, ranked_co
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+MANY_LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3": {"num_hidden_layers": 4},
+    "qwen3_moe": {"num_hidden_layers": 4},
+    "deepseek_v3": {"num_hidden_layers": 4},
+    "granite_hybrid": {
+        "num_hidden_layers": 6,
+        "layer_types": [f"{kind}_attention" for kind in ("linear", "linear", "full", "linear", "full", "linear")],
+    },
+}
 FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS
 
 
@@ -64,6 +73,17 @@ def test_stages_have_the_bits_of_one_rank(tmp_path: Path, family: str, width: in
     config = ranked_config(path, speculate="ngram" if family == "qwen2" else "off")
     expected = answers(build_engine(ranked_config(path)))
     with led_engine(config, width * num_stages, num_stages=num_stages) as (engine, _):
+        assert answers(engine) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MANY_LAYERS)
+@pytest.mark.parametrize(("width", "num_stages"), [(1, 4), (2, 4)])
+def test_four_stages_have_the_bits_of_one_rank(tmp_path: Path, family: str, width: int, num_stages: int) -> None:
+    """Of four layers, of a hybrid six: some stages have states of one kind alone."""
+    path = saved(tmp_path, family, **MANY_LAYERS[family])
+    expected = answers(build_engine(ranked_config(path)))
+    with led_engine(ranked_config(path), width * num_stages, num_stages=num_stages) as (engine, _):
         assert answers(engine) == expected
 
 
