@@ -34,6 +34,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "GlmMoeDsaForCausalLM": Entry("glm_moe_dsa", "glm_moe_dsa"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
+    "GraniteMoeForCausalLM": Entry("granite_moe", "granitemoe"),
     "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),
     "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
     "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),

@@ -8,6 +8,10 @@ import torch
 from tandem.compute.arena import Arena
 from tandem.kvcache.ranked_layout import Parts, RankedLayout
 
+OPAQUE = -1
+"""In place of a KV group: whole pages whose bytes mean something to those who named them. They move between workers of
+equal ranks and stages only."""
+
 _Part = tuple[int, int, int, int]  # rank, page of its block, start and end of bytes there
 
 
@@ -24,18 +28,41 @@ class RankedPages:
         """Those of one rank."""
         return RankedPages(RankedLayout(arena.layout, 1), arena.pages.unsqueeze(0))
 
+    @property
+    def bytes_per_page(self) -> int:
+        """Of all ranks together."""
+        return self.pages.shape[0] * self.pages.shape[2]
+
+    def store(self, page_ids: Sequence[int], data: torch.Tensor) -> None:
+        """Copy `data`, uint8 [num_bytes], into these pages of all ranks, which have room; on return it is there."""
+        padding = len(page_ids) * self.bytes_per_page - data.numel()
+        whole = torch.nn.functional.pad(data.to(self.pages.device), (0, padding))
+        self.pages[:, list(page_ids)] = whole.view(len(page_ids), self.pages.shape[0], -1).transpose(0, 1)
+        self._await_copies()
+
+    def load(self, page_ids: Sequence[int], num_bytes: int) -> torch.Tensor:
+        """A copy of what `store` was given: uint8 [num_bytes]. On return the pages may be written again."""
+        found = self.pages[:, list(page_ids)].transpose(0, 1).reshape(-1)[:num_bytes]
+        self._await_copies()
+        return found
+
+    def _await_copies(self) -> None:
+        if self.pages.is_cuda:
+            torch.cuda.current_stream(self.pages.device).synchronize()
+
     def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[torch.Tensor]]:
         """For each of our ranks, what comes from a worker so divided into a block of these pages: the pages, or what is
         used of them.
         """
+        is_whole = source == self.ranked.parts or group == OPAQUE
         whole = (self.pages.shape[2],) * len(block)
         for rank in range(self.ranked.num_ranks):
-            ends = whole if source == self.ranked.parts else self.ranked.used_bytes(group, rank)
+            ends = whole if is_whole else self.ranked.used_bytes(group, rank)
             yield [self.pages[rank, page, :end] for page, end in zip(block, ends, strict=True)]
 
     def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[torch.Tensor]]:
         """For each rank of a reader, the parts of our block of these pages that its block will consist of, in order."""
-        if reader == self.ranked.parts:
+        if reader == self.ranked.parts or group == OPAQUE:
             return self.own(group, block, reader)
         parts = self._parts_of(group, reader)
         return ([self.pages[rank, block[page], start:end] for rank, page, start, end in each] for each in parts)

@@ -30,7 +30,9 @@ def drafter_of(setting: str) -> tuple[str, str | None] | None:
     return name, directory or None
 
 
-def has_weights(setting: str) -> bool:
-    """Whether drafts according to a value of `--speculate` may need memory for weights and states of their own."""
+def serves_prompts(setting: str) -> bool:
+    """Whether drafts according to a value of `--speculate` have a use where prompts are computed and nothing else: a
+    head that is named computes the state that it hands over. "auto" names none.
+    """
     found = drafter_of(setting)
-    return found is not None and found[0] in (AUTO, DRAFT, MTP, EAGLE)
+    return found is not None and found[0] not in (AUTO, DRAFT)

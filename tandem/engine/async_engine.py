@@ -229,6 +229,10 @@ class AsyncEngine:
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
     def _pass_on(self, event: KVEvent) -> None:
+        if isinstance(event, KVComputed) and event.is_last and self._engine.draft_states is not None:
+            # NOTE: done before the next step, in which the drafter forgets the request, and after callers were told
+            lend = self._engine.draft_states.lending(event.request_id, event.lease_id)
+            self._inbox.put(lambda: lend(self._failure is None))
         stream = self._streams.get(event.request_id)
         if stream is None or not self._tell(stream, [event]):
             self._disown(event)

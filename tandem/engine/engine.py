@@ -19,6 +19,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.choice import Choice
+from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.executor import Executor
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.load import EngineLoad, StepStats, load_of, stats_of
@@ -61,6 +62,7 @@ class Engine:
     `on_ranks_lost` gives the executor ranks again after a step that ended with `RanksLostError`; None = it has none.
     `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
     `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
+    `draft_states` moves states of the drafter between workers; None = it has none to move.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Engine:
         self.grammars = grammars
         self.borrowed_s: Callable[[], float] = lambda: 0.0
         self.on_kv_event: Callable[[KVEvent], None] | None = None
+        self.draft_states: DraftHandOver | None = None
         self.is_stalled = False
 
     @property

@@ -27,6 +27,7 @@ from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.activations import multiplied_as
 from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
+from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
@@ -194,6 +195,8 @@ def assemble(
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
+    if speculation is not None and speculation.carrier is not None:
+        engine.draft_states = DraftHandOver(speculation.carrier, kv, pages)
     return Assembly(engine, arena, model.spec, masks, pages)
 
 

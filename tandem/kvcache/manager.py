@@ -261,10 +261,10 @@ class KVCacheManager:
             self._keep(name, found.block_ids, HoldKind.LEASED)
         return match.num_blocks, self._with_pages(ranges)
 
-    def borrow(self, name: str, count: int) -> list[int]:
-        """Returns up to `count` blocks of one page for temporary use, pinned until `drop(name)`."""
+    def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.PINNED) -> list[int]:
+        """Returns up to `count` blocks of one page for temporary use, held until `drop(name)`."""
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
-        self._holds.setdefault(name, _Hold(HoldKind.PINNED)).block_ids += block_ids
+        self._holds.setdefault(name, _Hold(kind)).block_ids += block_ids
         return block_ids
 
     def drop(self, name: str) -> None:

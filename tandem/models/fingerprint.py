@@ -28,6 +28,17 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
     digest = hashlib.sha256(repr(shaping).encode())
     for layer in (layer for layer in shaping.layers if layer.beside):
         digest.update(f"\0{layer.beside}".encode())
+    return _with_tensors(digest, checkpoint, plan, sources)
+
+
+def fingerprint_beside(
+    model: ModelSpec, spec: object, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources
+) -> str:
+    """Likewise of a network that `spec` describes and that reads states of `model`, whole or a rank's part of it."""
+    return _with_tensors(hashlib.sha256(f"{model.fingerprint}\0{spec!r}".encode()), checkpoint, plan, sources)
+
+
+def _with_tensors(digest: "hashlib._Hash", checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources) -> str:
     for weight, weight_format in plan.weights:
         if weight_format.wants(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
             digest.update(f"\0{weight.name}\0{weight_format.name}".encode())

@@ -44,15 +44,23 @@ def match_parameters(
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
-        UnsupportedCheckpointError: a tensor that the spec has no place for, a dtype that is not served, or a weight
-            that all formats refuse.
+        UnsupportedCheckpointError: a tensor that the spec has no place for, a dtype that is not served, a weight that
+            all formats refuse, or rotations of modules that are nowhere.
     """
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
     spec = with_stored_blocks(spec, stored)
-    plan = LoadingPlan.of(spec, formats)
+    plan, weights, others = LoadingPlan.of(spec, formats), tuple(spec.weights()), _other_modules(checkpoint, stored)
+    for each in formats:
+        each.check_model(weights, others)
     return spec, plan, match_plan(checkpoint, plan, formats, stored)
+
+
+def _other_modules(checkpoint: Checkpoint, stored: Mapping[str, str]) -> set[str]:
+    """Modules of tensors that are not the model's, as of a part for images or of layers that predict further tokens."""
+    own = set(stored.values())
+    return {name.rpartition(".")[0] for name in checkpoint.names if name not in own}
 
 
 def match_plan(

@@ -30,21 +30,21 @@ if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 """
-_ANNOUNCE = (
+ANNOUNCE = (
     _COMMON
     + """
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 """
 )
-_WITHDRAW = (
+WITHDRAW = (
     _COMMON
     + """
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
 if entry and string.match(entry, '^%d+|%x+|(.*)$') == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end
 """
 )
-_WORKERS = (
+WORKERS = (
     _COMMON
     + """
 local entries, found = redis.call('HGETALL', KEYS[1]), {}
@@ -106,15 +106,15 @@ class RedisDiscovery:
             seconds, microseconds = await self._client.time()
             until_ms = seconds * 1000 + microseconds // 1000 + self._ttl_ms
             sealed = self._sealer.seal(name, until_ms, _encoded(record))
-            await self._client.eval(_ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
+            await self._client.eval(ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
 
     async def withdraw(self, record: WorkerRecord) -> None:
         async with self._answering():
-            await self._client.eval(_WITHDRAW, 1, self._key, _name(record), _encoded(record))
+            await self._client.eval(WITHDRAW, 1, self._key, _name(record), _encoded(record))
 
     async def workers(self) -> Sequence[WorkerRecord]:
         async with self._answering():
-            found = await self._client.eval(_WORKERS, 1, self._key, self._ttl_ms)
+            found = await self._client.eval(WORKERS, 1, self._key, self._ttl_ms)
         entries = zip(found[::2], found[1::2], strict=True)
         records = [self._opened(name, entry) for name, entry in islice(entries, MAX_WORKERS)]
         return [record for record in records if record is not None]

@@ -143,6 +143,9 @@ class Epoch:
             raise ConfigurationError(f"rank {rank} has ended before it could serve, {led.ending}") from error
         if isinstance(message, Refused):
             raise ConfigurationError(f"rank {rank}: {message.reason}")
-        assert isinstance(message, kind)
-        assert message.epoch == self._id
+        if not isinstance(message, kind) or message.epoch != self._id:
+            raise ConfigurationError(
+                f"rank {rank} says {type(message).__name__} where {kind.__name__} of this epoch was due: its host does "
+                "not follow the protocol; end it and start the worker again"
+            )
         return message

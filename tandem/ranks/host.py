@@ -81,13 +81,13 @@ class RankHost:
     @contextlib.contextmanager
     def _joined(self) -> Iterator[Link]:
         host_id = bytes.fromhex(random_id())
-        incoming, _ = join(self._address, self._proof, host_id, Direction.TO_HOST, self._release)
+        incoming, is_in = join(self._address, self._proof, host_id, Direction.TO_HOST, self._release)
         try:
-            outgoing, is_accepted = join(self._address, self._proof, host_id, Direction.TO_LEADER, self._release)
+            outgoing, is_out = join(self._address, self._proof, host_id, Direction.TO_LEADER, self._release)
         except (TransportError, ConfigurationError):
             incoming.close()
             raise
-        link = self._link = Link(incoming, outgoing, is_accepted, LEADER_SILENCE_S)
+        link = self._link = Link(incoming, outgoing, lambda: is_in() and is_out(), LEADER_SILENCE_S)
         try:
             yield link
         finally:
@@ -134,7 +134,7 @@ class LedHost:
                 if does is None:
                     raise TransportError(f"the leader says {frame.kind.name}, which is for hosts to say")
                 does(frame)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise TransportError(f"the leader does not follow the protocol: {error}") from error
         except TransportError as error:
             raise TransportError(f"the link to the leader has ended: {error}") from error
@@ -149,8 +149,10 @@ class LedHost:
         place = self._link.receive_bytes(frame.size)
         if len(place) != PLACE.size:
             raise TransportError(f"a place of {len(place)} bytes")
-        self._place = PLACE.unpack(place)
-        first, num_here, num_ranks = self._place
+        first, num_here, num_ranks = PLACE.unpack(place)
+        if not 0 < first < first + num_here <= num_ranks:
+            raise TransportError(f"a place of {num_here} ranks from {first} on, of {num_ranks}")
+        self._place = first, num_here, num_ranks
         _log.info("joined with ranks %d to %d of %d", first, first + num_here - 1, num_ranks)
         self._on_place()
 
@@ -160,6 +162,8 @@ class LedHost:
     def _begin(self, frame: Frame) -> None:
         self._end_ranks()
         first, num_here, num_ranks = self._place
+        if not num_here:
+            raise TransportError("ranks are to be started before there is a place for them")
         memory = make_memory(num_ranks)
         try:
             mirror = ExchangeMirror(memory, num_ranks)

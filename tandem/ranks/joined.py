@@ -21,6 +21,7 @@ from tandem.ranks.link import Link
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Direction, JoiningHost, Proof, admit, own_release
 
+_COMPLAINT_INTERVAL_S = 60.0  # NOTE: a host that is refused, or a stranger, comes again at once
 _MAX_HANDSHAKES = 64  # at once; also the most hosts of which one connection is there and the other is not
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 def _nobody() -> None:
     """Nobody wants to know."""
+
+
+def _are_accepted(one: JoiningHost, other: JoiningHost) -> bool:
+    return one.is_accepted() and other.is_accepted()
 
 
 class JoinedHosts:
@@ -54,6 +59,7 @@ class JoinedHosts:
         self._hosts: dict[int, RemoteHost] = {}
         self._halves: dict[bytes, JoiningHost] = {}
         self._num_handshakes = 0
+        self._complain_at_s: dict[type[Exception], float] = {}
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._forwarders: list[threading.Thread] = []
@@ -77,10 +83,10 @@ class JoinedHosts:
         """
         limit_s = monotonic_s() + timeout_s
         with self._changed:
-            while len(self._hosts) < self._num_hosts - 1:
+            while self._num_there < self._num_hosts:
                 if not self._changed.wait(max(0.0, limit_s - monotonic_s())) and monotonic_s() >= limit_s:
                     raise ConfigurationError(
-                        f"{len(self._hosts) + 1} of {self._num_hosts} hosts are there after {timeout_s:g} s: start "
+                        f"{self._num_there} of {self._num_hosts} hosts are there after {timeout_s:g} s: start "
                         f"`python -m services.rank_host --leader` with this host's address and port {self.port} on the "
                         "others, or give a longer --join-timeout-s"
                     )
@@ -165,15 +171,30 @@ class JoinedHosts:
         try:
             half = admit(connection, address, self._proof, self._release, self._why_full)
         except (OSError, TransportError) as error:
-            _log.warning("a host could not join: %s", error)
+            self._complain(error)
         else:
             self._pair(half)
         finally:
             with self._changed:
                 self._num_handshakes -= 1
 
+    def _complain(self, error: Exception) -> None:
+        """Logs it unless one of its class was logged within the last minute."""
+        now_s = monotonic_s()
+        with self._changed:
+            is_due = now_s >= self._complain_at_s.get(type(error), now_s)
+            if is_due:
+                self._complain_at_s[type(error)] = now_s + _COMPLAINT_INTERVAL_S
+        _log.log(logging.WARNING if is_due else logging.DEBUG, "a host could not join: %s", error)
+
     def _why_full(self, _: bytes) -> str | None:
-        return f"all {self._num_hosts} hosts are there" if len(self._hosts) == self._num_hosts - 1 else None
+        with self._changed:
+            return f"all {self._num_hosts} hosts are there" if self._num_there == self._num_hosts else None
+
+    @property
+    def _num_there(self) -> int:
+        """NOTE: without those that are lost, which are forgotten a moment later."""
+        return 1 + sum(host.lost is None for host in self._hosts.values())
 
     def _pair(self, half: JoiningHost) -> None:
         """A host is there once both of its connections are."""
@@ -184,7 +205,8 @@ class JoinedHosts:
                     self._halves.pop(next(iter(self._halves))).connection.close()
                 self._halves[half.host_id] = half
                 return
-            places = [place for place in range(1, self._num_hosts) if place not in self._hosts]
+            there = {place for place, host in self._hosts.items() if host.lost is None}
+            places = [place for place in range(1, self._num_hosts) if place not in there]
             if other is None or not places or other.direction == half.direction:
                 for each in (half, other):
                     if each is not None:
@@ -192,7 +214,7 @@ class JoinedHosts:
                 return
             to_host, to_leader = sorted((half, other), key=lambda each: each.direction)
             assert to_host.direction == Direction.TO_HOST
-            link = Link(to_leader.connection, to_host.connection, half.is_accepted)
+            link = Link(to_leader.connection, to_host.connection, partial(_are_accepted, half, other))
             here = self.num_ranks_here
             name = f"host {places[0]} of {self._num_hosts} ({half.address.rpartition(':')[0]})"
             place = places[0] * here, here, self._num_ranks

@@ -20,6 +20,9 @@ from tandem.ranks.link import Link
 from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
 
 _START_S = 60.0  # until a host has started its processes
+_END_S = 60.0  # until they have ended, those of all its ranks
+_MAX_WORDS = 16  # that a rank has said and nobody has read
+_MAX_WORD_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +62,9 @@ class RemoteRank:
         self._host.tell(Frame(FrameKind.KILL, self._rank, self._epoch))
 
     def wait(self, timeout_s: float | None) -> bool:
+        """NOTE: a host that does not say so in time is lost, and its ranks with it."""
+        if timeout_s is None and not self._ended.wait(_END_S):
+            self._host.lose(f"it has not ended rank {self._rank} within {_END_S:g} s")
         return self._ended.wait(timeout_s)
 
     def close(self) -> None:
@@ -66,7 +72,9 @@ class RemoteRank:
         self._ours.close()
 
     def take(self, data: bytes) -> None:
-        """A message from it."""
+        """A message from it. Raises `TransportError` where it says more than any rank does."""
+        if self._messages.qsize() >= _MAX_WORDS:
+            raise TransportError(f"rank {self._rank} has said {_MAX_WORDS} messages that nobody waits for")
         self._messages.put(data)
 
     def end(self, words: str) -> None:
@@ -225,6 +233,8 @@ class RemoteHost:
             other.tell(frame, view)
 
     def _take(self, frame: Frame) -> None:
+        if frame.size > _MAX_WORD_BYTES:
+            raise TransportError(f"it says a message of {frame.size} bytes for rank {frame.rank}")
         data = self._link.receive_bytes(frame.size)
         epoch = self._current(frame)
         if epoch is not None:
@@ -252,6 +262,8 @@ class RemoteHost:
         if frame.size > MAX_WORDS_BYTES:
             raise TransportError(f"it says in {frame.size} bytes how rank {frame.rank} has ended")
         words = self._link.receive_bytes(frame.size).decode(errors="replace")
+        if not words.isprintable():
+            raise TransportError(f"it says how rank {frame.rank} has ended in words that cannot be shown")
         epoch = self._current(frame)
         if epoch is not None:
             self._rank(epoch, frame).end(f"{words} on {self.name}")

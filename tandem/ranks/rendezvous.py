@@ -25,7 +25,7 @@ import torch
 
 from tandem import __version__
 from tandem.compute.native.build import build
-from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError, shown
 from tandem.tls.files import TlsFiles
 from tandem.tls.peers import PeerCertificate, chain_of
 from tandem.transport.tcp import wire
@@ -99,6 +99,7 @@ def join(
         connection = socket.create_connection(address, timeout=HANDSHAKE_S)
     except OSError as error:
         raise TransportError(f"the leader at {where} cannot be reached: {error}") from error
+    tick = _ticks()
     try:
         is_accepted: Callable[[], bool] = _is_plain
         if proof.tls is not None:
@@ -106,7 +107,7 @@ def join(
             connection = encrypted = wrap_client(connection, material)
             shake_hands(encrypted, material, HANDSHAKE_S)
             is_accepted = PeerCertificate(proof.tls, chain_of(encrypted)).is_accepted
-        _prove_as_host(connection, where, proof, host_id, direction, release)
+        _prove_as_host(connection, where, proof, host_id, direction, release, tick)
     except ssl.SSLError as error:
         connection.close()
         raise ConfigurationError(
@@ -123,9 +124,15 @@ def join(
 
 
 def _prove_as_host(
-    connection: socket.socket, where: str, proof: Proof, host_id: bytes, direction: Direction, release: str
+    connection: socket.socket,
+    where: str,
+    proof: Proof,
+    host_id: bytes,
+    direction: Direction,
+    release: str,
+    tick: wire.Tick,
 ) -> None:
-    tick = _start(connection)
+    _tune(connection)
     magic, version, nonce = HELLO.unpack(wire.receive(connection, HELLO.size, tick))
     if (magic, version) != (MAGIC, PROTOCOL_VERSION):
         raise ConfigurationError(
@@ -159,6 +166,7 @@ def admit(
         TransportError: it is none of this group; it was told why if it knows the secret.
         OSError: the connection broke.
     """
+    tick = _ticks()
     with contextlib.ExitStack() as opened:
         opened.callback(lambda: connection.close())
         is_accepted: Callable[[], bool] = _is_plain
@@ -167,7 +175,7 @@ def admit(
             connection = encrypted = wrap_server(connection, material)
             shake_hands(encrypted, material, HANDSHAKE_S)
             is_accepted = PeerCertificate(proof.tls, chain_of(encrypted)).is_accepted
-        host = _prove_as_leader(connection, address, proof, release, why_full, is_accepted)
+        host = _prove_as_leader(connection, address, proof, release, why_full, is_accepted, tick)
         opened.pop_all()
         return host
 
@@ -179,8 +187,9 @@ def _prove_as_leader(
     release: str,
     why_full: Callable[[bytes], str | None],
     is_accepted: Callable[[], bool],
+    tick: wire.Tick,
 ) -> JoiningHost:
-    tick = _start(connection)
+    _tune(connection)
     nonce = secrets.token_bytes(wire.NONCE_BYTES)
     connection.sendall(HELLO.pack(MAGIC, PROTOCOL_VERSION, nonce))
     magic, version, theirs, host_id, direction, length, mac = JOIN.unpack(wire.receive(connection, JOIN.size, tick))
@@ -195,10 +204,8 @@ def _prove_as_leader(
         mac = proof.mac(b"leader", nonce, theirs, bytes([status]), said)
         connection.sendall(ANSWER.pack(status, len(said), mac) + said)
 
-    if words.decode(errors="replace") != release:
-        reason = (
-            f"it has {words.decode(errors='replace')}, and the leader {release}: all hosts of a group must be alike"
-        )
+    reason = _why_unlike(words.decode(errors="replace"), release, direction)
+    if reason is not None:
         answer(_Status.REFUSED, reason)
         raise IncompatiblePeerError(f"{address} was refused: {reason}")
     if (full := why_full(host_id)) is not None:
@@ -208,9 +215,20 @@ def _prove_as_leader(
     return JoiningHost(host_id, Direction(direction), connection, address, is_accepted)
 
 
-def _start(connection: socket.socket) -> wire.Tick:
+def _why_unlike(words: str, release: str, direction: int) -> str | None:
+    if words != release:
+        told = words if words.isprintable() else shown(words)
+        return f"it has {told}, and the leader {release}: all hosts of a group must be alike"
+    return None if direction in set(Direction) else f"direction={direction} is none"
+
+
+def _tune(connection: socket.socket) -> None:
     wire.tune(connection)
     wire.set_timeouts(connection, receive_s=_TICK_S, send_s=HANDSHAKE_S)
+
+
+def _ticks() -> wire.Tick:
+    """Raises `TransportError` once the time for a handshake is over, that of TLS included."""
     limit_s = time.monotonic() + HANDSHAKE_S
 
     def tick() -> None:

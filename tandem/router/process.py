@@ -14,6 +14,7 @@ from functools import partial
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import LocalityUnavailableError
+from tandem.locality.base import LocalityIndex
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
 from tandem.process.discovery import Discovery, EmbeddedDiscovery, StaticDiscovery
@@ -83,8 +84,13 @@ def rest_collector() -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_router(settings: RouterSettings) -> AsyncIterator[RouterProcess]:
+async def serving_router(
+    settings: RouterSettings, shared_index: LocalityIndex | None = None
+) -> AsyncIterator[RouterProcess]:
     """Serve for the time of the block.
+
+    Args:
+        shared_index: of all routers and workers; default: that of the Redis in `settings`, if it names one.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
@@ -98,7 +104,7 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[RouterProces
         outliers = Outliers(calibration.speed, OutlierSettings(factor=settings.outlier_factor))
         view = FleetView(fleet, calibration, clock, outliers=outliers, dead_s=settings.dead_after_s)
         registry, discoveries = _open_discoveries(settings, credentials, metrics, opened)
-        lookup = _open_lookup(settings, opened)
+        lookup = _open_lookup(settings, shared_index, opened)
         connect = partial(client_of, credentials=credentials)
         watch = FleetWatch(discoveries, connect, view, lookup.remove_worker, silence_s=settings.dead_after_s)
         pairer = Pairer(fleet, policy_named(settings.policy))
@@ -129,8 +135,12 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _open_lookup(settings: RouterSettings, opened: contextlib.AsyncExitStack) -> PrefixLookup:
-    if settings.redis:
+def _open_lookup(
+    settings: RouterSettings, shared_index: LocalityIndex | None, opened: contextlib.AsyncExitStack
+) -> PrefixLookup:
+    if shared_index is not None:
+        lookup = PrefixLookup(shared_index, is_remote=True)
+    elif settings.redis:
         remote = RedisIndex(settings.redis, max_block_replicas=settings.max_block_replicas)
         opened.callback(remote.close)
         lookup = PrefixLookup(remote, is_remote=True)

@@ -26,6 +26,7 @@ from tandem.rpc.derive import Forms
 from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
 from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
+from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
 from tandem.rpc.prompt_messages import ToldPrompt
 from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
@@ -112,7 +113,8 @@ _forms.add(
 )
 _forms.add(BlockRange, worker_pb2.BlockRange)
 _forms.add(messages.LeaseUpdate, worker_pb2.LeaseUpdate, ttl_s=_AMOUNT)
-_forms.add(messages.ChosenToken, worker_pb2.ChosenToken, token_id=FieldRule(check=token_id))
+_forms.add(LeasedDraftState, worker_pb2.LeasedDraftState)
+_forms.add(ChosenToken, worker_pb2.ChosenToken, token_id=FieldRule(check=token_id))
 _forms.add(messages.Greeting, worker_pb2.Greeting)
 _forms.add(messages.WorkerRecord, router_pb2.WorkerRecord)
 _forms.add(messages.Decision, router_pb2.Decision)

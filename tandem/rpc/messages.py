@@ -14,10 +14,10 @@ from tandem.core.process_usage import ProcessUsage
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
-from tandem.core.types import TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
+from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
 from tandem.rpc.prompt_messages import ToldPrompt
 from tandem.rpc.rank_messages import RankReport
 
@@ -322,24 +322,18 @@ class PrefillCall(ComputeCall):
     Args:
         lease_id: chosen by the reader, so that it can end a lease of which it has received no update; empty = the
             worker chooses.
+        drafter: fingerprint of the reader's drafter if it would go on with the state of an equal one; else empty.
     """
 
     reader: WorkerAddress
     lease_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenToken:
-    """The token that follows the prompt."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillUpdate:
-    """Update of a prefill: a lease, the token, or the final timeline. The token comes with the number of prompt tokens
-    that were cached and with the granted pins.
+    """Update of a prefill: a lease, the token, the drafter's state, or the final timeline. The token comes with the
+    number of prompt tokens that were cached and with the granted pins.
     """
 
     lease: LeaseUpdate | None = None
@@ -347,6 +341,7 @@ class PrefillUpdate:
     num_cached_tokens: int | None = None
     timeline: tuple[Stage, ...] = ()
     pins: tuple[Pin, ...] = ()
+    draft_state: LeasedDraftState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

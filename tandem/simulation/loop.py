@@ -10,9 +10,10 @@ import gc
 import heapq
 import itertools
 import random
+import socket
 import sys
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -22,6 +23,9 @@ _QUICK_JOB_S = 50e-6
 _SLOW_JOB_S = 5e-3
 _SLOW_JOB_SHARE = 0.05
 _MAX_CLOSES = 20
+
+
+Connect = Callable[[Callable[[], Any], str, int], Awaitable[tuple[asyncio.Transport, Any]]]
 
 
 class DeadlockError(RuntimeError):
@@ -45,7 +49,7 @@ class _Task(asyncio.Task[Any]):
 class VirtualLoop(asyncio.BaseEventLoop):
     """Event loop of all nodes. `world` is the node of callbacks that belong to no other.
 
-    `num_events` counts callbacks that ran; `bugs` collects uncaught exceptions of tasks.
+    `num_events` counts callbacks that ran; `bugs` collects uncaught exceptions of tasks. `connect` opens streams.
     """
 
     def __init__(self, seed: str) -> None:
@@ -59,6 +63,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._late_tasks: list[asyncio.Task[Any]] = []  # begun by what cleans up while all is let go of
         self._is_over = False
         self.in_job = False
+        self.connect: Connect | None = None
         self.num_events = 0
         self.bugs: list[str] = []
         self.world = Node("world", self.time, random.Random(f"{seed} world"))
@@ -163,6 +168,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         mean_s = _SLOW_JOB_S if self._random.random() < _SLOW_JOB_SHARE else _QUICK_JOB_S
         self.call_later(self._random.expovariate(1 / mean_s) * node.slowness, self._run_future, future, func, args)
         return future
+
+    async def getaddrinfo(  # type: ignore[override]
+        self, host: str, port: int, **_: Any
+    ) -> Sequence[tuple[int, int, int, str, tuple[str, int]]]:
+        """A node's name is its address."""
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
+    ) -> tuple[asyncio.Transport, Any]:
+        assert self.connect is not None, "there is nothing to connect to"
+        return await self.connect(protocol_factory, host, port)
 
     def _run_future(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if future.cancelled():

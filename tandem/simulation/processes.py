@@ -5,7 +5,7 @@ The simulation replaces hardware and model: KV cache memory, steps, reads, the s
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,8 +23,6 @@ from tandem.compute.arena import Arena
 from tandem.compute.ranked_pages import RankedPages
 from tandem.core.clock import Clock
 from tandem.core.config import SchedulerConfig
-from tandem.core.errors import LocalityUnavailableError
-from tandem.core.events import BlockEvent
 from tandem.core.machine import random_id, wall_s
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
@@ -43,7 +41,7 @@ from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.gateway.settings import GatewaySettings
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
-from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
+from tandem.locality.base import LocalityIndex
 from tandem.router.process import RouterProcess, serving_router
 from tandem.router.settings import RouterSettings
 from tandem.routing.snapshot import Role
@@ -53,9 +51,11 @@ from tandem.scheduler.scheduler import Scheduler
 from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
+from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex, SimulatedStoreIndex
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
+from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
 from tandem.simulation.store import SimulatedStore, StoreServer
 from tandem.simulation.transport import SimulatedTransport, TransportRegistry
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -92,19 +92,27 @@ class WorkerSizes:
 
 @dataclass(slots=True)
 class SimulatedEnvironment:
-    """Shared parts of one simulation. `routers`: live ones, by address. `is_open`: without accounts."""
+    """Shared parts of one simulation. `routers`: indexes of live ones, by address. `is_open`: without accounts.
+    `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
+    """
 
     loop: VirtualLoop
     fabric: Fabric
     store: StoreServer
+    redis: SimulatedRedis
     router_addresses: Sequence[str]
     sizes: WorkerSizes = field(default_factory=WorkerSizes)
     lease_ttl_s: float = 10.0
     max_local_tokens: int = 16
     cost: StepCost = field(default_factory=StepCost)
     is_open: bool = False
+    uses_redis: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
-    routers: dict[str, tuple[Node, RouterProcess]] = field(default_factory=dict)
+    routers: dict[str, RoutedIndex] = field(default_factory=dict)
+
+    @property
+    def redis_url(self) -> str | None:
+        return f"redis://{REDIS_ADDRESS}" if self.uses_redis else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,41 +121,6 @@ class SimulatedWorker:
 
     worker: WorkerProcess
     engine: Engine
-
-
-class _RouterIndex:
-    """The publishing half of a router's embedded index, called as from a thread; `worker.feeds.RouterIndex` would
-    block.
-    """
-
-    def __init__(self, environment: SimulatedEnvironment, node: Node, address: str) -> None:
-        self._environment = environment
-        self._node = node
-        self._address = address
-
-    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        return self._index.publish(worker_id, epoch, events, sequence)
-
-    def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
-        return self._index.replace(worker_id, epoch, sorted(hashes), sequence)
-
-    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        raise LocalityUnavailableError("a router's index answers only that router")
-
-    def remove_worker(self, worker_id: str) -> None:
-        raise LocalityUnavailableError("a router removes workers from its index by itself")
-
-    def stats(self) -> LocalityStats:
-        raise LocalityUnavailableError("a router's index answers only that router")
-
-    @property
-    def _index(self) -> LocalityIndex:
-        self._environment.loop.spend(self._environment.fabric.delay_s())
-        node, router = self._environment.routers.get(self._address, (None, None))
-        fabric = self._environment.fabric
-        if node is None or router is None or node.is_paused or not fabric.can_talk(self._node.name, node.name):
-            raise LocalityUnavailableError(f"the router at {self._address} does not answer")
-        return router.service._lookup._index
 
 
 class _OneTransport(Transports):
@@ -170,9 +143,7 @@ async def serving_simulated_worker(
     """Runs a worker for the time of the block; as `worker.process.serving_worker`."""
     settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
-    feeds = Feeds(
-        [_RouterIndex(environment, node, router) for router in environment.router_addresses], worker_id, epoch
-    )
+    feeds = Feeds(_indexes(environment, node), worker_id, epoch)
     assembly, executor = _assembled(environment, node, feeds)
     engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
     engine.start()
@@ -212,9 +183,10 @@ async def serving_simulated_router(
 ) -> AsyncIterator[RouterProcess]:
     """Runs a router for the time of the block, by `router.process.serving_router`."""
     options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
-    settings = RouterSettings(**options)
-    async with serving_router(settings) as router:
-        environment.routers[address] = (node, router)
+    settings = RouterSettings(**options, redis=environment.redis_url)
+    shared = SimulatedStoreIndex(environment.redis, environment.fabric, node) if environment.redis_url else None
+    async with serving_router(settings, shared) as router:
+        environment.routers[address] = RoutedIndex(node, router.service._lookup._index)
         try:
             yield router
         finally:
@@ -262,11 +234,22 @@ def _worker_settings(
         "worker_id": worker_id,
         "bind": address,
         "routers": ",".join(environment.router_addresses),
+        "redis": environment.redis_url,
         "lease_ttl_s": environment.lease_ttl_s,
         "transport": "inproc",
         **_TRUST,
     }
     return kind(**options)
+
+
+def _indexes(environment: SimulatedEnvironment, node: Node) -> Sequence[LocalityIndex]:
+    """As `worker.process`: where the worker's blocks are made known."""
+    if environment.uses_redis:
+        return [SimulatedStoreIndex(environment.redis, environment.fabric, node)]
+    return [
+        SimulatedRouterIndex(environment.routers, environment.fabric, node, address)
+        for address in environment.router_addresses
+    ]
 
 
 def _assembled(environment: SimulatedEnvironment, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:

@@ -28,7 +28,7 @@ class Report:
 
 def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
     """Run a scenario and check the invariants."""
-    was_enabled = gc.isenabled()
+    was_enabled, had_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()  # NOTE: what it frees, and when, must not change the order of events
     gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported
     world = World(scenario, keep_trace=keep_trace)
@@ -46,7 +46,8 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
         loop = world.loop
         del world
         loop.tear_down()
-        gc.unfreeze()
+        if not had_frozen:  # NOTE: otherwise the caller's objects would be looked through again, too
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
     return report

@@ -23,6 +23,7 @@ _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
 _OPEN_SHARE = 0.15
+_REDIS_SHARE = 0.3
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
@@ -102,6 +103,7 @@ class Scenario:
     """One run. Processes are called ROLE-NUMBER.
 
     account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
+    uses_redis: workers are found, and their blocks known, in Redis and not at routers.
     """
 
     seed: int
@@ -118,6 +120,7 @@ class Scenario:
     step_s: float
     account_lease_s: float
     is_open: bool
+    uses_redis: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,6 +156,7 @@ def scenario_of(seed: int) -> Scenario:
         step_s=draw.choice((0.005, 0.03, 0.06)),
         account_lease_s=draw.choice((4.0, 8.0)),
         is_open=is_open,
+        uses_redis=random.Random(f"{seed} redis").random() < _REDIS_SHARE,
     )
 
 

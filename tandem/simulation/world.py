@@ -28,8 +28,10 @@ from tandem.simulation.processes import (
     serving_simulated_worker,
     start_simulated_gateway,
 )
+from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Fault, FaultKind, Scenario
 from tandem.simulation.store import STORE, StoreServer
+from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
@@ -60,16 +62,26 @@ class World:
         self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, conditions)
         self.network = SimulatedNetwork(self.fabric)
         self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
+        store_node = Node(STORE, self.loop.time, random.Random(f"{seed} {STORE}"))
+        self.loop.add(store_node)
+        self.streams = Streams(self.fabric)
+        self.loop.connect = self.streams.connect
+        self.redis = SimulatedRedis(store_node.wall_s)
+        self.streams.listeners[REDIS_ADDRESS] = StreamListener(
+            store_node, self.redis.session, lambda: not self.redis.is_down
+        )
         self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
             self.store,
+            self.redis,
             [self.address_of(name) for name in scenario.routers],
             WorkerSizes(num_blocks=scenario.num_blocks),
             scenario.lease_ttl_s,
             scenario.max_local_tokens,
             StepCost(scenario.step_s),
             scenario.is_open,
+            scenario.uses_redis,
         )
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
@@ -219,15 +231,22 @@ class World:
                 self.fabric.conditions.read_s = fault.size
                 return partial(setattr, self.fabric.conditions, "read_s", 0.0)
             case FaultKind.STORE_DOWN:
-                self.store.is_down = True
-                return partial(setattr, self.store, "is_down", False)
+                self.store.is_down = self.redis.is_down = True
+                self.streams.cut_from(STORE)
+                return self._restart_store
             case FaultKind.STORE_FAILOVER:
                 self.store.fail_over(fault.size)
+                self.redis.fail_over(fault.size)
+                self.streams.cut_from(STORE)
             case FaultKind.STORE_CLOCK:
                 self.store.clock_offset_s += fault.size
+                self.redis.clock_offset_s += fault.size
             case _:
                 pass
         return None
+
+    def _restart_store(self) -> None:
+        self.store.is_down = self.redis.is_down = False
 
     def _restart(self, fault: Fault) -> None:
         self.start(fault.name)

@@ -79,6 +79,19 @@ class Resharding:
             at_theirs, at_ours = at_theirs + num_theirs, at_ours + num_ours
         return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found if parts]
 
+    def read_of_pages(self, remote: Sequence[int], local: Sequence[int]) -> RankedRead:
+        """The read of whole pages of every rank, whatever is in them, from a peer that is divided alike.
+
+        Raises:
+            TransportError: a page is not one of a rank's, or the peer has other ranks or stages.
+        """
+        if self._source.parts != self._reader.parts:
+            raise TransportError(f"whole pages of {self._source.num_ranks} ranks mean nothing here")
+        theirs = _within(np.array(remote, dtype=np.int64), self._num_remote_blocks, "remote")
+        ours = _within(np.array(local, dtype=np.int64), self._num_blocks, "local")
+        ranks = np.arange(self._reader.num_ranks)[:, None]
+        return _read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)
+
     def reads_of_any(self, local: Sequence[int]) -> list[RankedRead]:
         """Reads of some blocks of the peer into as many as these pages make; none if they make no block."""
         num_theirs, num_ours = (side.pages_per_block(0) for side in (self._source, self._reader))
@@ -133,7 +146,10 @@ def _checked(
                 f"{side} block {index} of KV group {group} cannot be transferred: it has {len(pages)} pages, "
                 f"not {expected}"
             )
-    found = np.fromiter(chain.from_iterable(blocks), dtype=np.int64)
+    return _within(np.fromiter(chain.from_iterable(blocks), dtype=np.int64), num_blocks, side)
+
+
+def _within(found: _Indices, num_blocks: int, side: str) -> _Indices:
     outside = (found <= NULL_BLOCK) | (found >= num_blocks)
     if outside.any():
         raise TransportError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import Greeting, WorkerAddress
@@ -31,6 +32,7 @@ class WorkerCore:
     num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single one.
     host: copies kept blocks to and from the host tier; None = there is none.
     credentials: of this incarnation, for calls to peers.
+    draft_states: moves states of the drafter to and from peers; None = it has none that could be moved.
     """
 
     me: WorkerAddress
@@ -53,6 +55,7 @@ class WorkerCore:
     num_ranks: int = 1
     ranks: Callable[[], RankReport | None] = lambda: None
     host: HostCopier | None = None
+    draft_states: DraftHandOver | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:
         """This worker's message of a handshake with a peer."""

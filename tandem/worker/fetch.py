@@ -7,22 +7,22 @@ that the lease was valid throughout. The reservation stays pinned until every re
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tandem.core.errors import TandemError, TransportError
 from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ConfirmCall, LeaseUpdate
+from tandem.rpc.messages import LeaseUpdate
 from tandem.scheduler.output import KVReserved
 from tandem.transport.reshard import Entry, Pages
-from tandem.transport.transfer import Transfer, TransferState
+from tandem.transport.transfer import Transfer
+from tandem.worker.confirm import confirm, done, told
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
 from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
 
-CONFIRM_TIMEOUT_S = 3.0
 FORMER_OVER_S = 1.0
 _CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Fetch:
         started_s, began_s = wall_s(), self._core.clock.now_s()
         restore = copier.restore(hashes, self._reserved.groups)
         self._pins.add(restore.transfer)
-        await _done(restore.transfer)
+        await done(restore.transfer)
         for read in restore.reads:
             del self._wanted[read.group, read.index]
         duration_s = self._core.clock.now_s() - began_s
@@ -118,14 +118,14 @@ class Fetch:
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
         try:
-            await _done(transfer)
+            await done(transfer)
         except TransportError as error:
             is_slow = self._core.clock.now_s() - began_s > _CUT_WITHIN_S
             if is_slow or not (transfer.is_over and source.is_readable):
                 raise
             logger.info("a read from worker %s is repeated: %s", source.worker.worker_id, error)
             transfer = self._begun(source, entries, remote, local)
-            await _done(transfer)
+            await done(transfer)
         return transfer
 
     def _begun(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
@@ -141,41 +141,14 @@ class Fetch:
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
             try:
                 async with asyncio.timeout(FORMER_OVER_S):
-                    await _told(transfer.add_over_callback)
+                    await told(transfer.add_over_callback)
             except TimeoutError:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
     async def _confirm(
         self, source: KVSource, lease_id: str, groups: list[int], remote: list[Pages], local: list[Pages]
     ) -> None:
-        """Checks, after the read, whether the lease was valid, compares checksums of a sample, and refuses states that
-        are not finite.
-        """
-        sample = self._core.checksums.sample(groups)
-        num_ranks = self._core.ranked.num_ranks
-        call = ConfirmCall(
-            lease_id=lease_id,
-            checksum_block_ids=tuple(remote[i][0] for i in sample),
-            reader_ranks=None if num_ranks == 1 else num_ranks,
-            reader_stages=self._core.ranked.stages,
-        )
-        blocks = list(zip(groups, local, strict=True))
-
-        def inspected() -> tuple[list[int], int | None]:
-            checksums = self._core.checksums
-            ours = checksums.arrived([blocks[i] for i in sample], source.peer.parts)
-            return ours, checksums.first_not_finite(blocks)
-
-        answer, (ours, broken) = await asyncio.gather(
-            source.client.confirm(call, timeout_s=CONFIRM_TIMEOUT_S), asyncio.to_thread(inspected)
-        )
-        name = source.worker.worker_id
-        if not answer.is_valid:
-            raise TransportError(f"lease {lease_id} of worker {name} ended before its blocks had been read")
-        if list(answer.checksums) != ours:
-            raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
-        if broken is not None:
-            raise TransportError(f"the state in block {remote[broken][0]} of worker {name} is not finite")
+        await confirm(self._core, source, lease_id, groups, remote, local)
 
     def _note(
         self, source: KVSource, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float
@@ -189,35 +162,6 @@ class Fetch:
             "gb_per_s": num_bytes / max(read_s, 1e-9) / 1e9,
         }
         self._timeline.append(Stage("transfer", self._core.me.worker_id, started_s, whole_s, attributes))
-
-
-async def _done(transfer: Transfer) -> None:
-    """Waits until every byte is in place.
-
-    Raises:
-        TransportError: the read failed.
-    """
-    await _told(transfer.add_done_callback)
-    if transfer.state is TransferState.FAILED:
-        assert transfer.error is not None
-        raise transfer.error
-
-
-async def _told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
-    """Waits until a transfer calls the added callback, from any thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    def wake(_: Transfer) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell)
-
-    add_callback(wake)
-    await future
 
 
 def _entries(groups: tuple[BlockRange, ...]) -> dict[Entry, Pages]:

@@ -8,6 +8,7 @@ lease is confirmed after a read has read the promised content. Used by one threa
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tandem.compute.ranked_pages import OPAQUE
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError
 from tandem.kvcache.block_table import BlockRange
@@ -55,6 +56,11 @@ class LeaseBook:
         if (lease := self._leases.get(lease_id)) is not None:
             for group, found in enumerate(groups):
                 lease.blocks.update(zip(found.block_ids, ((group, pages) for pages in found.pages()), strict=True))
+
+    def grant_pages(self, lease_id: str, page_ids: Iterable[int]) -> None:
+        """Adds pages that are no blocks of KV to a lease; no effect when it has ended."""
+        if (lease := self._leases.get(lease_id)) is not None:
+            lease.blocks.update((page, (OPAQUE, (page,))) for page in page_ids)
 
     def covered(self, lease_id: str, block_ids: Iterable[int]) -> list[tuple[int, tuple[int, ...]]] | None:
         """(KV group, pages) of all these blocks, if a lease permits reading each of them."""

@@ -11,14 +11,14 @@ class Pins:
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
         self._engine = engine
-        self._name = name
+        self.name = name
         self._lock = threading.Lock()
         self._num_open = 1
 
     def add(self, transfer: Transfer) -> None:
         """Adds a transfer that writes to these blocks. Only before `close`."""
         with self._lock:
-            assert self._num_open, f"{self._name} was dropped before a transfer was added"
+            assert self._num_open, f"{self.name} was dropped before a transfer was added"
             self._num_open += 1
         transfer.add_over_callback(lambda _: self._leave())
 
@@ -31,5 +31,4 @@ class Pins:
             self._num_open -= 1
             is_over = self._num_open == 0
         if is_over:
-            name = self._name
-            self._engine.post(lambda engine: engine.kv.drop(name))
+            self._engine.post(lambda engine: engine.kv.drop(self.name))

@@ -195,6 +195,7 @@ async def serving_worker(
             num_ranks=settings.num_ranks,
             ranks=partial(report_of, ranks),
             host=host,
+            draft_states=assembly.engine.draft_states,
             credentials=credentials,
         )
         blank, model = blank_state(settings, me.worker_id, assembly, compatibility), model_info(settings, assembly)

@@ -18,8 +18,10 @@ from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, LeaseUpdate, PrefillCall, PrefillUpdate, WorkerAddress
+from tandem.rpc.prefill_messages import LeasedDraftState
 from tandem.scheduler.output import KVReserved, SampledToken
 from tandem.worker.core import WorkerCore
+from tandem.worker.draft_states import drafter_of, fetch_draft_state, forget_draft_state
 from tandem.worker.fetch import Fetch
 from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
@@ -94,6 +96,10 @@ class RemotePrefill:
             self._fetch.cancel()
         self._core.engine.kv_arrived(self._engine_id, num_arrived)
 
+    def forget(self) -> None:
+        """Drops what the drafter was given of the request and has not used. Call it when the request is over."""
+        forget_draft_state(self._core, self._engine_id)
+
     async def _succeeds(self, prefill: WorkerAddress) -> bool:
         try:
             await self._get_from(prefill)
@@ -140,6 +146,8 @@ class RemotePrefill:
                         self._core.engine.kv_coming(self._engine_id, 0)
                         pulls.append(asyncio.create_task(self._pull(source, update.lease)))
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
+                    if update.draft_state is not None:
+                        pulls.append(asyncio.create_task(self._fetch_draft_state(source, lease_id, update.draft_state)))
 
     async def _room(self) -> None:
         """Waits until the engine has blocks for the computed KV.
@@ -162,6 +170,11 @@ class RemotePrefill:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
         self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)
+
+    async def _fetch_draft_state(self, source: KVSource, lease_id: str, leased: LeasedDraftState) -> None:
+        stage = await fetch_draft_state(self._core, source, lease_id, leased, self._engine_id)
+        if stage is not None:
+            self._timeline.append(stage)
 
     def _note(self, update: PrefillUpdate) -> None:
         if update.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
@@ -187,6 +200,7 @@ class RemotePrefill:
             num_fetch_blocks=call.num_fetch_blocks,
             lease_id=lease_id,
             pins=call.pins,
+            drafter=drafter_of(self._core, call.params),
         )
 
 

@@ -17,6 +17,7 @@ from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
 from tandem.core.scope import CacheScope
+from tandem.core.speculate import OFF
 from tandem.core.token_ids import joined
 from tandem.core.types import FinishReason
 from tandem.engine.async_engine import EngineUpdate
@@ -24,7 +25,6 @@ from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
-    ChosenToken,
     ComputeCall,
     ConfirmAnswer,
     ConfirmCall,
@@ -38,11 +38,13 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
+from tandem.rpc.prefill_messages import ChosenToken
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.scheduler.output import KVComputed, KVReserved
 from tandem.scheduler.request import Handoff
 from tandem.telemetry.log import request_context
 from tandem.worker.core import WorkerCore
+from tandem.worker.draft_states import forget_draft_state, is_wanted, lent_draft_state
 from tandem.worker.lifecycle import Lifecycle
 from tandem.worker.prefix_fetch import PrefixFetch
 from tandem.worker.remote_prefill import RemotePrefill
@@ -117,6 +119,8 @@ class WorkerService:
         finally:
             await stream.aclose()
             await ended(*tasks)
+            if remote is not None:
+                remote.forget()
 
     def _with_whole_metrics(
         self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
@@ -177,7 +181,9 @@ class WorkerService:
         )
         tasks: list[asyncio.Task[None]] = []
         fetch: PrefixFetch | None = None
-        is_leased = False
+        is_leased, has_drafts = False, is_wanted(self._core, call)
+        if not has_drafts:  # NOTE: a state that nobody would read is not computed
+            call = replace(call, params=replace(call.params, speculate=OFF))
         stream = self._stream(call, engine_id, handoff)
         try:
             async for update in stream:
@@ -193,12 +199,16 @@ class WorkerService:
                 else:
                     whole = self._with_whole_metrics(call, update, fetch)
                     yield self._chosen(whole, watch)
+                    if has_drafts:
+                        state = await lent_draft_state(self._core, engine_id, lease_id)
+                        yield PrefillUpdate(draft_state=state)
                     if whole.metrics is not None and whole.finish_reason is not None:
                         self._core.metrics.observe_request(whole.metrics, whole.finish_reason)
                         yield PrefillUpdate(timeline=watch.all_stages(whole))
         finally:
             await stream.aclose()
             await ended(*tasks)
+            forget_draft_state(self._core, engine_id)
 
     def _stream(
         self,

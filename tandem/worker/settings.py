@@ -15,7 +15,7 @@ from tandem.architecture.tensors import MAX_RANKS
 from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.core.speculate import OFF, has_weights
+from tandem.core.speculate import OFF, serves_prompts
 from tandem.models.hub import served_name
 from tandem.process.peer_settings import PeerSettings
 from tandem.process.settings import Address, EngineSettings, required_secret
@@ -143,8 +143,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     def engine_config(self) -> EngineConfig:
         config = replace(super().engine_config(), pin_share=self.pin_share)
-        # NOTE: prompts are computed without drafts
-        has_no_use = self.role is Role.PREFILL and has_weights(self.speculate)
+        # NOTE: prompts are computed without drafts; a head is loaded for the state that it hands over
+        has_no_use = self.role is Role.PREFILL and not serves_prompts(self.speculate)
         return replace(config, speculate=OFF) if has_no_use else config
 
     def open_core_board(self) -> CoreBoard | None:

@@ -91,6 +91,11 @@ class KVSource:
             begun[-1].fail(error)
         return begun[0] if len(begun) == 1 else Transfer.joined(begun, clock)
 
+    def read_pages(self, remote: Sequence[int], local: Sequence[int]) -> Transfer:
+        """Reads whole pages of all ranks, as `Resharding.read_of_pages` and `KVTransport.read`."""
+        part = self.resharding.read_of_pages(remote, local)
+        return self.transport.read(self.peer, part.remote, part.local)
+
     def keep(self, lease_id: str) -> None:
         """Renews a lease from now on."""
         self._leases.add(lease_id)

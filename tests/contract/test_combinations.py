@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.core.output import RequestOutput
+from tandem.core.pins import Pin
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import build_engine
+from tandem.rpc.messages import GenerateCall
 from tests.helpers.combinations import (
     AMPLE_BYTES,
     MAX_MODEL_LEN,
@@ -24,10 +27,13 @@ from tests.helpers.combinations import (
     answer_of,
     draw_asks,
     draw_model,
+    draw_plan,
+    is_beginning,
     plain_answers,
     plain_config,
+    serve,
 )
-from tests.helpers.engines import drain, least_kv_cache_bytes
+from tests.helpers.engines import least_kv_cache_bytes
 from tests.helpers.handoffs import call_of
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.ranked import led_engine
@@ -35,6 +41,7 @@ from tests.helpers.workers import Pair, at_rest, pair_of
 
 MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
+PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
 
 Serve = Callable[[random.Random, Model], None]
 
@@ -74,8 +81,10 @@ def test_an_engine_answers_as_the_plainest_one(seed: int, tmp_path: Path) -> Non
 def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 8)
     expected = plain_answers(model, asks)
-    num_ranks, budget, block_size = rng.choice((1, 1, 2)), rng.choice((16, 32, 100, 256)), rng.choice((8, 16, 32, 64))
-    drafter, is_small = rng.choice(("off", "ngram", "suffix", "known")), rng.random() < 0.5
+    num_ranks, budget = rng.choice((1, 1, 2)), rng.choice((16, 32, 100, 256))
+    block_size, is_small = rng.choice((8, 16, 32, 64, 128)), rng.random() < 0.5
+    heads = () if model.head is None else (model.head,) * 4
+    drafter = rng.choice(("off", "ngram", "suffix", "known", f"draft={model.plain}", *heads))
     least = least_kv_cache_bytes(model.path, MAX_MODEL_LEN, budget, model.dtype, block_size)
     config = plain_config(
         model,
@@ -87,27 +96,27 @@ def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
         speculate="off" if drafter == "known" else drafter,
     )
     speculation = _half_right(asks, expected) if drafter == "known" else None
+    plans = [draw_plan(rng, ask) for ask in asks]
     with ExitStack() as opened:
         if num_ranks == 1:
             engine = build_engine(config, speculation=speculation)
             opened.callback(engine.close)
         else:
             engine, _ = opened.enter_context(led_engine(config, num_ranks, speculation=speculation))
-        for index, (prompt, params) in enumerate(asks):
-            engine.add_request(prompt, params, request_id=str(index))
-        found = drain(engine)
-    for index, ask in enumerate(asks):
-        assert answer_of(found[str(index), 0]) == expected[index], (model, config, ask)
+        answers = serve(engine, asks, plans)
+    for ask, plan, found, wanted in zip(asks, plans, answers, expected, strict=True):
+        is_cut = plan.leaves is not None and not plan.resumes and found[-1] is None
+        assert is_beginning(found, wanted) if is_cut else found == wanted, (model, num_ranks, config, ask, plan)
 
 
 def _half_right(asks: list[Ask], answers: list[Answer]) -> Speculation:
-    known = {tuple(prompt): tokens for (prompt, _), (tokens, *_) in zip(asks, answers, strict=True)}
+    known = {tuple(ask.prompt): tokens for ask, (tokens, *_) in zip(asks, answers, strict=True)}
     return Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
 
 
 @pytest.mark.parametrize("seed", seeds(3, 200))
 def test_a_pair_of_workers_answers_as_the_plainest_engine(seed: int, tmp_path: Path) -> None:
-    """Requests come at random moments, some with no prefill worker, and some of their callers leave."""
+    """Requests come at random moments, some with no prefill worker; some callers leave, and some of those go on."""
     check(seed, tmp_path, lambda rng, model: asyncio.run(_serve_by_a_pair(rng, model)))
 
 
@@ -116,41 +125,82 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
     expected = plain_answers(model, asks)
     widths = rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
     budgets = rng.choice((16, 32, 100)), rng.choice((16, 32, 100))
+    heads = () if model.head is None else (model.head,) * 4
     settings: dict[str, Any] = {
         "native_kernels": True,
         "attention_backend": "auto",
         "dtype": "auto",
+        "activations": model.activations,
         "max_num_running": 8,
-        "block_size": rng.choice((8, 16, 32)),
+        "block_size": rng.choice((8, 16, 32, 64)),
         "kv_cache_gib": rng.choice((2, 8)) / 1024,
+        "pin_share": rng.choice((0.1, 0.5)),
         "transport": rng.choice(("inproc", "tcp", "cma", "nixl")),
-        "host_kv_gib": rng.choice((0.0, 0.01)) if max(widths) == 1 else 0.0,
-        "speculate": rng.choice(("off", "ngram", "suffix", f"draft={model.plain}")),
+        "host_kv_gib": rng.choice((0.0, 0.01)),
+        "speculate": rng.choice(("off", "ngram", "suffix", f"draft={model.plain}", *heads)),
     }
     of_prefill = {"tp": widths[0], "max_num_batched_tokens": budgets[0]}
-    plans = [(rng.random() * 0.3, rng.random() < 0.8, rng.random() < 0.15) for _ in asks]
+    visits = [_draw_visit(rng, ask) for ask in asks]
     async with (
         asyncio.timeout(TIMEOUT_S),
         pair_of(model.path, prefill=of_prefill, tp=widths[1], max_num_batched_tokens=budgets[1], **settings) as pair,
     ):
-        calls = (_answer(pair, str(index), ask, *plans[index]) for index, ask in enumerate(asks))
+        calls = (_answer(pair, str(index), ask, visits[index]) for index, ask in enumerate(asks))
         answers = await asyncio.gather(*calls)
         await at_rest(pair.prefill, pair.decode)
-    for ask, found, wanted in zip(asks, answers, expected, strict=True):
-        assert found in (None, wanted), (model, widths, budgets, settings, ask)
+    for ask, visit, found, wanted in zip(asks, visits, answers, expected, strict=True):
+        is_cut = found[-1] is None and visit.num_updates is not None
+        told = model, widths, budgets, settings, ask, visit
+        assert is_beginning(found, wanted) if is_cut else found == wanted, told
 
 
-async def _answer(
-    pair: Pair, request_id: str, ask: Ask, delay_s: float, has_prefill: bool, leaves: bool
-) -> Answer | None:
-    """None = its caller has left."""
-    await asyncio.sleep(delay_s)
-    call = call_of(pair, request_id=request_id, prompt_token_ids=ask[0], params=ask[1])
-    stream = pair.to_decode.generate(call if has_prefill else replace(call, prefill=None))
-    outputs = []
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """How a request is served by a pair: when it comes, whether a prefill worker helps, after how many updates its
+    caller leaves (None = at the end) and whether another call goes on with it; `pins`: beginnings to keep.
+    """
+
+    delay_s: float
+    has_prefill: bool
+    num_updates: int | None
+    resumes: bool
+    pins: tuple[Pin, ...]
+
+
+def _draw_visit(rng: random.Random, ask: Ask) -> Visit:
+    num_updates = rng.randrange(6) if rng.random() < 0.35 else None
+    pins = (Pin(min(len(ask.prompt), 96), PIN_TTL_S),) if rng.random() < 0.4 else ()
+    can_resume = ask.params.prompt_logprobs is None
+    return Visit(rng.random() * 0.3, rng.random() < 0.8, num_updates, can_resume and rng.random() < 0.6, pins)
+
+
+async def _answer(pair: Pair, request_id: str, ask: Ask, visit: Visit) -> Answer:
+    await asyncio.sleep(visit.delay_s)
+    call = call_of(
+        pair,
+        request_id=request_id,
+        prompt_token_ids=ask.prompt,
+        params=ask.params,
+        salt=ask.salt,
+        pins=visit.pins,
+    )
+    call = call if visit.has_prefill else replace(call, prefill=None)
+    outputs = await _updates(pair, call, visit.num_updates)
+    if visit.num_updates is None or not visit.resumes or answer_of(outputs)[-1] is not None:
+        return answer_of(outputs)
+    tokens, *_ = answer_of(outputs)
+    again = replace(call, request_id=f"{request_id}+", output_token_ids=tuple(tokens))
+    return answer_of([*outputs, *await _updates(pair, again, None)])
+
+
+async def _updates(pair: Pair, call: GenerateCall, at_most: int | None) -> list[RequestOutput]:
+    """Those of a call, whose caller leaves after so many."""
+    stream, outputs = pair.to_decode.generate(call), []
+    if at_most == 0:
+        return []
     async for update in stream:
         outputs.append(update.output)
-        if leaves and len(outputs) > 2:
+        if len(outputs) == at_most:
             await stream.aclose()
-            return None
-    return answer_of(outputs)
+            break
+    return outputs

@@ -20,6 +20,7 @@ from tandem.process.discovery_kubernetes import KubernetesDiscovery
 from tandem.process.discovery_redis import RedisDiscovery
 from tandem.router.process import serving_router
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
+from tandem.simulation.redis import SimulatedRedis
 from tests.helpers.kube_fake import running_fake
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.helpers.secret import AS_WORKER
@@ -106,6 +107,25 @@ async def in_redis(server: RedisServer) -> AsyncIterator[Backend]:
 
 
 @contextlib.asynccontextmanager
+async def in_simulated_redis() -> AsyncIterator[Backend]:
+    """The server of `tandem.simulation`, at a real port."""
+    redis = SimulatedRedis(time.time)
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(redis.session, "127.0.0.1", 0) as server, contextlib.AsyncExitStack() as opened:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+
+        def open_one() -> Discovery:
+            discovery = RedisDiscovery(url, AS_WORKER, ttl_s=1.0, timeout_s=PATIENT_S)
+            opened.push_async_callback(discovery.close)
+            return discovery
+
+        async def expire() -> None:
+            redis.clock_offset_s += 1.0
+
+        yield Backend(open_one, expire)
+
+
+@contextlib.asynccontextmanager
 async def in_kubernetes() -> AsyncIterator[Backend]:
     """For whom announcing is nothing: its own tests have what else it promises."""
     async with running_fake() as fake, contextlib.AsyncExitStack() as opened:
@@ -125,12 +145,14 @@ Scenario = Callable[[Backend], Coroutine[None, None, None]]
 Run = Callable[[Scenario], None]
 
 
-@pytest.fixture(params=["embedded", "routers", "redis"])
+@pytest.fixture(params=["embedded", "routers", "redis", "simulated redis"])
 def run(request: pytest.FixtureRequest) -> Run:
     def run_it(scenario: Scenario) -> None:
         async def main() -> None:
             if request.param == "redis":
                 opening = in_redis(request.getfixturevalue("redis_server"))
+            elif request.param == "simulated redis":
+                opening = in_simulated_redis()
             elif request.param == "kubernetes":
                 opening = in_kubernetes()
             else:
@@ -204,7 +226,7 @@ def test_an_old_incarnation_cannot_withdraw_the_new_one(run: Run) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("run", ["embedded", "redis"], indirect=True)
+@pytest.mark.parametrize("run", ["embedded", "redis", "simulated redis"], indirect=True)
 def test_whoever_falls_silent_vanishes(run: Run) -> None:
     """Routers hold what they are told in an embedded one."""
 

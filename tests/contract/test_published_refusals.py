@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.rotations import RotatedWeight
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.loader import load_model
+from tandem.models.heads.load import carries_mtp, load_mtp
+from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.heads import save_deepseek_v3_with_mtp
 from tests.helpers.published_formats import FORMATS, PER_TOKEN, compressed, floats, integers, save_published
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 1}
@@ -25,8 +28,8 @@ def saved(path: Path, name: str, **options: Any) -> Path:
     return path / "coded"
 
 
-def load(path: Path) -> None:
-    load_model(str(path), dtype="float32", device=torch.device("cpu"), kernels=TorchKernels())
+def load(path: Path) -> LoadedModel:
+    return load_model(str(path), dtype="float32", device=torch.device("cpu"), kernels=TorchKernels())
 
 
 def without(suffix: str) -> Callable[[Tensors], None]:
@@ -173,6 +176,13 @@ UNSERVED: dict[str, tuple[str, dict[str, Any], str]] = {
     "random rotations": (INT4, rotated("input", type="random-hadamard"), 'type="random-hadamard".*hadamard, of'),
     "shuffled rotations": (INT4, rotated("input", randomize=True), "randomize=true is not served"),
     "sizes of rotations": (INT4, rotated("input", head_dim=None), "R4 rotates 320 inputs of .*down_proj.* by 320"),
+    "rotated nowhere": (
+        INT4,
+        rotated("input", "re:.*dwn_proj$"),
+        r"R4 has the target 're:\.\*dwn_proj\$', which is none",
+    ),
+    "rotated attention": (INT4, rotated("input", "re:.*self_attn$"), "which is none of the linear maps of this model"),
+    "rotated norms": (INT4, rotated("output", "re:.*input_layernorm$"), "which is none of the linear maps of this"),
     "rotated floats": (INT4, rotated("input", "re:lm_head$"), r"rotates lm_head\.weight, which is not coded"),
     "activations with fixed scales": (
         "compressed int8 channels",
@@ -199,6 +209,39 @@ def test_configurations_that_are_not_served_are_refused_by_name(case: str, tmp_p
     path = checkpoints.edit_config(saved(tmp_path, name), quantization_config=config)
     with pytest.raises(UnsupportedCheckpointError, match=message):
         load(path)
+
+
+def test_one_target_of_several_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    config = rotated("input")
+    config["transform_config"]["config_groups"]["R4"]["apply"][0]["targets"].append("model.layers.7.mlp.down_proj")
+    path = checkpoints.edit_config(saved(tmp_path, INT4), quantization_config=config)
+    with pytest.raises(UnsupportedCheckpointError, match=r"R4 has the target 'model\.layers\.7\.mlp\.down_proj'"):
+        load(path)
+
+
+def test_a_rotation_of_a_head_that_is_the_embedding_is_refused(tmp_path: Path) -> None:
+    """It was ignored: the only name of such a head was the embedding's."""
+    config = rotated("input", "lm_head")
+    path = checkpoints.edit_config(saved(tmp_path, INT4, tie_word_embeddings=True), quantization_config=config)
+    with pytest.raises(UnsupportedCheckpointError, match=r"rotates lm_head\.weight, which is not coded"):
+        load(path)
+
+
+@pytest.mark.parametrize("layer", [0, 2], ids=["of the model", "of the module"])
+def test_a_rotation_of_the_model_or_of_its_module_for_further_tokens_alone_is_served(
+    layer: int, tmp_path: Path
+) -> None:
+    """Each is loaded with a plan of its own, in which the other's targets are nowhere."""
+    plain = save_deepseek_v3_with_mtp(tmp_path / "plain", hidden_size=64, v_head_dim=16)
+    save_published(plain, FORMATS[INT4], tmp_path / "coded", tmp_path / "decoded")
+    config = rotated("input", rf"re:model\.layers\.{layer}\.self_attn\.o_proj$")
+    path = checkpoints.edit_config(tmp_path / "coded", quantization_config=config)
+    model = load(path)
+    weights = model.decoder.parameters.weights
+    rotated_ones = [name for name, weight in weights.items() if isinstance(weight, RotatedWeight)]
+    assert rotated_ones == ["model.layers.0.self_attn.o_proj.weight"] * (layer == 0)
+    assert carries_mtp(path, model)
+    assert load_mtp(path, model, kernels=TorchKernels(), device=torch.device("cpu")).weight_bytes > 0
 
 
 CONTRADICTED: dict[str, tuple[str, dict[str, Any], str]] = {

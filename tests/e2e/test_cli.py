@@ -1,6 +1,7 @@
 """The `tandem` command as a user runs it: real processes, real files, exit codes."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from tandem.cli.main import main
 from tandem.core.sampling_params import SamplingParams
+from tests.helpers import command_line
 from tests.helpers.checkpoints import save_tiny_qwen3
 from tests.helpers.engines import drain, text, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -25,8 +27,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tandem(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tandem.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
+    return command_line.run(*arguments, given=stdin, env=os.environ)
+
+
+def in_a_new_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", command_line.MODULE, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def expected_text(checkpoint: Path, prompt: str, params: SamplingParams) -> str:
@@ -99,7 +105,7 @@ def test_wrong_settings_are_one_clear_line(
 
 
 def test_a_missing_model_is_one_clear_line_of_a_real_process(tmp_path: Path) -> None:
-    result = tandem("generate", "--model", tmp_path / "nothing", "--prompt", "a")
+    result = in_a_new_process("generate", "--model", tmp_path / "nothing", "--prompt", "a")
     assert result.returncode == 2
     assert "nothing" in result.stderr
     assert "Traceback" not in result.stderr
@@ -131,9 +137,9 @@ def test_output_that_cannot_spell_a_character(
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     flags = ["--max-tokens", "8", "--seed", "1", *FLAGS]
-    streamed = tandem("generate", "--model", checkpoint, "--prompt", "caf\u00e9", *flags)
+    streamed = in_a_new_process("generate", "--model", checkpoint, "--prompt", "caf\u00e9", *flags)
     assert streamed.returncode == 0, streamed.stderr
-    listed = tandem("generate", "--model", checkpoint, "--prompt", "caf\u00e9", "--prompt", "x", *flags)
+    listed = in_a_new_process("generate", "--model", checkpoint, "--prompt", "caf\u00e9", "--prompt", "x", *flags)
     assert listed.returncode == 0, listed.stderr
     assert [json.loads(line)["prompt"] for line in listed.stdout.splitlines()] == ["caf\u00e9", "x"]
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,8 +17,10 @@ from tandem.cli.load import LoadCommand, command_line
 from tandem.cli.main import main
 from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
 from tandem.loadtest.plan import LoadPlan
+from tests.helpers import command_line as commands
 from tests.helpers.checkpoints import save_tiny_llama
-from tests.helpers.cluster import ROOT, Cluster, running_cluster
+from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.command_line import environment
 from tests.helpers.fake_backend import FakeCluster, eventually
 from tests.helpers.fake_backend import running_cluster as fake_cluster
 from tests.helpers.serving_clients import is_idle
@@ -49,17 +50,12 @@ class Ran:
         return report["num_completed"], report["num_rejected"], report["num_failed"]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    return {**own, "PYTHONPATH": str(ROOT), **variables}
-
-
 def command(*flags: str | Path) -> list[str]:
     return [sys.executable, "-m", "tandem.cli.main", "load", "--output", "-", *map(str, flags)]
 
 
 def load(*flags: str | Path, **variables: str) -> Ran:
-    done = subprocess.run(command(*flags), capture_output=True, text=True, timeout=120, env=environment(**variables))
+    done = commands.run("load", "--output", "-", *flags, env=environment(**variables))
     return Ran(done.returncode, done.stdout, done.stderr)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tests.helpers import command_line
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -32,9 +33,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def quantize(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, timeout=200, check=False
-    )
+    return command_line.run("quantize", *arguments, env=ENVIRONMENT, timeout_s=200)
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_files(checkpoint: Path, tmp_path: Path) -> None:

@@ -98,9 +98,7 @@ def test_certificates_are_renewed_while_requests_run(model: Path) -> None:
     """
     asked = {"model": "tiny", "prompt": list(range(1, 60)), "max_tokens": 80, "ignore_eos": True}
     asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    with started(
-        ROOT, ("--model", model, "--port", "0", "--quiet", "--tls", *FLAGS), {}, program=("-c", RENEWING)
-    ) as up:
+    with started(ROOT, ("--model", model, "--port", "0", "--quiet", "--tls", *FLAGS), {}, program=RENEWING) as up:
         (match,) = up.until(r"^tiny is served at (http://.*)$")
         (directory,) = {Path(each.environ()["TANDEM_TLS_DIR"]).parent for each in children_of(up)}
         first, num_crossed = (directory / "worker/ca.crt").read_bytes(), 0

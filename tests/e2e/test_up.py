@@ -21,9 +21,10 @@ import pytest
 import torch
 
 from tandem.core.memory import total_bytes
-from tests.helpers import checkpoints, stub_service
+from tests.helpers import checkpoints, command_line, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.empty_weights import empty_weights
+from tests.helpers.fork_server import ForkedProcess
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +35,12 @@ ROLES = ("router", "prefill", "decode", "gateway")
 class Terminal:
     """A running `tandem up` and what it has said on both streams."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess | subprocess.Popen[bytes]
     lines: list[str] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    def listen(self, output: IO[str]) -> None:
+        for line in output:
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
                 self._changed.notify_all()
@@ -90,30 +90,36 @@ def started(
     place: Path,
     flags: Sequence[str | Path],
     variables: Mapping[str, str],
-    stderr: int | IO[bytes] = subprocess.STDOUT,
-    program: Sequence[str] = ("-m", "tandem.cli.main"),
+    errors: IO[bytes] | None = None,
+    program: str | None = None,
 ) -> Iterator[Terminal]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
-    process = subprocess.Popen(
-        [sys.executable, *program, "up", *map(str, flags)],
-        cwd=place,
-        env={**environment, "PYTHONPATH": str(ROOT), **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
-    terminal = Terminal(process)
-    listener = threading.Thread(target=terminal.listen)
-    listener.start()
-    try:
-        yield terminal
-    finally:
-        process.kill()
-        process.wait()
-        listener.join(10)
-        assert process.stdout is not None
-        process.stdout.close()
+    """`errors`: where standard error goes, if not to the terminal. `program`: Python code to run, which calls `up`."""
+    environment = command_line.environment(**variables)
+    reading, writing = os.pipe()
+    with open(reading, encoding="utf-8") as output:
+        with open(writing, "wb") as written:
+            stderr = written if errors is None else errors
+            process: ForkedProcess | subprocess.Popen[bytes]
+            if program is None:
+                process = command_line.started(
+                    *("up", *flags),
+                    output=written.fileno(),
+                    errors=stderr.fileno(),
+                    env=environment,
+                    directory=place,
+                )
+            else:
+                command = [sys.executable, "-c", program, "up", *map(str, flags)]
+                process = subprocess.Popen(command, cwd=place, env=environment, stdout=written, stderr=stderr)
+        terminal = Terminal(process)
+        listener = threading.Thread(target=terminal.listen, args=[output])
+        listener.start()
+        try:
+            yield terminal
+        finally:
+            process.kill()
+            process.wait()
+            listener.join(10)
 
 
 def children_of(terminal: Terminal) -> list[psutil.Process]:
@@ -378,7 +384,7 @@ def test_full_disks_under_the_logs_do_not_end_it(place: Path, checkpoint: Path) 
 def test_a_full_disk_under_standard_error_does_not_end_it(place: Path, checkpoint: Path) -> None:
     with (
         Path("/dev/full").open("wb") as full,
-        started(place, ("--model", checkpoint, "--port", "0"), {}, stderr=full) as terminal,
+        started(place, ("--model", checkpoint, "--port", "0"), {}, errors=full) as terminal,
     ):
         terminal.until(r"is served at")
         terminal.process.send_signal(signal.SIGINT)

@@ -19,6 +19,13 @@ from tests.helpers.random_models import choose_the_earliest, oracle_class, save
 
 Builder = Callable[..., Path]
 
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 4.0,
+}
+
 
 def save_tiny_llama(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A LlamaForCausalLM of three layers at `path`; `options` override keys of its configuration."""
@@ -175,13 +182,13 @@ def save_tiny_smollm3(path: Path, *, seed: int = 0, dtype: str = "float32", **op
 
 def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A GraniteForCausalLM with all four multipliers."""
-    multipliers = {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.6,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 4.0,
-    }
-    return save(path, transformers.GraniteConfig(**SIZES | multipliers | options), seed, dtype)
+    return save(path, transformers.GraniteConfig(**SIZES | _MULTIPLIERS | options), seed, dtype)
+
+
+def save_tiny_granite_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GraniteMoeForCausalLM of five experts, two for each token."""
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32}
+    return save(path, transformers.GraniteMoeConfig(**SIZES | _MULTIPLIERS | experts | options), seed, dtype)
 
 
 def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -310,6 +317,7 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "mistral4": save_tiny_mistral4,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,
+    "granite_moe": save_tiny_granite_moe,
 }
 """More families with experts: parity with transformers, and equal tokens however they are computed."""
 

@@ -25,8 +25,11 @@ from tandem.process.child import pin_to, tie_to
 ROOT = Path(__file__).parents[2]
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
 """Variables that libraries read when they are imported: those of a worker with a share of one core."""
-IMPORTED = ("tandem.worker.process", "tandem.gateway.server", "tandem.router.process")
+_SERVICES = ("tandem.worker.process", "tandem.gateway.server", "tandem.router.process")
+_COMMANDS = tuple(f"tandem.cli.{verb}" for verb in ("up", "generate", "chat", "load", "quantize"))
+IMPORTED = (*_SERVICES, *_COMMANDS)
 _MAX_BYTES = 1 << 18
+_STREAMS = (1, 2, 0)
 _POLL_S = 0.005
 
 
@@ -43,6 +46,15 @@ class ForkedProcess:
         if self.returncode is None:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
     def wait_stopped(self) -> None:
         """Wait until every thread has stopped, after SIGSTOP."""
@@ -67,17 +79,30 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def start(
-        self, module: str, arguments: Sequence[str], env: Mapping[str, str], cpus: Sequence[int], output: int
+        self,
+        module: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        cpus: Sequence[int],
+        output: int,
+        *,
+        errors: int | None = None,
+        given: int | None = None,
+        directory: Path = ROOT,
     ) -> ForkedProcess:
-        """Run `module` as `python -m` does, in the repository's root, in a process group of its own.
+        """Run `module` as `python -m` does, in a process group of its own.
 
         Args:
             env: all its variables.
             cpus: cores it is confined to; empty = any.
             output: file descriptor for what it writes.
+            errors: another one for what it writes to standard error.
+            given: file descriptor that it reads; None: an empty one.
+            directory: its working directory.
         """
         request = {"module": module, "arguments": list(arguments), "env": dict(env), "cpus": list(cpus)}
-        return ForkedProcess(self, self.ask(request, [output]))
+        streams = [output, output if errors is None else errors, *([] if given is None else [given])]
+        return ForkedProcess(self, self.ask({**request, "directory": str(directory)}, streams))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """The server's answer."""
@@ -115,7 +140,7 @@ def _serve(connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # NOTE: so that no collection of a child copies what all share
     while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, len(_STREAMS))
         if not data:
             return
         request = json.loads(data)
@@ -125,8 +150,9 @@ def _serve(connection: socket.socket) -> None:
             os.waitid(os.P_PID, request["stopped"], os.WSTOPPED)
             answer = None
         else:
-            answer = _forked(request, descriptors[0], connection)
-            os.close(descriptors[0])
+            answer = _forked(request, descriptors, connection)
+            for descriptor in descriptors:
+                os.close(descriptor)
         connection.send(json.dumps(answer).encode())
 
 
@@ -135,7 +161,7 @@ def _polled(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _forked(request: Mapping[str, Any], output: int, connection: socket.socket) -> int:
+def _forked(request: Mapping[str, Any], descriptors: Sequence[int], connection: socket.socket) -> int:
     """Returns the child's pid; does not return in the child."""
     server = os.getpid()
     pid = os.fork()
@@ -146,9 +172,15 @@ def _forked(request: Mapping[str, Any], output: int, connection: socket.socket) 
     os.setpgid(0, 0)
     tie_to(server)
     connection.close()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for stream, descriptor in zip(_STREAMS, descriptors, strict=False):
+        os.dup2(descriptor, stream)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    # NOTE: new objects, since those that the server had know what kind of files its own streams were
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["env"])
     if request["cpus"]:

@@ -5,7 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.gguf_rules import RULES, Array, Config, Rules, Tensors, in_pairs, plus_one, stacked, state_space
+from tests.helpers.gguf_rules import (
+    RULES,
+    Array,
+    Config,
+    Rules,
+    Tensors,
+    in_pairs,
+    lfm2,
+    plus_one,
+    stacked,
+    state_space,
+)
 
 _SIGMOID = 2
 
@@ -29,6 +40,31 @@ def _experts(config: Config) -> dict[str, Any]:
         "expert_weights_scale": config["routed_scaling_factor"],
         "expert_weights_norm": config["norm_topk_prob"] or None,
         "leading_dense_block_count": config.get("first_k_dense_replace"),
+    }
+
+
+def _lfm2_experts(tensors: Tensors, config: Config) -> Tensors:
+    """Stacks under the names of their maps, and the routers' corrections, which are called biases."""
+    names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    stacks: dict[str, list[Array]] = {}
+    found: Tensors = {}
+    for name, values in sorted(tensors.items()):  # NOTE: fewer than ten experts
+        prefix, is_expert, last = name.partition(".experts.")
+        if is_expert:
+            _, part, _ = last.split(".")
+            stacks.setdefault(f"{prefix}.experts.{names[part]}.weight", []).append(values)
+        else:
+            found[name.replace("expert_bias", "expert_bias.bias")] = values[:, 0] if values.ndim == 3 else values
+    return found | {name: np.stack(parts) for name, parts in stacks.items()}
+
+
+def _lfm2_moe(config: Config) -> dict[str, Any]:
+    return lfm2(config) | {
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_gating_func": _SIGMOID,
     }
 
 
@@ -248,6 +284,7 @@ def _qwen35_moe(config: Config) -> dict[str, Any]:
 
 _MORE_RULES = {
     "glm4_moe": Rules("glm4moe", _correction, _glm),
+    "lfm2_moe": Rules("lfm2moe", _lfm2_experts, _lfm2_moe),
     "minimax_m2": Rules("minimax-m2", _correction, _minimax),
     "deepseek_v2": Rules("deepseek2", _latent_tensors, _deepseek),
     "deepseek_v3": Rules("deepseek2", _latent_tensors, _deepseek3),

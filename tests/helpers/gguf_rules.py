@@ -150,7 +150,7 @@ def _kv_heads(config: Config) -> list[int]:
     ]
 
 
-def _lfm2(config: Config) -> dict[str, Any]:
+def lfm2(config: Config) -> dict[str, Any]:
     return {
         "attention.head_count_kv": _kv_heads(config),
         "attention.layer_norm_rms_epsilon": config["norm_eps"],
@@ -181,7 +181,7 @@ def _granite_tensors(tensors: Tensors, config: Config) -> Tensors:
             gate, up = np.split(values, 2, axis=-2)
             found |= {f"blk.{layer}.ffn_gate_{suffix}.weight": gate, f"blk.{layer}.ffn_up_{suffix}.weight": up}
         else:
-            theirs, changed = state_space(name, values, config["mamba_n_groups"])
+            theirs, changed = state_space(name, values, config.get("mamba_n_groups", 1))
             found[theirs] = changed
     if config["num_local_experts"]:
         return found
@@ -193,6 +193,13 @@ def _replaced(name: str, parts: dict[str, str]) -> str:
     for old, new in parts.items():
         name = name.replace(old, new)
     return name
+
+
+def _granite_experts(config: Config) -> dict[str, Any]:
+    return _granite(config) | {
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+    }
 
 
 def _granite_hybrid(config: Config) -> dict[str, Any]:
@@ -255,7 +262,8 @@ RULES = {
     "granite": Rules("granite", in_pairs, _granite),
     "olmo2": Rules("olmo2"),
     "smollm3": Rules("smollm3", in_pairs),
-    "lfm2": Rules("lfm2", _squeezed, _lfm2),
+    "lfm2": Rules("lfm2", _squeezed, lfm2),
+    "granitemoe": Rules("granitemoe", _granite_tensors, _granite_experts),
     "granitemoehybrid": Rules("granitehybrid", _granite_tensors, _granite_hybrid),
     "qwen3_next": Rules("qwen3next", _qwen_next_tensors, _qwen_next),
 }

@@ -1,6 +1,6 @@
 """A format of weights that are read as floats and kept as codes: any checkpoint as one of codes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +93,9 @@ class RoundedFormat:
 
     def has_table(self, table: TensorSpec) -> bool:
         return False
+
+    def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        """There is no configuration."""
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False

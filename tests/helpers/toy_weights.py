@@ -1,7 +1,7 @@
 """A format of weights that no checkpoint here has: int8 codes with a scale for each output, multiplied in PyTorch."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,6 +94,9 @@ class ToyFormat:
 
     def has_table(self, table: TensorSpec) -> bool:
         return False
+
+    def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        """There is no configuration."""
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False

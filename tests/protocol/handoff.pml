@@ -11,7 +11,7 @@
  *   here              in the code
  *   lease[s]          worker/leases.py    LeaseBook, and the engine's hold under the lease's name
  *   Transfer          transport/          one-sided read; cannot be cancelled, only waited for
- *   attempt           worker/remote_prefill.py _get_from, worker/fetch.py _read and _confirm
+ *   attempt           worker/remote_prefill.py _get_from, worker/fetch.py _read, worker/confirm.py
  *   pins              worker/pins.py      the hold on the reserved block until every read is over
  *   fence, freed      transport/base.py   KVTransport.close
  */

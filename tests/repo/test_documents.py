@@ -78,3 +78,10 @@ def test_the_architecture_names_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     packages = {path.parent.name for path in (ROOT / "tandem").glob("*/__init__.py")}
     assert not {name for name in packages if not re.search(rf"\b{name}\b", text)}
+
+
+def test_the_readme_is_a_screen_and_a_half() -> None:
+    """One screen has some 57 lines. Details belong into docs/."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 86
+    assert len(text.split()) <= 700

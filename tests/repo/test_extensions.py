@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 GGUF = "gguf"
 WITH_OTHER_TENSORS = {  # see tests/contract/test_gguf_served.py
     *("gpt-oss", "granitehybrid", "qwen3next", "qwen35", "qwen35moe", "kimi-linear", "falcon-h1", "nemotron_h"),
-    "nemotron_h_moe",
+    *("nemotron_h_moe", "granitemoe", "lfm2moe"),
 }
 
 

@@ -3,7 +3,8 @@
 Each replaces a method or function for the time of a context. None touches the simulation itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.settlements import Settlements
 from tandem.core.hashing import root_hash
-from tandem.core.machine import random_id
+from tandem.core.machine import random_id, wall_s
 from tandem.engine import engine
 from tandem.gateway import assembly, pin_book
 from tandem.gateway.accounts import Bill
@@ -21,8 +22,10 @@ from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
-from tandem.process import fleet_view
+from tandem.process import discovery_redis, fleet_view
+from tandem.process.discovery_redis import RedisDiscovery
 from tandem.process.fleet_view import FleetView
+from tandem.redis_client import answered_within
 from tandem.rpc.messages import ConfirmAnswer
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
@@ -302,12 +305,44 @@ def _lost_source_still_used(patch: Patch) -> None:
     patch.setattr(KVSource, "_ping", ping)
 
 
+def _announced_once(patch: Patch) -> None:
+    announce = RedisDiscovery.announce
+
+    async def once(self: Any, record: Any) -> None:
+        if not hasattr(self, "_was_announced"):
+            self._was_announced = True
+            await announce(self, record)
+
+    patch.setattr(RedisDiscovery, "announce", once)
+
+
+def ends_by_own_clock(patch: Patch) -> None:
+    async def announce(self: Any, record: Any) -> None:
+        name = discovery_redis._name(record)
+        async with self._answering():
+            until_ms = int(wall_s() * 1000) + self._ttl_ms
+            sealed = self._sealer.seal(name, until_ms, discovery_redis._encoded(record))
+            await self._client.eval(discovery_redis.ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
+
+    patch.setattr(RedisDiscovery, "announce", announce)
+
+
+def _lost_redis_is_a_bug(patch: Patch) -> None:
+    @asynccontextmanager
+    async def answering(self: Any) -> AsyncIterator[None]:
+        async with answered_within(self._timeout_s):
+            yield
+
+    patch.setattr(RedisDiscovery, "_answering", answering)
+
+
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
     "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
 )
 _BY_HAND = "it makes a failover late and nothing wrong; scenarios written by hand find it (`test_lost_workers`)"
 _TOO_LATE = "few reads outlive their lease; a scenario written by hand finds it (`test_late_reads`)"
+_WATCHED = "routers go on with workers that they know; a scenario written by hand finds it (`test_found_in_redis`)"
 _ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
 
 MUTATIONS = [
@@ -346,6 +381,9 @@ MUTATIONS = [
     ),
     Mutation("the engine is not told that no KV comes", _engine_not_told_that_no_kv_comes, seed=0),
     Mutation("a broken stream ends nobody's request", broken_stream_ends_nobody, unfound=_BY_HAND),
+    Mutation("workers announce themselves once", _announced_once, seed=76),
+    Mutation("what Redis lists ends by the clock of who wrote it", ends_by_own_clock, unfound=_WATCHED),
+    Mutation("a Redis that is away is no error of ours", _lost_redis_is_a_bug, seed=2),
     Mutation("an update of a request overtakes", _update_overtakes, seed=1),
     Mutation(
         "nobody asks whether a source lives",

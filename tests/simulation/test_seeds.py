@@ -60,16 +60,17 @@ def test_a_seed_is_the_same_in_every_process() -> None:
         "from tandem.simulation.seeds import run_seed;"
         "print(*(run_seed(seed).digest for seed in (2, 5, 9)))"
     )
-    digests = [
-        subprocess.run(
+    processes = [
+        subprocess.Popen(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
-            check=True,
             text=True,
-        ).stdout.split()
+        )
         for hash_seed in ("1", "2")
     ]
+    digests = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 3
 

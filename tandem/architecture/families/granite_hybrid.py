@@ -19,7 +19,8 @@ _ROPE = "rope"
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, granite.DEFAULTS)
-    mixers, blocks = _read_mixers(fields, sizes), _read_blocks(fields, sizes)
+    width = fields.count("shared_intermediate_size", 1024, high=1 << 20)
+    mixers, blocks = _read_mixers(fields, sizes), read_blocks(fields, sizes, width)
     layers = base.pre_norm_layers(sizes, mixers, blocks)
     model = granite.build_model("granite_hybrid", fields, sizes, layers)
     base.check_unread(fields, (*_UNUSED_KEYS, *TRAINING_KEYS))
@@ -45,10 +46,13 @@ def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec | None:
     return rope if fields.text("position_embedding_type") == _ROPE else None
 
 
-def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec]:
-    """A gated block for every token, and beside it experts where there are any."""
-    width = fields.count("shared_intermediate_size", 1024, high=1 << 20)
-    num_experts = fields.count("num_local_experts", 8, low=0, high=1 << 12)
+def read_blocks(fields: Fields, sizes: base.Sizes, width: int | None = None) -> list[FeedForwardSpec]:
+    """A gated block of that width for every token, and beside it experts where there are any; None = experts alone.
+
+    Raises:
+        CorruptCheckpointError: there is neither.
+    """
+    num_experts = fields.count("num_local_experts", 8, low=0 if width else 1, high=1 << 12)
     top_k = fields.count("num_experts_per_tok", 2, low=min(1, num_experts), high=num_experts or MAX_COUNT)
     router = RouterSpec(
         linear=LinearSpec("router.layer", num_experts, sizes.hidden),
@@ -59,8 +63,8 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec]:
 
     def block(index: int) -> FeedForwardSpec:
         prefix = base.layer_prefix(index)
-        shared = _gated(sizes, f"{prefix}.shared_mlp", width, None)
-        if not num_experts:
+        shared = _gated(sizes, f"{prefix}.shared_mlp", width, None) if width else None
+        if shared is not None and not num_experts:
             return shared
         name = f"{prefix}.block_sparse_moe"
         experts = [_gated(sizes, name, sizes.intermediate, expert) for expert in range(num_experts)]

@@ -4,7 +4,7 @@ A format says which tensors of a checkpoint a weight is made of and, in its pack
 that all processes of a machine map. Layers and decoder call weights and know no format.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,6 +162,18 @@ class WeightFormat(Protocol):
 
     def has_table(self, table: TensorSpec) -> bool:
         """Whether an embedding is stored like this; its rows are then taken from the numbers of a weight."""
+        ...
+
+    def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        """Checks what the configuration says of a model as a whole, once.
+
+        Args:
+            weights: all that the model has.
+            others: modules that the checkpoint has beside the model, by its names.
+
+        Raises:
+            UnsupportedCheckpointError: a change of modules of which there are none.
+        """
         ...
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ A `Coding` knows how a checkpoint stores one kind of coded weight. `CodedFormat`
 rule by which a configuration chooses weights for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -178,6 +178,9 @@ class CodedFormat:
 
     def has_table(self, table: TensorSpec) -> bool:
         return self.has_tables and self.choice(table) is None
+
+    def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        self.rotations.check_targets(weights, others)
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         """Some writers add a bias of zeros to every map."""

@@ -1,6 +1,6 @@
 """Weights as floats of the model's dtype: row by row as checkpoints have them, or packed for the compiled kernels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,9 @@ class DenseFormat:
 
     def has_table(self, table: TensorSpec) -> bool:
         return False
+
+    def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        """Floats need no configuration."""
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from tandem.architecture.fields import Fields
@@ -14,7 +15,7 @@ from tandem.core.errors import CorruptCheckpointError
 
 _LEAST_GROUP = 8  # inputs; see `coded_matrix.serves` of the compiled kernels
 _LINEAR, _REGEX = "Linear", "re:"
-_MODEL = "model."
+_MODEL, _HEAD_MODULE = "model.", HEAD.removesuffix(".weight")
 _PREFIXES = ("language_model.model.", "model.language_model.")  # of a text model inside another, in configurations
 
 NamedModules = Callable[[TensorSpec], bool]
@@ -25,6 +26,8 @@ def names_of(weight: TensorSpec, renamed: Mapping[str, str] = MappingProxyType({
     """Names that a configuration may have for the module of a weight. `renamed`: see `renamed_modules`."""
     module = module_of(weight)
     stored = (renamed[module],) if module in renamed else ()
+    if weight.name == HEAD and module != _HEAD_MODULE:  # NOTE: it is the embedding, and a module of its own
+        stored = (*stored, _HEAD_MODULE)
     if module.startswith(_MODEL):
         return (module, *(prefix + module.removeprefix(_MODEL) for prefix in _PREFIXES), *stored)
     return module, f"language_model.{module}", *stored
@@ -55,17 +58,41 @@ def checked_group(fields: Fields, key: str, size: int) -> int:
     return size
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleEntry:
+    """One name, class or regular expression by which a configuration names modules. `text`: as it is there."""
+
+    text: str
+    pattern: re.Pattern[str] | None
+
+    def is_of(self, names: Collection[str]) -> bool:
+        """Whether it names a linear map that has these names."""
+        if self.pattern is not None:
+            return any(self.pattern.match(name) for name in names)
+        return self.text == _LINEAR or self.text in names
+
+
+def read_entries(fields: Fields, key: str) -> tuple[ModuleEntry, ...]:
+    """The entries of that key.
+
+    Raises:
+        CorruptCheckpointError: one is no regular expression.
+    """
+
+    def entry(text: str) -> ModuleEntry:
+        pattern = compiled(fields, key, text.removeprefix(_REGEX)) if text.startswith(_REGEX) else None
+        return ModuleEntry(text, pattern)
+
+    return tuple(map(entry, fields.texts(key) or ()))
+
+
 def named_modules(fields: Fields, key: str, stored: StoredTensors | None = None) -> NamedModules:
     """Whether a weight's module is among the names, classes and regular expressions of that key."""
-    renamed = renamed_modules(stored)
-    entries = fields.texts(key) or ()
-    patterns = [compiled(fields, key, entry.removeprefix(_REGEX)) for entry in entries if entry.startswith(_REGEX)]
-    exact = {entry for entry in entries if not entry.startswith(_REGEX)}
+    renamed, entries = renamed_modules(stored), read_entries(fields, key)
 
     def contains(weight: TensorSpec) -> bool:
         names = names_of(weight, renamed)
-        is_matched = any(pattern.match(name) for pattern in patterns for name in names)
-        return _LINEAR in exact or not exact.isdisjoint(names) or is_matched
+        return any(entry.is_of(names) for entry in entries)
 
     return contains
 

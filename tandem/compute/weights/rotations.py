@@ -7,8 +7,8 @@ diagonal. It is computed by butterflies (additions of two numbers), so a row's b
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,7 +17,14 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Experts
 from tandem.compute.weights.base import ExpertLinears, Linear, StoredTensors, Weight
-from tandem.compute.weights.modules import NamedModules, named_modules
+from tandem.compute.weights.modules import (
+    ModuleEntry,
+    NamedModules,
+    named_modules,
+    names_of,
+    read_entries,
+    renamed_modules,
+)
 from tandem.compute.weights.parts import source_of
 from tandem.core.errors import UnsupportedCheckpointError
 
@@ -77,13 +84,14 @@ def rotate_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """One rotation of the modules `of`. `size`: numbers that are rotated together; None = all."""
+    """One rotation of the modules `of`, which `targets` name. `size`: numbers that are rotated together; None = all."""
 
     name: str
     is_of_inputs: bool
     size: int | None
     of: NamedModules
     but: NamedModules
+    targets: tuple[ModuleEntry, ...]
 
     def block(self, weight: TensorSpec) -> int | None:
         """Numbers of the weight that are rotated together; None = it is not rotated so.
@@ -110,11 +118,13 @@ class Rotations:
     Args:
         suffixes: of tensors that hold their matrices, which need not be read.
         name: in fingerprints; another configuration has another one.
+        renamed: see `renamed_modules`.
     """
 
     found: tuple[Rotation, ...] = ()
     suffixes: tuple[str, ...] = ()
     name: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def rotated(self, weight: TensorSpec, inner: Weight) -> Weight:
         """The weight that rotates what goes in or comes out, where it has such rotations."""
@@ -124,6 +134,17 @@ class Rotations:
     def has(self, weight: TensorSpec) -> bool:
         """Whether one is of the weight."""
         return any(rotation.of(weight) and not rotation.but(weight) for rotation in self.found)
+
+    def check_targets(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
+        """See `WeightFormat.check_model`: without one of its rotations a model would answer nonsense."""
+        modules = [*(names_of(weight, self.renamed) for weight in weights), *((name,) for name in others)]
+        for rotation in self.found:
+            for entry in rotation.targets:
+                if not any(entry.is_of(names) for names in modules):
+                    raise UnsupportedCheckpointError(
+                        f"transform_config: {rotation.name} has the target {entry.text!r}, which is none of the linear "
+                        "maps of this model; correct it, or take it out if the weights were made without it"
+                    )
 
     def holds(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the stored tensor is the matrix of a rotation, as it is computed here."""
@@ -175,11 +196,13 @@ def read_rotations(quantisation: Fields, stored: StoredTensors | None) -> Rotati
             suffixes.append(f".{name}_{location}.weight")
             if location not in _CANCELLED:
                 of, but = (named_modules(part, key, stored) for key in ("targets", "ignore"))
-                found.append(Rotation(name, location == _INPUT, scheme.optional_count("head_dim"), of, but))
+                targets, size = read_entries(part, "targets"), scheme.optional_count("head_dim")
+                found.append(Rotation(name, location == _INPUT, size, of, but, targets))
     if not found:
         return replace(NO_ROTATIONS, suffixes=tuple(suffixes))
     text = json.dumps(quantisation.get("transform_config"), sort_keys=True)
-    return Rotations(tuple(found), tuple(suffixes), f"-rotated-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Rotations(tuple(found), tuple(suffixes), f"-rotated-{digest}", renamed_modules(stored))
 
 
 def _applications(scheme: Fields) -> list[Fields]:

@@ -1,6 +1,9 @@
-"""Drafter: the seam between guessing tokens and checking them; and what one may read of the checking model."""
+"""Drafter: the seam between guessing tokens and checking them; what one may read of the checking model, and what of it
+moves from one worker to another.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -54,4 +57,41 @@ class StateReader(Protocol):
             first_tokens: of each scheduled request, its first row in `states`.
             states: [num_tokens, len(layers) * hidden]; nobody changes them later.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftState:
+    """What a drafter computed of a request's first tokens.
+
+    first: position of its first row.
+    num_rows: rows, one a position.
+    data: uint8 [num_bytes], on the drafter's device.
+    """
+
+    first: int
+    num_rows: int
+    data: torch.Tensor
+
+
+@runtime_checkable
+class StateCarrier(Protocol):
+    """The third face of a drafter, one whose state of a request goes on at another worker. No token depends on it.
+
+    `fingerprint`: equal where one drafter can go on with the state of the other.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def give(self, request_id: str) -> DraftState | None:
+        """State of all tokens of a request but the newest; computes what of it is pending. None: there is none."""
+        ...
+
+    def take(self, request_id: str, state: DraftState) -> None:
+        """Begin this request, at the next `begin` of it, with `state` if it is of all its tokens but the newest."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop what `take` was given and no `begin` has used."""
         ...

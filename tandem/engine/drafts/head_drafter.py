@@ -2,24 +2,26 @@
 
 Row i of a request belongs to its position `first + i`: the model's states there and the token behind it. Rows wait
 until guesses are asked for, or until as many wait as a step has tokens, so that prompts are computed in chunks and
-answers nobody drafts for cost little. A request whose earlier states this worker never saw (taken over from another
-worker, found in the prefix cache, preempted) starts cold at the first position it computes. Rotary embeddings see
-distances only, so its rows are counted from there.
+answers nobody drafts for cost little. Rows of a request go on where another worker's `DraftState` ends, or behind a
+prefix whose rows are cached: a block of rows depends on the token behind it, and its hash covers that. A request whose
+earlier states this worker never saw starts cold at the first position it computes. Rotary embeddings see distances
+only, so its rows are counted from there.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
+from tandem.engine.drafts.drafter import DraftState
 from tandem.engine.drafts.drawing import drawing_state
+from tandem.engine.drafts.head_rows import HeadRows, joined, root_of_rows
 from tandem.engine.inputs import InputBuilder
-from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
-from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import PrefixMatch
 from tandem.models.heads.base import Head
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.step_deltas import TableChanges
@@ -27,66 +29,8 @@ from tandem.scheduler.step_deltas import TableChanges
 _MOST_OBSERVED = 64  # rows of steps that are kept as they came
 
 
-@dataclass(slots=True)
-class _Followed:
-    """One request.
-
-    token_ids: prompt and output.
-    first: position of its first row; None = no states of it are known.
-    num_computed: rows whose state is in the pool.
-    waiting: the model's states of the rows behind those, [n, width] each, `num_waiting` in all.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    num_prompt_tokens: int
-    state: SamplingState
-    first: int | None = None
-    num_computed: int = 0
-    waiting: list[torch.Tensor] = field(default_factory=list)
-    num_waiting: int = 0
-    table: BlockTable | None = None
-    changes: TableChanges = field(default_factory=TableChanges)
-
-    @property
-    def num_ready(self) -> int:
-        """Waiting rows whose token is known."""
-        if self.first is None:
-            return 0
-        return min(self.num_waiting, len(self.token_ids) - 1 - self.first - self.num_computed)
-
-    def follows(self, position: int) -> bool:
-        """Whether states from `position` on continue those that are known."""
-        return self.first is not None and 0 <= position - self.first - self.num_computed <= self.num_waiting
-
-    def split(self, num_rows: int) -> torch.Tensor:
-        """Take the first `num_rows` of the waiting rows, at least one."""
-        rows = _joined(self.waiting)
-        self.waiting = [rows[num_rows:]] if num_rows < len(rows) else []
-        self.num_waiting -= num_rows
-        return rows[:num_rows]
-
-    def add(self, rows: torch.Tensor) -> None:
-        """Let `rows` wait behind the others."""
-        self.waiting.append(rows)
-        self.num_waiting += len(rows)
-
-    def keep(self, num_rows: int) -> None:
-        """Forget all waiting rows but the first `num_rows`."""
-        while self.num_waiting > num_rows:
-            last = self.waiting.pop()
-            self.num_waiting -= len(last)
-            if self.num_waiting < num_rows:
-                self.add(last[: num_rows - self.num_waiting])
-
-    def forget(self) -> None:
-        """Forget all rows."""
-        self.first, self.num_computed, self.num_waiting = None, 0, 0
-        self.waiting.clear()
-
-
 class HeadDrafter:
-    """A `Drafter`, and its `StateReader`. Guesses are drawn as in `ModelDrafter`.
+    """A `Drafter`, its `StateReader` and its `StateCarrier`. Guesses are drawn as in `ModelDrafter`.
 
     Args:
         head: guesses.
@@ -97,6 +41,7 @@ class HeadDrafter:
         vocab_size: of the served model.
         max_num_requests: requests that are followed at once.
         max_model_len: longest request in tokens.
+        fingerprint: as of `StateCarrier`.
     """
 
     def __init__(
@@ -110,7 +55,9 @@ class HeadDrafter:
         vocab_size: int,
         max_num_requests: int,
         max_model_len: int,
+        fingerprint: str,
     ) -> None:
+        self.fingerprint = fingerprint
         self._head = head
         self._arena = arena
         self._kv = kv
@@ -125,7 +72,8 @@ class HeadDrafter:
             device=arena.pages.device,
             wanted_groups=(0,),
         )
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, HeadRows] = {}
+        self._taken: dict[str, DraftState] = {}
         self._released: list[str] = []
         self._observed: list[tuple[Sequence[ScheduledRequest], Sequence[int], torch.Tensor]] = []
         self._num_observed = 0  # rows of these
@@ -135,12 +83,17 @@ class HeadDrafter:
         return self._head.layers_read
 
     def begin(self, request: NewRequest) -> None:
-        self._followed[request.request_id] = _Followed(
+        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        followed = self._followed[request.request_id] = HeadRows(
             request.request_id,
-            [*request.prompt_token_ids, *request.output_token_ids],
+            token_ids,
             len(request.prompt_token_ids),
             drawing_state(request, self._vocab_size),
+            root_of_rows(request.hash_root, token_ids[0]),
         )
+        state = self._taken.pop(request.request_id, None)
+        if state is not None:
+            self._resume(followed, state)
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
         """Keep the states of a step. If more rows wait than a chunk may have, they are computed.
@@ -180,6 +133,28 @@ class HeadDrafter:
         self._sort_observed()  # NOTE: a request of this name may begin again, at another position
         self._forget(self._followed.pop(request_id))
 
+    @torch.inference_mode()
+    def give(self, request_id: str) -> DraftState | None:
+        followed = self._followed.get(request_id)
+        if followed is None:
+            return None
+        self._sort_observed()
+        self._catch_up([followed])
+        if followed.first is None or followed.first + followed.num_computed != len(followed.token_ids) - 1:
+            return None
+        assert followed.table is not None
+        (blocks,) = followed.table.groups
+        held = blocks[: math.ceil(followed.num_computed / self._kv.layout.block_size)]
+        if not all(held):  # NOTE: what no further row attends to was released
+            return None
+        return DraftState(followed.first, followed.num_computed, self._arena.pages[held].view(-1))
+
+    def take(self, request_id: str, state: DraftState) -> None:
+        self._taken[request_id] = state
+
+    def forget(self, request_id: str) -> None:
+        self._taken.pop(request_id, None)
+
     def check(self) -> None:
         """Check that the blocks are accounted for.
 
@@ -201,16 +176,40 @@ class HeadDrafter:
         self._observed.clear()
         self._num_observed = 0
 
-    def _add(self, followed: _Followed, position: int, states: torch.Tensor) -> None:
+    def _resume(self, followed: HeadRows, state: DraftState) -> None:
+        """Go on behind rows that another worker computed, if they are what is missing and there is room for them."""
+        num_blocks = math.ceil(state.num_rows / self._kv.layout.block_size)
+        is_whole = state.first >= 0 and state.first + state.num_rows == len(followed.token_ids) - 1
+        if not is_whole or state.data.numel() != num_blocks * self._kv.layout.page_bytes:
+            return
+        if not self._grow(followed, state.num_rows):
+            self._forget(followed)
+            return
+        assert followed.table is not None
+        (blocks,) = followed.table.groups
+        self._arena.pages[blocks[:num_blocks]] = state.data.view(num_blocks, -1)
+        followed.first, followed.num_computed = state.first, state.num_rows
+
+    def _start(self, followed: HeadRows, position: int) -> None:
+        """Begin a request whose states come from `position` on: behind its cached rows if they reach so far, else
+        cold.
+        """
+        followed.first = position
+        followed.extend_hashes(self._kv.layout.block_size)
+        match = self._kv.match(followed.block_hashes, position + 1)
+        if position and match.num_blocks * self._kv.layout.block_size == position and self._open(followed, match, 0):
+            followed.first, followed.num_computed = 0, position
+
+    def _add(self, followed: HeadRows, position: int, states: torch.Tensor) -> None:
         """Add the states from `position` on. Those of wrong guesses that wait there are replaced."""
         if not followed.follows(position):
             self._forget(followed)
-            followed.first = position
+            self._start(followed, position)
         assert followed.first is not None
         followed.keep(position - followed.first - followed.num_computed)
         followed.add(states)
 
-    def _forget(self, followed: _Followed) -> None:
+    def _forget(self, followed: HeadRows) -> None:
         """Forget the rows of a request, and release its blocks."""
         followed.forget()
         if followed.table is not None:
@@ -218,7 +217,7 @@ class HeadDrafter:
             self._released.append(followed.request_id)
             followed.table, followed.changes = None, TableChanges()
 
-    def _catch_up(self, requests: Iterable[_Followed]) -> tuple[list[_Followed], torch.Tensor]:
+    def _catch_up(self, requests: Iterable[HeadRows]) -> tuple[list[HeadRows], torch.Tensor]:
         """Compute the waiting rows whose token is known, of requests that have some. Returns these requests, and what
         the head gave for the last row of each.
         """
@@ -231,16 +230,17 @@ class HeadDrafter:
             items.append(self._item(followed, start, followed.token_ids[behind : behind + num_rows]))
             states.append(followed.split(num_rows))
             followed.num_computed += num_rows
+            self._publish(followed)
         return ready, self._forward(items, [self._head.fuse(rows) for rows in states])
 
     def _compute_guesses(
         self,
-        requests: Sequence[_Followed],
+        requests: Sequence[HeadRows],
         hidden: torch.Tensor,
         guesses: Mapping[str, Sequence[int]],
         limits: Mapping[str, int],
         depth: int,
-    ) -> tuple[list[_Followed], torch.Tensor]:
+    ) -> tuple[list[HeadRows], torch.Tensor]:
         """Compute the rows of the last guesses, of requests that may have more than `depth` and have room for it.
 
         Their states are overwritten by those of the tokens that are chosen.
@@ -256,19 +256,33 @@ class HeadDrafter:
                 rows.append(hidden[index : index + 1])
         return growing, self._forward(items, rows)
 
-    def _has_room(self, followed: _Followed) -> bool:
+    def _has_room(self, followed: HeadRows) -> bool:
         """Whether the pool has blocks for the rows that are ready; a request without is forgotten, to start cold."""
-        end = followed.num_computed + followed.num_ready
-        if followed.table is None:
-            nothing = self._kv.match((), 1)
-            if self._kv.can_open(nothing, end):
-                followed.table = self._kv.open(followed.request_id, nothing, (), end)
-        if followed.table is not None and self._kv.grow(followed.request_id, followed.num_computed, end):
+        if self._grow(followed, followed.num_computed + followed.num_ready):
             return True
         self._forget(followed)
         return False
 
-    def _item(self, followed: _Followed, start: int, token_ids: Sequence[int]) -> ScheduledRequest:
+    def _grow(self, followed: HeadRows, end: int) -> bool:
+        """Whether the request has blocks for its first `end` rows, from now on at the latest."""
+        if followed.table is None and not self._open(followed, self._kv.match((), 1), end):
+            return False
+        return self._kv.grow(followed.request_id, followed.num_computed, end)
+
+    def _open(self, followed: HeadRows, match: PrefixMatch, end: int) -> bool:
+        """Whether there is room for the request's table, of `match` and for `end` rows."""
+        if not self._kv.can_open(match, end):
+            return False
+        followed.table = self._kv.open(followed.request_id, match, (), end)
+        return True
+
+    def _publish(self, followed: HeadRows) -> None:
+        """Offer whole blocks of rows to later requests, which look for some only once these are computed."""
+        if followed.first == 0:
+            followed.extend_hashes(self._kv.layout.block_size)
+            self._kv.commit(followed.request_id, followed.block_hashes, followed.num_computed)
+
+    def _item(self, followed: HeadRows, start: int, token_ids: Sequence[int]) -> ScheduledRequest:
         assert followed.table is not None
         blocks = followed.changes.of(followed.table, self._kv.pages_of)
         return ScheduledRequest(followed.request_id, start, token_ids, samples=True, blocks=blocks)
@@ -280,31 +294,15 @@ class HeadDrafter:
         released, self._released = tuple(self._released), []
         inputs = self._inputs.build(SchedulerOutput((), tuple(items), released))
         in_order = sorted(range(len(items)), key=inputs.first_tokens.__getitem__)
-        rows = _joined([hidden[index] for index in in_order])
+        rows = joined([hidden[index] for index in in_order])
         found = self._head.forward(
             inputs.input_ids, inputs.positions, rows, self._arena.layers, inputs.batches[0], self._backends
         )
         last = [first + item.num_tokens - 1 for first, item in zip(inputs.first_tokens, items, strict=True)]
         return found[last]
 
-    def _draw(self, requests: Sequence[_Followed], hidden: torch.Tensor, depth: int) -> Sequence[SampledToken]:
+    def _draw(self, requests: Sequence[HeadRows], hidden: torch.Tensor, depth: int) -> Sequence[SampledToken]:
         for followed in requests:
             followed.state.num_output_tokens = len(followed.token_ids) - followed.num_prompt_tokens + depth
         logits = self._head.logits(hidden)[:, : self._vocab_size]
         return self._sampler.sample(logits, [followed.state for followed in requests])
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of all parts, [n, width].
-
-    NOTE: copied part by part, since a concatenation of many rows wakes PyTorch's own threads. These then spin and take
-    the cores from the model's next step.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    rows = parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1])
-    start = 0
-    for part in parts:
-        rows[start : start + len(part)].copy_(part)
-        start += len(part)
-    return rows

@@ -1,5 +1,6 @@
 """Loads a head beside a served model as a drafter, or refuses it by name."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ class DraftingHead:
         Raises:
             ConfigurationError: no backend reads its state.
         """
-        kv = KVCacheManager(self.layout, num_blocks, max_chunk_tokens=max_chunk_tokens, prefix_caching=False)
+        kv = KVCacheManager(
+            self.layout, num_blocks, max_chunk_tokens=max_chunk_tokens, prefix_caching=config.prefix_caching
+        )
         return HeadDrafter(
             self.loaded.head,
             Arena(self.layout, num_blocks + 1, device),
@@ -50,6 +53,7 @@ class DraftingHead:
             vocab_size=vocab_size,
             max_num_requests=config.max_num_running,
             max_model_len=min(max_model_len, self.loaded.max_positions),
+            fingerprint=hashlib.sha256(f"{self.loaded.fingerprint}\0{self.layout}".encode()).hexdigest(),
         )
 
 

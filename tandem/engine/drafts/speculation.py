@@ -14,7 +14,7 @@ import torch
 
 from tandem.core.speculate import OFF
 from tandem.engine.drafts.allowance import Allowance
-from tandem.engine.drafts.drafter import Drafter, StateReader
+from tandem.engine.drafts.drafter import Drafter, StateCarrier, StateReader
 from tandem.engine.drafts.lengths import Guess, choose_lengths
 from tandem.engine.drafts.pace import Pace
 from tandem.engine.drafts.step_times import NUM_SURE, PlainTimes, StepTimes
@@ -79,6 +79,11 @@ class Speculation:
     def layers_read(self) -> tuple[int, ...]:
         """Layers whose inputs the drafter reads, see `HiddenStates`; empty = it reads none."""
         return () if self._reader is None else self._reader.layers
+
+    @property
+    def carrier(self) -> StateCarrier | None:
+        """The drafter, if its states can go on at another worker."""
+        return self._drafter if isinstance(self._drafter, StateCarrier) else None
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
         """Hand a step's hidden states to the drafter, see `StateReader`; after `begin`, before `drafts`."""

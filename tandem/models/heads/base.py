@@ -56,8 +56,14 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head in memory. `weight_bytes`: of its own parameters. `max_positions`: rows of a request that it takes."""
+    """A head in memory.
+
+    weight_bytes: of its own parameters.
+    max_positions: rows of a request that it takes.
+    fingerprint: of its weights and of the model that it reads; where equal, heads compute the same state.
+    """
 
     head: Head
     weight_bytes: int
     max_positions: int
+    fingerprint: str

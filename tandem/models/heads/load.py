@@ -1,5 +1,6 @@
 """Loads a head beside a model, or refuses it by name."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import ConfigurationError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
+from tandem.models.fingerprint import fingerprint_beside
 from tandem.models.heads.base import LoadedHead
 from tandem.models.heads.eagle3 import Eagle3Head
 from tandem.models.heads.mtp import MtpHead
@@ -24,7 +26,7 @@ from tandem.models.load_plan import LoadingPlan
 from tandem.models.loader import LoadedModel
 from tandem.models.weights import load_parameters, match_plan, stored_names, stored_tensors
 
-_SHARED = (".shared_head.head.weight", ".embed_tokens.weight")  # copies of the model's own
+_SHARED = re.compile(r".*\.(embed_tokens|shared_head\.head)\.\w+")  # the model's own, of floats or codes
 
 
 def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> bool:
@@ -34,7 +36,7 @@ def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -
         return False
     fields = read_config(path)
     names = stored_names(open_checkpoint(path, allow_pickle=allow_pickle), find_family(fields).parameter_name)
-    return f"{spec.projection.name}.weight" in names
+    return any(name.startswith(f"{spec.projection.name}.") for name in names)  # NOTE: codes have names of their own
 
 
 def load_mtp(
@@ -62,7 +64,7 @@ def load_mtp(
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     names = stored_names(checkpoint, find_family(fields).parameter_name)
     further = model.spec.unserved
-    own = {name: source for name, source in names.items() if name.startswith(further) and not name.endswith(_SHARED)}
+    own = {name: source for name, source in names.items() if name.startswith(further) and not _SHARED.fullmatch(name)}
     spec = replace(spec, layer=layer_with_stored_blocks(spec.layer, own))
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     plan = LoadingPlan.of_tensors(spec.tensors(), formats)
@@ -73,7 +75,8 @@ def load_mtp(
         whole_head, head_bytes = _load_whole_head(checkpoint, model.spec, formats, names, device)
         num_bytes += head_bytes
     head = MtpHead(spec, model.decoder, parameters, kernels, whole_head)
-    return LoadedHead(head, num_bytes, model.spec.max_position_embeddings)
+    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    return LoadedHead(head, num_bytes, model.spec.max_position_embeddings, fingerprint)
 
 
 def _load_whole_head(
@@ -117,4 +120,5 @@ def load_eagle3(
     sources = match_plan(checkpoint, plan, formats, names)
     parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
     head = Eagle3Head(spec, model.decoder, parameters, kernels)
-    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings)
+    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings, fingerprint)

@@ -24,7 +24,6 @@ from tandem.rpc import methods
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import Party
 from tandem.rpc.messages import (
-    ChosenToken,
     ConfirmAnswer,
     ConfirmCall,
     Decision,
@@ -49,6 +48,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.prefill_messages import ChosenToken
 from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 

@@ -26,7 +26,6 @@ from tandem.routing.speed import PrefillWork
 from tandem.rpc import methods
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.messages import (
-    ChosenToken,
     ConfirmAnswer,
     ConfirmCall,
     Decision,
@@ -51,6 +50,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
 from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 
@@ -235,6 +235,7 @@ PREFILL_CALL = st.builds(
     num_fetch_blocks=COUNT,
     lease_id=TEXT,
     pins=PINS,
+    drafter=TEXT,
 )
 LEASE = st.builds(
     LeaseUpdate,
@@ -251,6 +252,7 @@ PREFILL_NEWS = st.builds(
     maybe(COUNT),
     tuples(STAGE),
     PINS,
+    maybe(st.builds(LeasedDraftState, COUNT, COUNT, COUNT, tuples(SMALL))),
 )
 GREETING = st.builds(
     Greeting,

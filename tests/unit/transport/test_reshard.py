@@ -172,6 +172,17 @@ def test_a_block_of_another_number_of_pages_is_refused() -> None:
         resharding_of(whole, 1, 1, (99, 99)).reads([(1, 3)], [(1, 2)], [tuple(range(1, 99))])
 
 
+def test_pages_of_any_content_move_between_equal_widths_only() -> None:
+    whole = build_layout((kv(2),), BLOCK_SIZE)
+    read = resharding_of(whole, 2, 2, (12, 20)).read_of_pages([3, 19], [11, 1])
+    assert (list(read.remote), list(read.local)) == ([3, 19, 23, 39], [11, 1, 23, 13])
+    with pytest.raises(TransportError, match="whole pages of 1 ranks mean nothing here"):
+        resharding_of(whole, 2, 1, (12, 20)).read_of_pages([3], [1])
+    for remote, local, words in ((20, 1, "remote block 20"), (0, 1, "remote block 0"), (1, 12, "local block 12")):
+        with pytest.raises(TransportError, match=words):
+            resharding_of(whole, 2, 2, (12, 20)).read_of_pages([remote], [local])
+
+
 def test_a_pool_of_other_sizes_is_refused() -> None:
     reader = RankedLayout(build_layout((kv(2),), BLOCK_SIZE), 1)
     with pytest.raises(IncompatiblePeerError, match="not blocks of 64 bytes"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tandem.compute.ranked_pages import OPAQUE
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError
 from tandem.kvcache.block_table import BlockRange
@@ -77,9 +78,12 @@ def test_a_lease_covers_what_was_granted_while_it_lasts() -> None:
         [(0, (1,)), (1, (7, 4, 5)), (0, (3,))],
         None,
     ]
+    book.grant_pages("a", (8, 9))
+    assert book.covered("a", [9, 8]) == [(OPAQUE, (9,)), (OPAQUE, (8,))]
     assert book.covered("b", [1]) is None
     book.end("a")
     book.grant("a", (BlockRange(0, (1,)),))
+    book.grant_pages("a", (8, 9))
     assert book.covered("a", []) is None
     clock.advance(10)
     assert book.expire() == ["b"]

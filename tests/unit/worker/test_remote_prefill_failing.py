@@ -19,7 +19,7 @@ from tandem.scheduler.output import SampledToken
 from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
 from tandem.transport.tcp.transport import TcpTransport
-from tandem.worker import fetch
+from tandem.worker import confirm
 from tandem.worker.process import WorkerProcess
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
@@ -122,7 +122,7 @@ def test_kv_that_does_not_arrive_is_computed_without_waiting_for_the_rest(llama:
 def test_a_confirmation_that_fails_after_prefill_has_ended_leads_to_the_next(
     llama: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "CONFIRM_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(confirm, "CONFIRM_TIMEOUT_S", 0.5)
 
     async def main() -> None:
         async with pair_of(llama) as pair, front_of(pair.prefill, "p1", silent={"confirm"}) as front:

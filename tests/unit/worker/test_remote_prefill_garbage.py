@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ChosenToken, PrefillUpdate
+from tandem.rpc.messages import PrefillUpdate
+from tandem.rpc.prefill_messages import ChosenToken
 from tests.helpers.handoffs import PROMPT, call_of
 from tests.helpers.workers import (
     at_rest,

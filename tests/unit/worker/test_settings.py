@@ -67,8 +67,12 @@ def test_a_core_board_that_is_not_there_is_named() -> None:
         settings_of(core_board="/nowhere/board:3").open_core_board()
 
 
-@pytest.mark.parametrize("drafter", ["draft=small", "eagle=head", "mtp", "auto"])
-def test_prefill_workers_load_no_drafting_network(drafter: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "at_prefill"),
+    [("draft=small", "off"), ("eagle=head", "eagle=head"), ("mtp", "mtp"), ("auto", "off")],
+)
+def test_prefill_workers_load_only_heads_that_are_named(drafter: str, at_prefill: str) -> None:
+    """They hand their state over; a draft model computes the prompt itself, where it drafts."""
     settings = {"model": "m", "speculate": drafter}
-    assert PrefillSettings.model_validate(settings).engine_config().speculate == "off"
+    assert PrefillSettings.model_validate(settings).engine_config().speculate == at_prefill
     assert DecodeSettings.model_validate(settings).engine_config().speculate == drafter

@@ -1,4 +1,4 @@
-"""Granite 3, as Llama with four multipliers, and Granite 4, which has Mamba-2 in most layers."""
+"""Granite 3, as Llama with four multipliers, its mixtures of experts, and Granite 4, with Mamba-2 in most layers."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -31,8 +31,8 @@ _EXPERTS = {
     "ffn_gate_exps": Place("block_sparse_moe.{}.gate_proj"),
     "ffn_up_exps": Place("block_sparse_moe.{}.up_proj"),
     "ffn_down_exps": Place("block_sparse_moe.{}.output_linear"),
-    **{f"{name}_shexp": place for name, place in _BLOCK.items()},
 }
+_BLOCK_BESIDE = {f"{name}_shexp": place for name, place in _BLOCK.items()}
 
 
 def _read_multipliers(fields: Fields) -> dict[str, object]:
@@ -66,14 +66,33 @@ def _read_hybrid(file: GgufFile, fields: Fields, config: Config) -> dict[str, ob
     }
 
 
+def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    """Experts of every layer, all of the layer's width."""
+    width, num_experts = config["intermediate_size"], fields.count("expert_count", high=1 << 12)
+    fields.only("expert_feed_forward_length", (width,), f"as feed_forward_length, {width}")
+    return _read(file, fields, config) | {
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": fields.count("expert_used_count", high=num_experts),
+    }
+
+
 _INNER = PRE_NORMS | IN_TURN | state_space("mamba")
 _CLASS = "GraniteMoeHybridForCausalLM"
 GRANITE = Architecture("granite", "GraniteForCausalLM", PRE_NORMS | IN_TURN | GATED, _read, has_bias_option=True)
+GRANITE_MOE = Architecture(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    PRE_NORMS | IN_TURN | _EXPERTS,
+    _read_experts,
+    has_bias_option=True,
+)
 GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     _CLASS,
     _INNER | _BLOCK,
     _read_hybrid,
-    with_experts=Architecture("granitemoehybrid", _CLASS, _INNER | _EXPERTS, _read_hybrid, is_hybrid=True),
+    with_experts=Architecture(
+        "granitemoehybrid", _CLASS, _INNER | _EXPERTS | _BLOCK_BESIDE, _read_hybrid, is_hybrid=True
+    ),
     is_hybrid=True,
 )

@@ -1,7 +1,16 @@
-"""LFM2: short convolutions, and attention where a layer has heads of k and v."""
+"""LFM2: short convolutions, and attention where a layer has heads of k and v; experts behind some dense layers."""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import EMBEDDING, Architecture, Config, Place, channelwise, have_attention
+from tandem.models.gguf.families.base import (
+    EMBEDDING,
+    Architecture,
+    Config,
+    Place,
+    as_written,
+    channelwise,
+    have_attention,
+)
+from tandem.models.gguf.families.experts import SIGMOID
 from tandem.models.gguf.file import GgufFile
 
 _OUTER = {
@@ -39,4 +48,32 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
     }
 
 
+def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
+    """NOTE: files leave out what all published models have: weights of the chosen experts that sum to 1."""
+    fields.only("expert_gating_func", (SIGMOID,), f"{SIGMOID} (sigmoid)")
+    fields.only("expert_weights_norm", (True,), "true")
+    found = {name: value for name, value in _read(file, fields, config).items() if name != "block_auto_adjust_ff_dim"}
+    num_experts = fields.count("expert_count", high=1 << 12)
+    return found | {
+        "num_experts": num_experts,
+        "num_experts_per_tok": fields.count("expert_used_count", high=num_experts),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length", high=1 << 20),
+        "num_dense_layers": fields.count("leading_dense_block_count", 0, low=0, high=1 << 10),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": as_written(fields.number("expert_weights_scale", 1.0)),
+        "use_expert_bias": any(name.endswith(_BIAS) for name in file.tensors),
+    }
+
+
+_BIAS = ".exp_probs_b.bias"
+_EXPERTS = {
+    "ffn_gate_inp": Place("feed_forward.gate"),
+    "exp_probs_b.bias": Place("feed_forward.expert_bias"),
+    "ffn_gate_exps": Place("feed_forward.experts.{}.w1"),
+    "ffn_up_exps": Place("feed_forward.experts.{}.w3"),
+    "ffn_down_exps": Place("feed_forward.experts.{}.w2"),
+}
+LFM2_MOE = Architecture(
+    "lfm2_moe", "Lfm2MoeForCausalLM", _INNER | _EXPERTS, _read_experts, outer=_OUTER, is_hybrid=True
+)
 LFM2 = Architecture("lfm2", "Lfm2ForCausalLM", _INNER, _read, outer=_OUTER, is_hybrid=True)

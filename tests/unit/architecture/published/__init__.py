@@ -8,7 +8,7 @@ that the hub shows, from memory; reports of the stored tensors confirm those of 
 from tests.unit.architecture.published.checkpoint import Checkpoint
 from tests.unit.architecture.published.deepseek import LATENT
 from tests.unit.architecture.published.deltas import DELTA
-from tests.unit.architecture.published.dense import GRANITE, OLMO, PHI, SMOLLM
+from tests.unit.architecture.published.dense import GRANITE, GRANITE_MOE, OLMO, PHI, SMOLLM
 from tests.unit.architecture.published.google import GEMMA, GEMMA_4
 from tests.unit.architecture.published.hybrids import GRANITE_4, LFM2
 from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
@@ -33,6 +33,7 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *PHI,
     *SMOLLM,
     *GRANITE,
+    *GRANITE_MOE,
     *GRANITE_4,
     *LFM2,
     *MAMBA_2,

@@ -330,3 +330,32 @@ GRANITE = (
         source="a public list of configurations and tensor shapes",
     ),
 )
+
+GRANITE_MOE = (
+    Checkpoint(
+        name="ibm-granite/granite-3.1-1b-a400m-instruct",
+        config={name: value for name, value in _GRANITE.items() if name != "mlp_bias"}
+        | {
+            "architectures": ["GraniteMoeForCausalLM"],
+            "model_type": "granitemoe",
+            "attention_multiplier": 0.015625,
+            "hidden_size": 1024,
+            "intermediate_size": 512,
+            "logits_scaling": 6.0,
+            "num_attention_heads": 16,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 24,
+            "num_local_experts": 32,
+            "output_router_logits": False,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1500000.0,
+            "router_aux_loss_coef": 0.0,
+            "vocab_size": 49155,
+        },
+        total=1_330_000_000,
+        is_count=False,
+        active=0.4,
+        kv_bytes=49_152,
+        source="the file on the hub",
+    ),
+)

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from bench.race.__main__ import main, settings_of
 from bench.race.runs import Runs
 from bench.race.workloads import WORKLOADS
+from tests.helpers import command_line
 from tests.unit.bench.race import runs_by_hand
 
 ROOT = Path(__file__).parents[4]
@@ -89,6 +89,5 @@ def test_a_whole_race_over_the_bundled_model(tmp_path: Path) -> None:
     assert "starting" not in again.stdout
 
 
-def _race(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "bench.race", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=END_S, check=False)
+def _race(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return command_line.run(*arguments, module="bench.race", env=os.environ, timeout_s=END_S)

@@ -240,6 +240,35 @@ def test_what_another_worker_began_starts_cold(eagle: Case, name: str) -> None:
     assert destination.engine.counters.num_drafted > 0
 
 
+def test_a_cached_prefix_has_its_rows_where_the_token_behind_it_is_the_same(case: Case) -> None:
+    """The last row of a block was computed from the next block's first token, so blocks of rows are told apart by it:
+    there is no state of another text, and guesses behind a hit are those behind the whole text.
+    """
+    beginning = prompt_of(50, 16)
+    prompts = [[*beginning, 7, 8, 9], [*beginning, 7, 11, 12], [*beginning, 13, 8, 9]]
+    recorded = Recorded(head_drafter(case.model, case.setting))
+    options = {"max_num_batched_tokens": 16, "max_num_running": 8, "block_size": 8}
+    engine = drafting_engine(case.model, checking_all(recorded), **options)
+    firsts = []
+    for index, prompt in enumerate(prompts):
+        recorded.seen.clear()
+        engine.add_request(prompt, GREEDY, request_id=str(index))
+        engine.step()
+        while not recorded.seen:
+            engine.step()
+        state = recorded.drafter.give(str(index))
+        assert state is not None
+        firsts.append(state.first)
+        drain(engine)
+        if state.first == 0:
+            for tokens, guess in recorded.seen[::4]:
+                assert guess == case.guess(tokens, len(guess))
+    assert engine.counters.num_cached_prompt_tokens == 2 * 16
+    assert firsts == [0, 0, 16]
+    engine.step()
+    recorded.drafter.check()
+
+
 def test_auto_takes_the_module_of_the_checkpoint(tmp_path: Path, eagle: Case) -> None:
     for carrying in (mtp_case(tmp_path, "deepseek_v3"), delta_case(tmp_path, "qwen3_next")):
         assert tiny_engine(carrying.model, speculate="auto").model.drafter == "mtp"

@@ -1,0 +1,25 @@
+"""GraniteMoeForCausalLM: Granite 3's mixtures of experts. As Granite 3, with the experts of Granite 4."""
+
+from tandem.architecture.families import base, granite
+from tandem.architecture.families.experts import TRAINING_KEYS
+from tandem.architecture.families.granite_hybrid import read_blocks
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, granite.DEFAULTS)
+    rope, scale = sizes.rope(fields), fields.number("attention_multiplier", 1.0)
+    bias = fields.flag("attention_bias", False)
+    mixers = [
+        base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
+        for index in range(sizes.num_layers)
+    ]
+    model = granite.build_model(
+        "granite_moe", fields, sizes, base.pre_norm_layers(sizes, mixers, read_blocks(fields, sizes))
+    )
+    base.check_unread(fields, TRAINING_KEYS)
+    return model
+
+
+FAMILY = base.Family(_read_model)
