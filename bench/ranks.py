@@ -82,7 +82,11 @@ def measure(path: Path, sizes: Sequence[Size], batches: Sequence[int], rounds: i
 
 def _bytes(shape: str, system: str, assembly: Assembly) -> list[Row]:
     """Of the leader, which has a part of every kind of weight but the embedding."""
-    weights = sum(tensor.size for tensor in assembly.model.tensors()) * DTYPE_BYTES[assembly.model.dtype]
+    model = assembly.model
+    num_elements = sum(tensor.size for tensor in model.tensors())
+    if model.tie_word_embeddings and not model.is_first:  # NOTE: the head is read a second time there
+        num_elements += model.head.size
+    weights = num_elements * DTYPE_BYTES[model.dtype]
     page_bytes = assembly.arena.layout.page_bytes
     return [
         Row(shape, system, "weights of the leader", weights / 1e6, "MB"),
