@@ -20,6 +20,15 @@ SHAPES: dict[str, dict[str, int]] = {
         "head_dim": 128,
         "vocab_size": 151936,
     },
+    "qwen3-8-layers": {  # Qwen3-0.6B's layers, eight of them, and a smaller vocabulary
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 16384,
+    },
     "small": {
         "hidden_size": 768,
         "intermediate_size": 2304,

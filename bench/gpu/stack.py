@@ -55,9 +55,10 @@ class WatchedForwardPass(ForwardPass):
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.num_computed += 1
-        return super().compute(input_ids, positions, batches, wanted, states)
+        return super().compute(input_ids, positions, batches, wanted, states, received)
 
     @property
     def replays_graphs(self) -> bool:

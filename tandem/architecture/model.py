@@ -81,6 +81,16 @@ class NextNames:
     final_norm: str
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """Of a model of `num_layers` layers, those of one stage: `first` to `end - 1`. `num_prompt_layers`: the model's."""
+
+    first: int
+    end: int
+    num_layers: int
+    num_prompt_layers: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
@@ -96,6 +106,7 @@ class ModelSpec:
             is served.
         next_names: what else their module has.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
+        span: of a stage, which layers it has; the first stage has the embedding, and the last the head. None = all.
     """
 
     family: str
@@ -117,6 +128,7 @@ class ModelSpec:
     next_names: NextNames | None = field(default=None, repr=False)
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
+    span: LayerSpan | None = field(default=None, repr=False)
 
     @property
     def longest_length(self) -> int:
@@ -127,6 +139,16 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with tokens, and has the embedding."""
+        return self.span is None or self.span.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with logits, and has final norm and head."""
+        return self.span is None or self.span.end == self.span.num_layers
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
@@ -159,8 +181,11 @@ class ModelSpec:
     @property
     def num_prompt_layers(self) -> int:
         """Layers that all tokens of a prompt pass, up to the last that keeps state: what lies behind it is computed of
-        those tokens only whose logits are asked for.
+        those tokens only whose logits are asked for. Of a stage, counted from its first layer: 0 or less, and it gets
+        no others; more than its layers, and it passes all on.
         """
+        if self.span is not None:
+            return self.span.num_prompt_layers - self.span.first
         keeping = [
             index
             for index, layer in enumerate(self.layers)
@@ -173,6 +198,8 @@ class ModelSpec:
         """Of `kv_specs`, those that are read for only those tokens of a prompt whose logits are asked for: by the last
         layer that keeps state and those behind it.
         """
+        if not 1 <= self.num_prompt_layers <= self.num_layers:
+            return ()
         wanted = self.states_of_layer[self.num_prompt_layers - 1 :]
         return tuple(sorted({state for states in wanted for state in states}))
 
@@ -188,11 +215,13 @@ class ModelSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
-        yield self.embedding
+        if self.is_first:
+            yield self.embedding
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
-        yield from self.final_norm.tensors()
-        if not self.tie_word_embeddings:
-            yield self.head
+        if self.is_last:
+            yield from self.final_norm.tensors()
+            if not self.tie_word_embeddings:
+                yield self.head
 
     @property
     def embedding(self) -> TensorSpec:
@@ -212,7 +241,8 @@ class ModelSpec:
     def weights(self) -> Iterator[TensorSpec]:
         """Those of all linear maps; the head, tied or not, is the last."""
         yield from (tensor for tensor in self.tensors() if tensor.is_weight and tensor.name != HEAD)
-        yield self.head
+        if self.is_last:
+            yield self.head
 
 
 def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

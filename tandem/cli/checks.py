@@ -9,6 +9,7 @@ from tandem.accounts.open import open_store
 from tandem.architecture.quantisation import find_quantisation, read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.shards import shard_model
+from tandem.architecture.stages import check_group, states_of_stages
 from tandem.core.clock import SystemClock
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.gateway.model import answer_format
@@ -39,23 +40,32 @@ def check_model(path: Path, *, allow_pickle: bool = False) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transport: str = AUTO) -> None:
-    """Checks that workers of so many ranks, by role, can share a model that `check_model` accepts, and hand its KV over
-    by that transport.
+def check_widths(
+    path: Path,
+    widths: Mapping[str, int],
+    block_size: int,
+    transport: str = AUTO,
+    stages: Mapping[str, int] | None = None,
+) -> None:
+    """Checks that workers of so many ranks a stage and so many stages, by role, can share a model that `check_model`
+    accepts, and hand its KV over by that transport. `stages`: None = one each.
 
     Raises:
         ConfigurationError: the message says why not, and what can be had.
     """
-    if max(widths.values()) == 1:
+    stages = dict.fromkeys(widths, 1) if stages is None else stages
+    if max(*widths.values(), *stages.values()) == 1:
         return
     fields = read_config(path)
     model = find_family(fields).read_model(fields)
-    for width in widths.values():
+    for role, width in widths.items():
+        check_group(width, stages[role])
         shard_model(model, 0, width)
     whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
-    if len({num_parts(whole, width) for width in widths.values()}) == 1:
+    in_stages = {role: states_of_stages(model, number) for role, number in stages.items()}
+    if len({(num_parts(whole, width), in_stages[role]) for role, width in widths.items()}) == 1:
         return
-    named = " and ".join(f"--{role}-tp={width}" for role, width in widths.items())
+    named = " and ".join(_flags(role, width, stages[role]) for role, width in widths.items())
     if transport == "nixl":
         raise ConfigurationError(
             f"{named} with --transport nixl, which reads whole pages only; leave --transport at auto, or give both the "
@@ -66,6 +76,10 @@ def check_widths(path: Path, widths: Mapping[str, int], block_size: int, transpo
             f"{named} group the layers of this {model.family} model in different ways, so that blocks cannot be handed "
             "over; give both the same number, or --prefill 0"
         )
+
+
+def _flags(role: str, width: int, num_stages: int) -> str:
+    return f"--{role}-tp={width}" + (f" --{role}-pp={num_stages}" if num_stages > 1 else "")
 
 
 def _check_weights(path: Path, allow_pickle: bool) -> None:

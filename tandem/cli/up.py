@@ -61,6 +61,7 @@ _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; more takes seconds longer to be had
 _WAITING_LINE_S = 5.0  # time between lines about what is waited for
 _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
+_RANK_SETTINGS: tuple[Literal["tp"], Literal["pp"]] = ("tp", "pp")
 _OF_DEPLOYMENTS = ("tls_dir", "insecure")
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
@@ -80,6 +81,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     decode: int = Field(1, ge=1, le=256, description="decode workers")
     prefill_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of prefill workers; omitted: --tp")
     decode_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of decode workers; omitted: --tp")
+    prefill_pp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--pp of prefill workers; omitted: --pp")
+    decode_pp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--pp of decode workers; omitted: --pp")
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
@@ -144,7 +147,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
         self.engine_config()
         tokenizer = check_model(path, allow_pickle=self.allow_pickle)
-        check_widths(path, self._widths(), self.block_size, self.transport)
+        check_widths(path, self._by_role("tp"), self.block_size, self.transport, self._by_role("pp"))
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, tokenizer, *parsers)
         check_backend(path, self.attention_backend, self.block_size, on_cpus=not topology.gpus)
@@ -156,17 +159,23 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             with contextlib.suppress(ConfigurationError):  # NOTE: workers say it, and whether they go on without
                 build()
 
-    def _widths(self) -> dict[str, int]:
-        """Ranks of each worker, by role."""
-        both = getattr(self, "tp", None) or 1
-        widths = {DECODE: self.decode_tp or both}
+    def _by_role(self, name: Literal["tp", "pp"]) -> dict[str, int]:
+        """That setting of each worker, by role."""
+        both = getattr(self, name, None) or 1
+        prefill: int | None = getattr(self, f"prefill_{name}")
+        found = {DECODE: getattr(self, f"decode_{name}") or both}
         if self.prefill:
-            return {PREFILL: self.prefill_tp or both, **widths}
-        if self.prefill_tp is not None:
+            return {PREFILL: prefill or both, **found}
+        if prefill is not None:
             raise ConfigurationError(
-                f"--prefill-tp={self.prefill_tp} with --prefill 0: there are no prefill workers; leave one of them out"
+                f"--prefill-{name}={prefill} with --prefill 0: there are no prefill workers; leave one of them out"
             )
-        return widths
+        return found
+
+    def _rank_flags(self, role: str) -> tuple[str, ...]:
+        """Those of a worker; none where it has one rank."""
+        found = ((name, self._by_role(name)[role]) for name in _RANK_SETTINGS)
+        return tuple(word for name, number in found if number > 1 for word in (f"--{name}", str(number)))
 
     def topology(self, path: Path, source: random.Random) -> Topology:
         """Returns the topology of the cluster from these settings."""
@@ -198,7 +207,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             transport=self.transport,
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
             worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
-            flags={role: ("--tp", str(width)) for role, width in self._widths().items() if width > 1},
+            flags={role: flags for role in self._by_role("tp") if (flags := self._rank_flags(role))},
             env=variables(self, _OWN),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *_OF_DEPLOYMENTS)),
         )
@@ -357,7 +366,7 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
 
 
 # Settings that the processes get by flags or in the secret part of their environment.
-_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__) | {"tp"}
+_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__) | set(_RANK_SETTINGS)
 
 
 def _own_cpus() -> Sequence[int]:

@@ -4,6 +4,7 @@ All ranks make the same calls in the same order. The bits do not depend on the n
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -60,3 +61,51 @@ class Collectives(Protocol):
             EngineStoppedError: as `add`.
         """
         ...
+
+
+class StagePipe(Protocol):
+    """One way from a rank of a stage to that of the next with the same part of each layer. Rows arrive in order; a few
+    are kept for a receiver that is busy.
+    """
+
+    def send(self, rows: torch.Tensor) -> None:
+        """Sends `rows`; waits while the receiver has yet to take those before.
+
+        Raises:
+            EngineStoppedError: as `Collectives.add`.
+        """
+        ...
+
+    def receive(self, rows: torch.Tensor) -> torch.Tensor:
+        """Fills `rows`, which are shaped like those that are sent, and returns them.
+
+        Raises:
+            EngineStoppedError: as `Collectives.add`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankLinks:
+    """What a rank exchanges, and with whom: its group computes a model in `num_stages` stages of layers, of which this
+    rank has a part of `stage`. The leader is in the last one.
+
+    group: of all ranks. shard: of those of its stage, among which layers are split.
+    before, after: pipes from the stage before and to the next; None = there is none.
+    """
+
+    group: Collectives
+    shard: Collectives
+    stage: int = 0
+    num_stages: int = 1
+    before: StagePipe | None = None
+    after: StagePipe | None = None
+
+
+def names_of(links: RankLinks) -> tuple[str, str]:
+    """The settings of a group, and of no group."""
+    width = links.shard.num_ranks
+    if links.num_stages == 1:
+        return f"tp={width}", "tp=1"
+    named = f"pp={links.num_stages}"
+    return (named, "pp=1") if width == 1 else (f"{named} with tp={width}", "pp=1 and tp=1")

@@ -144,7 +144,7 @@ def _recurrent(layout: KVLayout, pages: torch.Tensor, layer: int, spec: Recurren
         matrices,
         numbers.unflatten(1, columns.shape),  # type: ignore[no-untyped-call]
         layout.block_size,
-        placement.num_pages,
+        layout.groups[group].pages_per_block,
         place.page,
         index * num_heads,
         heads // per_page,

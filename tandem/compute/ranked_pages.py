@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.compute.arena import Arena
-from tandem.kvcache.ranked_layout import RankedLayout
+from tandem.kvcache.ranked_layout import Parts, RankedLayout
 
 OPAQUE = -1
 """In place of a KV group: whole pages whose bytes mean something to those who named them. They move between workers of
-equal numbers of ranks only."""
+equal ranks and stages only."""
 
 _Part = tuple[int, int, int, int]  # rank, page of its block, start and end of bytes there
 
@@ -21,7 +21,7 @@ class RankedPages:
 
     ranked: RankedLayout
     pages: torch.Tensor
-    _parts: dict[tuple[int, int], list[list[_Part]]] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[tuple[int, Parts], list[list[_Part]]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(arena: Arena) -> "RankedPages":
@@ -50,34 +50,32 @@ class RankedPages:
         if self.pages.is_cuda:
             torch.cuda.current_stream(self.pages.device).synchronize()
 
-    def own(self, group: int, block: Sequence[int], source_ranks: int) -> Iterator[list[torch.Tensor]]:
-        """For each of our ranks, what comes from a worker of so many into a block of these pages: the pages, or what is
+    def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[torch.Tensor]]:
+        """For each of our ranks, what comes from a worker so divided into a block of these pages: the pages, or what is
         used of them.
         """
-        ends = [self.pages.shape[2]] * len(block)
-        if source_ranks != self.ranked.num_ranks and group != OPAQUE:
-            ends = list(self.ranked.used_bytes(group))
-        return (
-            [pages[page, :end] for page, end in zip(block, ends, strict=True)]
-            for pages in self.pages[: self.ranked.num_ranks]
-        )
+        is_whole = source == self.ranked.parts or group == OPAQUE
+        whole = (self.pages.shape[2],) * len(block)
+        for rank in range(self.ranked.num_ranks):
+            ends = whole if is_whole else self.ranked.used_bytes(group, rank)
+            yield [self.pages[rank, page, :end] for page, end in zip(block, ends, strict=True)]
 
-    def as_read(self, group: int, block: Sequence[int], reader_ranks: int) -> Iterator[list[torch.Tensor]]:
+    def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[torch.Tensor]]:
         """For each rank of a reader, the parts of our block of these pages that its block will consist of, in order."""
-        if reader_ranks == self.ranked.num_ranks or group == OPAQUE:
-            return self.own(group, block, reader_ranks)
-        parts = self._parts_of(group, reader_ranks)
+        if reader == self.ranked.parts or group == OPAQUE:
+            return self.own(group, block, reader)
+        parts = self._parts_of(group, reader)
         return ([self.pages[rank, block[page], start:end] for rank, page, start, end in each] for each in parts)
 
-    def _parts_of(self, group: int, reader_ranks: int) -> list[list[_Part]]:
-        found = self._parts.get((group, reader_ranks))
+    def _parts_of(self, group: int, divided: Parts) -> list[list[_Part]]:
+        found = self._parts.get((group, divided))
         if found is None:
-            reader = RankedLayout(self.ranked.whole, reader_ranks)
-            placed: list[list[tuple[int, int, _Part]]] = [[] for _ in range(reader_ranks)]
+            reader = RankedLayout(self.ranked.whole, *divided)
+            placed: list[list[tuple[int, int, _Part]]] = [[] for _ in range(reader.num_ranks)]
             for each in reader.slices_from(self.ranked, group, range(1)):
                 for copy in reader.copies_of(each, self.ranked, group):
                     part = each.source, copy.start.page, copy.start.start, copy.start.start + copy.num_bytes
                     placed[each.destination].append((copy.to.page, copy.to.start, part))
             found = [[part for _, _, part in sorted(parts)] for parts in placed]
-            self._parts[group, reader_ranks] = found
+            self._parts[group, divided] = found
         return found

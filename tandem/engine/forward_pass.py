@@ -14,11 +14,12 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
-from tandem.compute.collectives import Collectives
+from tandem.compute.collectives import RankLinks
 from tandem.compute.recurrent import settle
 from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.engine.stage_flow import StageFlow, joined_inputs, micro_batches
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -36,7 +37,7 @@ class ForwardPass:
         backends: one for each kind of state in the arena.
         max_num_requests: requests that have block tables at once.
         max_model_len: longest request in tokens.
-        collectives: with the other ranks that compute parts of the model; None = there are none.
+        links: to the other ranks that compute parts of the model; None = there are none.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class ForwardPass:
         *,
         max_num_requests: int,
         max_model_len: int,
-        collectives: Collectives | None = None,
+        links: RankLinks | None = None,
     ) -> None:
         self._decoder = decoder
-        self._collectives = collectives
+        self._links = links
+        self._flow = None if links is None or links.num_stages == 1 else StageFlow(links, spec)
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
@@ -78,16 +80,32 @@ class ForwardPass:
     def run(self, step: SchedulerOutput, states: HiddenStates | None = None) -> tuple[ModelInputs, torch.Tensor]:
         """Compute a step that schedules at least one token.
 
-        Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size].
+        Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size]; of a stage but
+        the last these mean nothing.
 
         Args:
             states: is filled in for all tokens; such a step is no replay of a graph.
         """
+        if self._flow is not None:
+            assert states is None, "drafters that read states are refused with stages"
+            return self._run_stage(step, self._flow)
         inputs = self._inputs.build(step)
         hidden = self.graphs.run(inputs) if self.graphs is not None and states is None else None
         if hidden is None:
             hidden = self._compute(inputs, states)
         return inputs, hidden
+
+    def _run_stage(self, step: SchedulerOutput, flow: StageFlow) -> tuple[ModelInputs, torch.Tensor]:
+        """Micro-batches follow one another, so that other stages compute at the same time."""
+        parts, hidden = [], []
+        for part in micro_batches(step, flow.num_stages):
+            inputs = self._inputs.build(part)
+            received = flow.receive(inputs)
+            stream = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, received=received)
+            flow.send(stream)
+            parts.append(inputs)
+            hidden.append(stream)
+        return joined_inputs(parts, hidden), torch.cat(hidden)
 
     def _compute(self, inputs: ModelInputs, states: HiddenStates | None) -> torch.Tensor:
         """NOTE: where states are read that belong to wanted tokens only, all tokens are computed to the end."""
@@ -118,15 +136,18 @@ class ForwardPass:
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute without graphs. `batches` has one entry a KV group; the decoder wants one a layer that keeps state.
-        `wanted` likewise, of those that are read. `states`: as in `Decoder.forward`.
+        `wanted` likewise, of those that are read. `states`, `received`: as in `Decoder.forward`.
         """
         groups = self._group_of_state
         if wanted is not None:
             wanted = replace(wanted, batches={state: wanted.batches[groups[state]] for state in self._wanted_states})
         by_state = [batches[group] for group in groups]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states)
+        return self._decoder.forward(
+            input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states, received
+        )
 
     def settle(self, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
         """Carry the states that cannot be rewound on, behind the drafts that were right. Until then they are those
@@ -135,26 +156,29 @@ class ForwardPass:
         Args:
             num_right: of each scheduled request, how many of its drafts were; None = at a rank that does not lead.
         """
-        if all(batch.drafted is None for batch in inputs.batches):
+        parts = inputs.parts or (inputs,)
+        if all(batch.drafted is None for part in parts for batch in part.batches):
             return
         counts = self._as_led(num_right, len(inputs.first_tokens))
         if not counts.any():
             return
-        in_batch = counts[np.argsort(inputs.first_tokens)].tolist()
-        for group, batch in zip(self.layout.groups, inputs.batches, strict=True):
-            if batch.drafted is not None:
-                settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
-                self.await_kernels()
-        if self._collectives is not None:  # NOTE: others may read the states of all ranks then
-            self._collectives.add(torch.zeros(1, 1), None, torch.float32)
+        ends = np.cumsum([len(part.first_tokens) for part in parts])
+        for part, own in zip(parts, np.split(counts, ends[:-1]), strict=True):
+            in_batch = own[np.argsort(part.first_tokens)].tolist()
+            for group, batch in zip(self.layout.groups, part.batches, strict=True):
+                if batch.drafted is not None and group.layers:
+                    settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
+                    self.await_kernels()
+        if self._links is not None:  # NOTE: others may read the states of all ranks then
+            self._links.group.add(torch.zeros(1, 1), None, torch.float32)
 
     def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:
         """The leader's `counts`, which all ranks call for together."""
         own = np.zeros(num_requests, dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
-        if self._collectives is None:
+        if self._links is None:
             return own
         told = torch.from_numpy(own.astype(np.float32)[:, None])
-        return self._collectives.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
+        return self._links.group.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

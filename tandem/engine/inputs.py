@@ -29,7 +29,7 @@ class ModelInputs:
     `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for, with a batch for each KV
     group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
     logits choose a token, one and then one a draft of each request that samples; `first_rows` each request's first.
-    `first_tokens`: each request's first among all tokens.
+    `first_tokens`: each request's first among all tokens. `parts`: of a step that is computed in micro-batches, those.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -39,6 +39,7 @@ class ModelInputs:
     first_rows: tuple[int, ...] = ()
     wanted: WantedTokens | None = None
     first_tokens: tuple[int, ...] = ()
+    parts: "tuple[ModelInputs, ...]" = ()
 
 
 class InputBuilder:

@@ -13,7 +13,7 @@ from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
-from tandem.compute.collectives import Collectives
+from tandem.compute.collectives import RankLinks, names_of
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
 from tandem.compute.ops import Kernels
@@ -25,7 +25,8 @@ from tandem.core.errors import ConfigurationError
 from tandem.engine.activations import multiplied_as
 from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
-from tandem.kvcache.ranked_layout import num_parts
+from tandem.engine.inputs import ModelInputs
+from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.spec import build_layout
 from tandem.models.loader import LoadedModel, load_model
 from tandem.scheduler.output import SchedulerOutput
@@ -49,7 +50,7 @@ class Ranks(Protocol):
     """The other ranks, as the engine of rank 0 sees them."""
 
     @property
-    def collectives(self) -> Collectives: ...
+    def links(self) -> RankLinks: ...
 
     @property
     def num_ranks_here(self) -> int:
@@ -89,37 +90,38 @@ class Ranks(Protocol):
         ...
 
 
-def check_exact(num_ranks: int, device: torch.device, kernels: Kernels) -> None:
+def check_exact(links: RankLinks, device: torch.device, kernels: Kernels) -> None:
     """Raises `ConfigurationError` where several ranks would not compute what one does."""
+    named, one = names_of(links)
     if device.type != "cpu":
-        raise ConfigurationError(
-            f"tp={num_ranks} serves on the CPU alone yet, not on {device}; give device=cpu or tp=1"
-        )
+        raise ConfigurationError(f"{named} serves on the CPU alone yet, not on {device}; give device=cpu or {one}")
     if not isinstance(kernels, NativeKernels):
         raise ConfigurationError(
-            f"tp={num_ranks} needs the compiled kernels, whose sums do not depend on the number of ranks; leave "
+            f"{named} needs the compiled kernels, whose sums do not depend on the number of ranks; leave "
             "native_kernels out, and install a C++ compiler where there is none"
         )
 
 
-def check_backends(num_ranks: int, backends: Backends) -> None:
+def check_backends(links: RankLinks, backends: Backends) -> None:
     """Raises `ConfigurationError` for attention whose bits may depend on the number of heads."""
+    named, one = names_of(links)
     for backend in backends.values():
         if backend.name != "native":
             raise ConfigurationError(
-                f"tp={num_ranks} needs the native attention backend, and {backend.name!r} was chosen; leave "
-                "attention_backend at auto, or give tp=1"
+                f"{named} needs the native attention backend, and {backend.name!r} was chosen; leave "
+                f"attention_backend at auto, or give {one}"
             )
 
 
-def await_kv(step: SchedulerOutput, collectives: Collectives) -> None:
+def await_kv(step: SchedulerOutput, links: RankLinks) -> None:
     """Ends a step on every rank: on return all ranks have written their KV of it, so that others may read any of it or
     write to blocks that it has freed.
 
     NOTE: logits are exchanged after the KV of a step; without any, its last layer of a prompt ends without exchange.
+    Stages have no logits but in the last.
     """
-    if not any(item.samples or item.scores_prompt for item in step.scheduled):
-        collectives.add(torch.zeros(1, 1), None, torch.float32)
+    if links.num_stages > 1 or not any(item.samples or item.scores_prompt for item in step.scheduled):
+        links.group.add(torch.zeros(1, 1), None, torch.float32)
 
 
 class ShardRunner:
@@ -128,9 +130,9 @@ class ShardRunner:
     `layers_read`: as in `ShardSizes`. NOTE: where states are read, more tokens may be computed to the end.
     """
 
-    def __init__(self, forward: ForwardPass, collectives: Collectives, layers_read: tuple[int, ...] = ()) -> None:
+    def __init__(self, forward: ForwardPass, links: RankLinks, layers_read: tuple[int, ...] = ()) -> None:
         self._forward = forward
-        self._collectives = collectives
+        self._links = links
         self._layers_read = layers_read
         self._prompt_lengths: dict[str, int] = {}
 
@@ -141,6 +143,12 @@ class ShardRunner:
             self._prompt_lengths.pop(request_id, None)
         self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
         inputs, hidden = self._forward.run(step, HiddenStates(self._layers_read) if self._layers_read else None)
+        if self._links.after is None:
+            self._take_part_in_logits(step, inputs, hidden)
+        self._forward.settle(inputs, None)
+        await_kv(step, self._links)
+
+    def _take_part_in_logits(self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor) -> None:
         if any(item.samples for item in step.scheduled):
             self._forward.logits(hidden, inputs.sample_rows)
         for index, item in enumerate(step.scheduled):
@@ -148,8 +156,20 @@ class ShardRunner:
                 length = self._prompt_lengths[item.request_id]
                 for _ in self._forward.scored_logits(inputs, hidden, index, item, length):
                     pass
-        self._forward.settle(inputs, None)
-        await_kv(step, self._collectives)
+
+
+def ranked_layout(model: LoadedModel, block_size: int, links: RankLinks | None) -> RankedLayout:
+    """How the state of a model of which a rank has loaded its part is divided among all ranks."""
+    whole = build_layout(model.states, block_size)
+    if links is None:
+        return RankedLayout(whole, 1)
+    stages = model.states_of_stages if links.num_stages > 1 else ()
+    return RankedLayout(whole, num_parts(whole, links.shard.num_ranks) * links.num_stages, stages)
+
+
+def part_of(links: RankLinks | None, ranked: RankedLayout) -> int:
+    """Of the parts of the state that of a rank."""
+    return 0 if links is None else links.stage * ranked.width + links.shard.rank % ranked.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +184,7 @@ class LoadedShard:
     runner: Callable[[ShardSizes, int, bool], ShardRunner]
 
 
-def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
+def load_shard(config: EngineConfig, links: RankLinks) -> LoadedShard:
     """Loads the part of the model that this rank computes.
 
     Raises:
@@ -174,7 +194,7 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     kernels = choose_kernels(_CPU, config.native_kernels)
-    check_exact(collectives.num_ranks, _CPU, kernels)
+    check_exact(links, _CPU, kernels)
     model = load_model(
         config.model,
         dtype=config.dtype,
@@ -184,27 +204,24 @@ def load_shard(config: EngineConfig, collectives: Collectives) -> LoadedShard:
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
         formats_of=multiplied_as(config.activations, _CPU, read_formats),
-        collectives=collectives,
+        links=links,
     )
-    layout = build_layout(model.spec.kv_specs, config.block_size)
+    ranked = ranked_layout(model, config.block_size, links)
+    layout = ranked.layout_of(part_of(links, ranked))
     backends = choose_backends(
         config.attention_backend, _CPU, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
-    check_backends(collectives.num_ranks, backends)
+    check_backends(links, backends)
 
     def runner(sizes: ShardSizes, memory: int, keeps_pages: bool) -> ShardRunner:
-        parts = num_parts(layout, collectives.num_ranks)
-        pages = map_pages(memory, parts, sizes.num_blocks, layout.page_bytes)
-        arena = Arena(layout, sizes.num_blocks, _CPU, pages[collectives.rank % parts], keeps_pages=keeps_pages)
-        forward = _forward(model, arena, backends, sizes, collectives)
-        return ShardRunner(forward, collectives, sizes.layers_read)
+        pages = map_pages(memory, ranked.num_ranks, sizes.num_blocks, layout.page_bytes)
+        arena = Arena(layout, sizes.num_blocks, _CPU, pages[part_of(links, ranked)], keeps_pages=keeps_pages)
+        return ShardRunner(_forward(model, arena, backends, sizes, links), links, sizes.layers_read)
 
     return LoadedShard(model.spec.fingerprint, runner)
 
 
-def _forward(
-    model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes, collectives: Collectives
-) -> ForwardPass:
+def _forward(model: LoadedModel, arena: Arena, backends: Backends, sizes: ShardSizes, links: RankLinks) -> ForwardPass:
     return ForwardPass(
         model.decoder,
         model.spec,
@@ -212,5 +229,5 @@ def _forward(
         backends,
         max_num_requests=sizes.max_num_requests,
         max_model_len=sizes.max_model_len,
-        collectives=collectives,
+        links=links,
     )

@@ -35,12 +35,11 @@ from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
-from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact
+from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact, part_of, ranked_layout
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.ranked_layout import RankedLayout, num_parts
 from tandem.kvcache.resumable import resumable_events
-from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.kvcache.spec import KVLayout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -113,8 +112,9 @@ def assemble(
     device = resolve_device(config.device)
     path = resolve_model_path(config.model, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
+    links = None if ranks is None else ranks.links
     if ranks is not None:
-        check_exact(ranks.collectives.num_ranks, device, kernels)
+        check_exact(ranks.links, device, kernels)
     load = partial(
         load_model,
         dtype=config.dtype,
@@ -123,7 +123,7 @@ def assemble(
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
         formats_of=formats_of,
-        collectives=None if ranks is None else ranks.collectives,
+        links=links,
     )
     memory_bytes = _memory_bytes(device)
     model = load(
@@ -137,14 +137,14 @@ def assemble(
         check_rows_are_rounded(model.decoder.parameters.weights.values())
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
-    layout, whole = (build_layout(specs, config.block_size) for specs in (model.spec.kv_specs, model.states))
-    others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, collectives=None)
+    ranked = ranked_layout(model, config.block_size, links)
+    own = part_of(links, ranked)
+    layout = ranked.layout_of(own)
+    others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, links=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
     drafter = choose_drafter(config, served.carries_mtp)
-    num_ranks = 1 if ranks is None else ranks.collectives.num_ranks
-    parts = num_parts(layout, num_ranks)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
-        here = 1 if ranks is None else ranks.num_ranks_here
+        here, parts = 1 if ranks is None else ranks.num_ranks_here, ranked.num_ranks
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
     network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
@@ -152,7 +152,7 @@ def assemble(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
     if ranks is not None:
-        check_backends(ranks.collectives.num_ranks, backends)
+        check_backends(ranks.links, backends)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -163,8 +163,8 @@ def assemble(
         emit=resumable_events(layout, emit),
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
-    memory = None if ranks is None else ranks.take_pages(parts, sizes.num_blocks + 1, layout.page_bytes)
-    arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[0])
+    memory = None if ranks is None else ranks.take_pages(ranked.num_ranks, sizes.num_blocks + 1, layout.page_bytes)
+    arena = _take_memory(layout, sizes.num_blocks + 1, device, None if memory is None else memory[own])
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
     forward = ForwardPass(
@@ -174,7 +174,7 @@ def assemble(
         backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
-        collectives=None if ranks is None else ranks.collectives,
+        links=links,
     )
     draws = load_draws() if isinstance(kernels, NativeKernels) else None
     if speculation is None and drafter is not None:
@@ -194,7 +194,7 @@ def assemble(
         on_close=masks.close if ranks is None else partial(_close, masks, ranks),
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
-    pages = RankedPages.of(arena) if memory is None else RankedPages(RankedLayout(whole, parts), memory)
+    pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
     if speculation is not None and speculation.carrier is not None:
         engine.draft_states = DraftHandOver(speculation.carrier, kv, pages)
     return Assembly(engine, arena, model.spec, masks, pages)

@@ -2,24 +2,30 @@
 
 Pure arithmetic: bytes are named by their page of a block and their offset there. A whole page of one rank is the
 special case of one rank.
-State without heads, such as latents, is that case too: the ranks of a worker share one copy of it.
+State without heads, such as latents, is that case too: the ranks of a worker share one copy of it. Where layers are
+divided into stages, a rank's pages have those of its own stage, in the groups of a worker that has all.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from tandem.architecture.rectangles import Rectangle, Slice, head_range, plan_slices
 from tandem.architecture.state import Segment
 from tandem.kvcache.placement import BlockPlacement, PageOffset, segment_places
 from tandem.kvcache.spec import KVGroup, KVLayout, build_layout
+from tandem.kvcache.stage_layouts import stage_layouts
 
 
 def num_parts(layout: KVLayout, num_ranks: int) -> int:
-    """In how many parts so many ranks keep the state: one that all of them share where no plane has heads."""
+    """In how many parts so many ranks of a stage keep the state: one that all share where no plane has heads."""
     return num_ranks if any(group.spec.is_divided for group in layout.groups) else 1
+
+
+Parts = tuple[int, tuple[int, ...]]
+"""A worker's state, divided among so many ranks, in stages of so many layers that keep state; () = no stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +39,57 @@ class PageCopy:
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """The layout of each of `num_ranks` ranks that have a part of the state each, given that of a worker of one."""
+    """The layout of each of `num_ranks` ranks that have a part of the state each, given that of a worker of one.
+
+    Args:
+        stages: numbers of layers with state in each stage of a pipeline, whose ranks follow one another; () = all
+            ranks have parts of all layers.
+    """
 
     whole: KVLayout
     num_ranks: int
+    stages: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> Parts:
+        """How the state is divided; workers with equal ones have equal pages."""
+        return self.num_ranks, self.stages
+
+    @property
+    def width(self) -> int:
+        """Ranks that divide the heads of a layer."""
+        return self.num_ranks // max(1, len(self.stages))
 
     @cached_property
     def layout(self) -> KVLayout:
-        """Of each rank: all have the same number of heads."""
-        if self.num_ranks == 1:
+        """Of a rank that has all layers: all have the same number of heads."""
+        if self.width == 1:
             return self.whole
-        specs = [group.spec.shard(self.num_ranks) for group in self._by_layer]
+        specs = [group.spec.shard(self.width) for group in self._by_layer]
         return build_layout(specs, self.whole.block_size)
+
+    @property
+    def page_bytes(self) -> int:
+        """The same on all ranks."""
+        return self._of_stages[0].page_bytes
+
+    def pages_per_block(self, group: int) -> int:
+        """The same on all ranks."""
+        return self._of_stages[0].groups[group].pages_per_block
+
+    def layout_of(self, rank: int) -> KVLayout:
+        """The rank's own: all groups with the layers of its stage, counted from its first; a group may have none."""
+        return self._of_stages[rank // self.width]
+
+    @cached_property
+    def _spans(self) -> tuple[range, ...]:
+        """Layers of each stage."""
+        ends = [0, *accumulate(self.stages or (self.whole.num_layers,))]
+        return tuple(range(first, end) for first, end in pairwise(ends))
+
+    @cached_property
+    def _of_stages(self) -> tuple[KVLayout, ...]:
+        return stage_layouts(self.layout, self._spans) if self.stages else (self.layout,)
 
     @property
     def is_shared(self) -> bool:
@@ -56,17 +101,17 @@ class RankedLayout:
         """The largest size of which every head of every segment has a whole number, at whatever width."""
         return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
 
-    def used_bytes(self, group: int) -> tuple[int, ...]:
-        """Of each page of one rank's block in a KV group; the rest of a page means nothing."""
-        placement = self.layout.placement(group)
-        return tuple(map(placement.used_bytes, range(placement.num_pages)))
+    def used_bytes(self, group: int, rank: int) -> tuple[int, ...]:
+        """Of each page of a rank's block in a KV group; the rest of a page means nothing."""
+        placement, num_pages = self.layout_of(rank).placement(group), self.pages_per_block(group)
+        return tuple(placement.used_bytes(page) if page < placement.num_pages else 0 for page in range(num_pages))
 
     def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
         """What a rank holds in these blocks of a group."""
         return [
-            Rectangle(part.name, layers, head_range(part.num_heads, rank, self.num_ranks), blocks)
+            Rectangle(part.name, layers, head_range(part.num_heads, rank % self.width, self.width), blocks)
             for part in self._segments(self.whole.groups[group])
-            for layers in _spans(self.layout.groups[group].layers)
+            for layers in _ranges(self.layout.groups[group].layers, self._spans[rank // self.width])
         ]
 
     def slices_from(self, source: "RankedLayout", group: int, blocks: range) -> list[Slice]:
@@ -101,12 +146,13 @@ class RankedLayout:
 
     def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
         """Where that rank has the heads of the segment that the rectangle is of."""
-        found = self.layout.groups[group]
-        segments = self._segments(found)
+        segments = self._segments(self.layout.groups[group])
         index = next(index for index, segment in enumerate(segments) if segment.name == part.plane)
-        first = head_range(self._segments(self.whole.groups[group])[index].num_heads, rank, self.num_ranks).start
+        num_heads = self._segments(self.whole.groups[group])[index].num_heads
+        first = head_range(num_heads, rank % self.width, self.width).start
         kind, offset = segment_places(segments)[index]
-        return _Heads(self.layout.placement(group), found.layers, segments[index], kind, offset, first)
+        layers = [layer for layer in self.layout.groups[group].layers if layer in self._spans[rank // self.width]]
+        return _Heads(self.layout_of(rank).placement(group), tuple(layers), segments[index], kind, offset, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +179,10 @@ class _Heads:
         return place, self.segment.num_heads - own
 
 
-def _spans(layers: tuple[int, ...]) -> list[range]:
-    """Ascending indices as the fewest ranges."""
+def _ranges(all_layers: tuple[int, ...], span: range) -> list[range]:
+    """Those of ascending indices that lie in a span, as the fewest ranges."""
+    layers = [layer for layer in all_layers if layer in span]
+    if not layers:
+        return []
     ends = [0, *(i for i, (a, b) in enumerate(pairwise(layers), 1) if b != a + 1), len(layers)]
     return [range(layers[start], layers[end - 1] + 1) for start, end in pairwise(ends)]

@@ -175,13 +175,11 @@ class Decoder:
         self.spec = spec
         self.parameters = parameters
         self._kernels = kernels
-        self.embedding = TokenEmbedding.take(spec, parameters, kernels)
-        self._head = parameters.weights[HEAD]
-        self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
-        scale = spec.embedding_scale
-        self._embedding_scale = rounded(scale, self.embedding.dtype) if spec.rounds_embedding_scale else scale
+        self._embedding = TokenEmbedding.take(spec, parameters, kernels) if spec.is_first else None
+        self._head = parameters.weights[HEAD] if spec.is_last else None
+        self._final_norm = Norm.take(spec.final_norm, parameters, kernels) if spec.is_last else None
         ropes = [mixer.rope for mixer in spec.mixers]
-        tables = build_rotary_tables(ropes, spec.max_position_embeddings, self.embedding.device)
+        tables = build_rotary_tables(ropes, spec.max_position_embeddings, parameters.device)
         self._layers = tuple(
             DecoderLayer(layer, states, parameters, tables, kernels)
             for layer, states in zip(spec.layers, spec.states_of_layer, strict=True)
@@ -204,8 +202,10 @@ class Decoder:
         backends: Backends,
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`.
+        """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`. Of a stage
+        but the last, the residual stream.
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
@@ -215,13 +215,21 @@ class Decoder:
                 `ModelSpec.wanted_states`; None = all.
             states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
                 those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
+            received: what the stage before has returned, which is overwritten; None = this is the first.
         """
-        residual = self.embed(input_ids)
+        residual = self.embed(input_ids) if received is None else received
+        if received is not None and not len(residual):
+            return residual
+        if wanted is not None and self.spec.span is not None and not 1 <= self._num_prompt_layers <= len(self._layers):
+            if self._num_prompt_layers < 1:
+                input_ids, positions = (each.index_select(0, wanted.rows) for each in (input_ids, positions))
+            wanted = None
         if states is not None:
             states.begin(residual)
         chosen: list[StateBackend[Any]] = [backends[kind] for kind in self._kinds]
         if self._stack is not None and {backend.name for backend in chosen} == {self._stack.attention}:
-            return self._noted(self._stack.forward(residual, positions, kv, batches, wanted, states), states)
+            hidden = self._stack.forward(residual, positions, kv, batches, wanted, states)
+            return self._noted(hidden, states) if self.spec.is_last else residual[: len(hidden)]
         embeddings = residual.clone() if self._keeps_embeddings else None
         prepared = prepare_by_state(chosen, dict(enumerate(batches)), kv, self._readers)
         tokens = StepTokens(input_ids, positions, prepared, embeddings)
@@ -235,7 +243,15 @@ class Decoder:
             residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen, asked)
             if not len(residual):
                 return residual
+        if self._final_norm is None:
+            return residual if x is None else residual.add_(x)
         return self._noted(add_and_norm(self._final_norm, residual, x), states)
+
+    @property
+    def embedding(self) -> TokenEmbedding:
+        """Of the first stage."""
+        assert self._embedding is not None, "the first stage has the embedding"
+        return self._embedding
 
     def _noted(self, hidden: torch.Tensor, states: HiddenStates | None) -> torch.Tensor:
         if states is not None:
@@ -250,12 +266,16 @@ class Decoder:
         """
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
-        logits = (self._head if head is None else head)(hidden, out_dtype=torch.float32)
+        head = self._head if head is None else head
+        assert head is not None, "the last stage has the head"
+        logits = head(hidden, out_dtype=torch.float32)
         cap, scale = self.spec.logit_softcap, self.spec.logit_scale
         logits = logits if scale == 1.0 else logits.mul_(scale)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [n] -> [n, hidden], what the first layer begins with."""
-        hidden = self.embedding(input_ids)
-        return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)
+        hidden, scale = self.embedding(input_ids), self.spec.embedding_scale
+        if scale == 1.0:
+            return hidden
+        return hidden.mul_(rounded(scale, hidden.dtype) if self.spec.rounds_embedding_scale else scale)

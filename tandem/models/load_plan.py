@@ -31,7 +31,7 @@ class LoadingPlan:
         tensors = [tensor for tensor in spec.tensors() if not tensor.is_weight]
         weights = [(weight, choose_format(weight, formats)) for weight in spec.weights()]
         table = next((each for each in formats if each.has_table(spec.embedding)), None)
-        if table is not None:
+        if table is not None and spec.is_first:
             tensors.remove(spec.embedding)
             if spec.tie_word_embeddings and spec.head_tokens is None:
                 weights = [entry for entry in weights if entry != (spec.head, table)]

@@ -20,8 +20,9 @@ from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.rope import LongRopeScaling
 from tandem.architecture.shards import head_bounds, shard_model
+from tandem.architecture.stages import stage_of, states_of_stages
 from tandem.architecture.state import StateSpec
-from tandem.compute.collectives import Collectives
+from tandem.compute.collectives import Collectives, RankLinks
 from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import WeightFormat
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 class LoadedModel:
     """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
     `weight_bytes`: memory of its weights. `states`: `spec.kv_specs` of the whole model, where it is one rank's part.
+    `states_of_stages`: how many of them each stage of the model has.
     """
 
     spec: ModelSpec
@@ -65,6 +67,7 @@ class LoadedModel:
     generation_defaults: Mapping[str, object]
     weight_bytes: int
     states: tuple[StateSpec, ...]
+    states_of_stages: tuple[int, ...]
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
         """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
@@ -102,7 +105,7 @@ def load_model(
     memory_bytes: int | None = None,
     allow_pickle: bool = False,
     formats_of: FormatReader = read_formats,
-    collectives: Collectives | None = None,
+    links: RankLinks | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -117,7 +120,7 @@ def load_model(
         memory_bytes: of `device`; weights that take more are refused. None = any are tried.
         allow_pickle: weights may be PyTorch files where there are no safetensors.
         formats_of: the formats that weights may have.
-        collectives: of the group of ranks whose part of the model is loaded; None = the whole model.
+        links: of the rank whose part of the model is loaded; None = the whole model.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
@@ -132,8 +135,9 @@ def load_model(
     _tell_rope_factors(spec, max_model_len)
     spec = choose_rope_factors(spec, max_model_len)
     check_ropes(mixer.rope for mixer in spec.mixers)
-    if collectives is not None:
-        shard_model(spec, collectives.rank, collectives.num_ranks)  # NOTE: refused before files are opened
+    if links is not None:  # NOTE: refused before files are opened
+        shard_model(spec, links.shard.rank, links.shard.num_ranks)
+        stage_of(spec, links.stage, links.num_stages)
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
@@ -153,14 +157,15 @@ def load_model(
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
     states = spec.kv_specs
-    with _with_a_remedy(collectives):
-        if collectives is not None:
-            spec, plan, sources = _plan_shard(plan, spec, formats, sources, collectives)
+    in_stages = states_of_stages(spec, 1 if links is None else links.num_stages)
+    with _with_a_remedy(links):
+        if links is not None:
+            spec, plan, sources = _plan_shard(plan, spec, formats, sources, links)
         parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
-    if collectives is not None:
-        parameters = _completed(parameters, spec, collectives)
+    if links is not None and links.shard.num_ranks > 1:
+        parameters = _completed(parameters, spec, links.shard)
     decoder = Decoder(spec, parameters, kernels)
-    return LoadedModel(spec, decoder, generation.defaults, plan.num_bytes(spec.dtype), states)
+    return LoadedModel(spec, decoder, generation.defaults, plan.num_bytes(spec.dtype), states, in_stages)
 
 
 def _tell_rope_factors(spec: ModelSpec, max_model_len: int | None) -> None:
@@ -197,29 +202,33 @@ def _load(
         checkpoint.cache_in_huge_pages()
     parameters = load_parameters(checkpoint, plan, sources, spec.dtype, device, packed)
     weights = parameters.weights
-    return parameters if HEAD in weights else Parameters(parameters.tensors, {**weights, HEAD: weights[EMBEDDING]})
+    return (
+        parameters
+        if HEAD in weights or not spec.is_last
+        else Parameters(parameters.tensors, {**weights, HEAD: weights[EMBEDDING]})
+    )
 
 
 def _plan_shard(
-    whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, collectives: Collectives
+    whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, links: RankLinks
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """The part of one rank of a model: its spec, its plan, and the sources of its tensors."""
-    rank, num_ranks = collectives.rank, collectives.num_ranks
     coded = {weight.name for weight, each in whole.weights if each.wants(weight) != (weight,)}
-    shard = shard_model(spec, rank, num_ranks, coded=coded)
+    shard = shard_model(spec, links.shard.rank, links.shard.num_ranks, coded=coded)
+    shard = stage_of(shard, links.stage, links.num_stages)
     plan = LoadingPlan.of(shard, formats)
     return shard, plan, sources_of_shard(plan, whole, sources)
 
 
 @contextmanager
-def _with_a_remedy(collectives: Collectives | None) -> Iterator[None]:
+def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
     """What a part of a model is refused for, the whole may not be."""
     try:
         yield
     except UnsupportedCheckpointError as error:
-        if collectives is None:
+        if links is None:
             raise
-        raise ConfigurationError(f"tp={collectives.num_ranks} cannot split this: {error}; or use tp=1") from error
+        raise ConfigurationError(f"tp={links.shard.num_ranks} cannot split this: {error}; or use tp=1") from error
 
 
 def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collectives) -> Parameters:
@@ -230,7 +239,7 @@ def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collective
             weights[tensor.name] = SummedWeight(weights[tensor.name], collectives)
         elif tensor.is_gathered:
             weights[tensor.name] = GatheredWeight(weights[tensor.name], collectives)
-    if shard.head_tokens is not None:
+    if shard.head_tokens is not None and shard.is_last:
         bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
         weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)
     return Parameters(parameters.tensors, weights, collectives)

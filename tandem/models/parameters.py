@@ -22,6 +22,11 @@ class Parameters:
     weights: Mapping[str, Weight]
     collectives: Collectives | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return next(iter(self.tensors.values())).device  # NOTE: every model has norms
+
     def linear(self, spec: LinearSpec) -> Linear:
         """The map of that spec, which the model has."""
         return Linear(self.weights[f"{spec.name}.weight"], self.bias(spec), spec.scale)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tandem.compute.native.exchange import SharedExchange
+from tandem.compute.native.links import SharedLinks
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, RanksLostError
 from tandem.core.machine import monotonic_s, random_id
@@ -30,21 +30,21 @@ class Epoch:
     """Has the ranks 1 and up, which were started for it, load their parts.
 
     Args:
-        exchange: the leader's, in a memory that only these ranks have.
-        deadline_s: the longest that an exchange waits for a rank.
+        shared: the leader's, in a memory that only these ranks have.
+        deadline_s: the longest that an exchange within a stage waits for a rank.
         on_lost: told on a thread of its own, once, that the epoch has ended although nobody closed it.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        exchange: SharedExchange,
+        shared: SharedLinks,
         ranks: Mapping[int, LedRank],
         deadline_s: float,
         on_lost: Callable[[], None],
     ) -> None:
         self._id = random_id()
-        self._exchange = exchange
+        self._shared = shared
         self._on_lost = on_lost
         self._reason: str | None = None
         self._is_closed = False
@@ -52,7 +52,7 @@ class Epoch:
         self._ranks = ranks
         level = logging.getLogger("tandem").getEffectiveLevel()
         for rank in self._ranks:
-            self._send(rank, Begin(self._id, rank, exchange.num_ranks, config, deadline_s, level))
+            self._send(rank, Begin(self._id, rank, shared.num_ranks, shared.num_stages, config, deadline_s, level))
         sockets = {led.fileno(): rank for rank, led in self._ranks.items()}
         self._stop_watching = watch_for_hangup(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S
@@ -78,13 +78,13 @@ class Epoch:
             self._send(rank, Prepare(sizes, keeps_pages))
         for rank in self._ranks:
             self._receive(rank, Prepared)
-        self._beats = Heartbeats(self._exchange.beats, monotonic_s())
+        self._beats = Heartbeats(self._shared.beats, monotonic_s())
         _log.info("%d ranks are ready: processes %s", len(self._ranks) + 1, [os.getpid(), *self.process_ids.values()])
 
     def begin_step(self, step: Step) -> None:
         """Sends a step to all ranks; raises as `check`."""
         self.check()
-        self._exchange.begin_step(step.number)
+        self._shared.begin_step(step.number)
         for rank in self._ranks:
             self._send(rank, step)
 
@@ -99,7 +99,7 @@ class Epoch:
             return
         self._is_closed = True
         self._stop_watching()
-        self._exchange.end()
+        self._shared.end()
         for led in self._ranks.values():
             led.close()
         for led in self._ranks.values():
@@ -111,7 +111,7 @@ class Epoch:
         """Ends the process of a rank that stands still."""
         if self._beats is None or self._reason is not None:
             return
-        rank = self._beats.silent_rank(self._exchange.beats, monotonic_s())
+        rank = self._beats.silent_rank(self._shared.beats, monotonic_s())
         if rank is not None:
             self._ranks[rank].kill()
             self._lose(rank, f"has stood still for {SILENCE_S:g} s")
@@ -124,7 +124,7 @@ class Epoch:
             why = f"has ended, {led.ending}" if why is None else why
             self._reason = f"rank {rank} of {len(self._ranks) + 1} {why}"
             _log.critical("%s: the group ends with it", self._reason)
-            self._exchange.end()
+            self._shared.end()
             self._on_lost()
 
     def _send(self, rank: int, message: FromLeader) -> None:

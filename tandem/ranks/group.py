@@ -12,9 +12,11 @@ from dataclasses import replace
 import torch
 
 from tandem.compute import shared_pages
-from tandem.compute.native.exchange import SharedExchange, make_memory
+from tandem.compute.collectives import RankLinks
+from tandem.compute.native.links import SharedLinks, make_links_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import RanksLostError
+from tandem.core.expert_rows import ExpertRows
 from tandem.core.machine import monotonic_s
 from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.ranks import ShardSizes, await_kv
@@ -43,8 +45,11 @@ class RankGroup:
 
     Args:
         config: a rank's, see `share_of`.
-        deadline_s: the longest that an exchange, or a message to a rank, waits for it.
-        hosts: that have joined, and have ranks of it; closed with the group. None = all ranks are here.
+        num_ranks: of all stages together.
+        num_stages: into which the model's layers are divided; it divides `num_ranks`.
+        deadline_s: the longest that an exchange within a stage, or a message to a rank, waits for it.
+        hosts: that have joined, and have ranks of it, all of one stage; closed with the group. None = all ranks are
+            here.
 
     `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
     """
@@ -54,6 +59,7 @@ class RankGroup:
         config: EngineConfig,
         num_ranks: int,
         *,
+        num_stages: int = 1,
         deadline_s: float = EXCHANGE_DEADLINE_S,
         hosts: JoinedHosts | None = None,
     ) -> None:
@@ -65,16 +71,26 @@ class RankGroup:
         self.num_epochs = 1
         self.on_lost: Callable[[], None] | None = None
         self._kv_memory = shared_pages.make_memory()
-        memory = make_memory(num_ranks)
+        memory = make_links_memory(num_ranks, num_stages)
         try:
-            self._exchange = SharedExchange(memory, 0, num_ranks, deadline_s=deadline_s)
+            self._shared = SharedLinks(memory, 0, num_ranks, num_stages, deadline_s=deadline_s)
             self._epoch = self._begin(memory)
         finally:
             os.close(memory)
 
     @property
-    def collectives(self) -> SharedExchange:
-        return self._exchange
+    def links(self) -> RankLinks:
+        return self._shared.links
+
+    @property
+    def expert_rows(self) -> ExpertRows:
+        """What the experts of each rank of the leader's stage have computed so far."""
+        return self._shared.expert_rows
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each rank."""
+        return tuple(map(self._shared.stage_of, range(self._shared.num_ranks)))
 
     @property
     def process_ids(self) -> Mapping[int, int]:
@@ -101,9 +117,9 @@ class RankGroup:
         if self._num_fruitless >= MAX_FRUITLESS_EPOCHS:
             raise RanksLostError(f"{self._num_fruitless} groups of ranks in a row have ended before their first step")
         self.num_epochs += 1
-        memory = make_memory(self._exchange.num_ranks)
+        memory = make_links_memory(self._shared.num_ranks, self._shared.num_stages)
         try:
-            self._exchange.open(memory)
+            self._shared.open(memory)
             self._epoch = self._begin(memory)
         finally:
             os.close(memory)
@@ -145,7 +161,7 @@ class RankGroup:
         if self._hosts is not None:
             ranks |= self._hosts.begin(self.num_epochs, memory)
         ranks |= {rank: LocalRank(memory, self._kv_memory, self._deadline_s) for rank in range(1, self.num_ranks_here)}
-        return Epoch(self._config, self._exchange, ranks, self._deadline_s, self._tell_lost)
+        return Epoch(self._config, self._shared, ranks, self._deadline_s, self._tell_lost)
 
     def _tell_lost(self) -> None:
         if self.on_lost is not None:
@@ -168,7 +184,7 @@ class RankedExecutor:
         self._num_steps += 1
         self._group.begin_step(Step(self._num_steps, step))
         handle = self._own.submit(step)
-        await_kv(step, self._group.collectives)
+        await_kv(step, self._group.links)
         self._group.end_step()
         self._untold = ()
         return handle

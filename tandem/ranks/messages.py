@@ -22,6 +22,7 @@ class Begin:
     epoch: str
     rank: int
     num_ranks: int
+    num_stages: int
     config: EngineConfig
     deadline_s: float
     log_level: int

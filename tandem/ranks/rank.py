@@ -13,7 +13,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from tandem.compute.native.exchange import SharedExchange
+from tandem.compute.native.links import SharedLinks
 from tandem.core.errors import TandemError
 from tandem.engine.ranks import load_shard
 from tandem.ranks.hangup import watch_for_hangup
@@ -32,9 +32,9 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
     logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
     watch_for_hangup([leader.fileno()], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:
-        exchange = SharedExchange(memory, begin.rank, begin.num_ranks, deadline_s=begin.deadline_s)
+        shared = SharedLinks(memory, begin.rank, begin.num_ranks, begin.num_stages, deadline_s=begin.deadline_s)
         os.close(memory)
-        shard = load_shard(begin.config, exchange)
+        shard = load_shard(begin.config, shared.links)
     except TandemError as error:
         leader.send_bytes(pack(Refused(begin.epoch, str(error))))
         return EXIT_REFUSED
@@ -45,12 +45,12 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
     os.close(kv_memory)
     gc.collect()
     gc.freeze()
-    threading.Thread(target=_beat, args=(exchange,), name="tandem-beat", daemon=True).start()
+    threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
     leader.send_bytes(pack(Prepared(begin.epoch)))
     while True:
         step = unpack(leader.recv_bytes())
         assert isinstance(step, Step)
-        exchange.begin_step(step.number)
+        shared.begin_step(step.number)
         try:
             runner.run(step.work)
         except TandemError as error:
@@ -58,10 +58,10 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
             return EXIT_LOST
 
 
-def _beat(exchange: SharedExchange) -> None:
+def _beat(shared: SharedLinks) -> None:
     """Shows the leader that this process runs, for as long as it does."""
     while True:
-        exchange.beat()
+        shared.beat()
         time.sleep(BEAT_S)
 
 

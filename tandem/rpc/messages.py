@@ -377,12 +377,13 @@ class LeaseCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCall:
     """Asks whether a lease has been valid until now, and for checksums of some blocks as `reader_ranks` ranks have
-    them; None = one.
+    them; None = one. `reader_stages`: how many layers with state each of their stages has; () = they have none.
     """
 
     lease_id: str
     checksum_block_ids: tuple[int, ...] = ()
     reader_ranks: int | None = None
+    reader_stages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

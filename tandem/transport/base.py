@@ -27,6 +27,7 @@ class MemoryPool:
         num_ranks: of the worker; each has an equal part of the blocks, one after the other.
         piece_bytes: the parts of a page that workers of other widths keep in other places, and that they read by
             themselves; None = only whole pages are read.
+        stages: as in a `RankedLayout`.
     """
 
     address: int
@@ -36,6 +37,7 @@ class MemoryPool:
     owner: object = field(repr=False, compare=False)
     num_ranks: int = 1
     piece_bytes: int | None = None
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.address <= 0 or not 0 < self.page_bytes < 2**32 or not 2 <= self.num_blocks < 2**31:
@@ -73,6 +75,7 @@ class Peer:
         unit_bytes: what an index stands for in reads of this peer, on both sides: a page, or a piece of one where the
             peer has another number of ranks.
         num_ranks: of the peer, each of which has an equal part of `num_blocks`.
+        stages: as in a `RankedLayout`.
     """
 
     transport: str
@@ -81,6 +84,12 @@ class Peer:
     connection: int
     unit_bytes: int
     num_ranks: int = 1
+    stages: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> tuple[int, tuple[int, ...]]:
+        """How its state is divided."""
+        return self.num_ranks, self.stages
 
 
 class KVTransport(Protocol):

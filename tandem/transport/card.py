@@ -19,6 +19,7 @@ from tandem.transport.base import MemoryPool
 
 CARD_VERSION = 1
 RANKED_CARD_VERSION = 2  # of workers of several ranks; releases that read pools of one rank only refuse it
+STAGED_CARD_VERSION = 3  # of workers whose ranks have some layers each; releases without stages refuse it
 MIN_SECRET_BYTES = 16
 MAX_CARD_BYTES = 1 << 20
 _MAGIC = b"TKVC"
@@ -67,12 +68,13 @@ class Card:
     metadata: bytes
     num_ranks: int = 1
     piece_bytes: int | None = None
+    stages: tuple[int, ...] = ()
 
     def unit_bytes(self, pool: MemoryPool) -> int | None:
         """What reads of this peer into `pool` count in: pages if both sides have the same, else pieces of them; None =
         the pools have no unit in common.
         """
-        if self.num_ranks == pool.num_ranks:
+        if (self.num_ranks, self.stages) == (pool.num_ranks, pool.stages):
             return pool.page_bytes if self.page_bytes == pool.page_bytes else None
         return pool.piece_bytes if self.num_ranks == 1 or self.piece_bytes == pool.piece_bytes else None
 
@@ -88,6 +90,7 @@ def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: byt
         metadata=metadata,
         num_ranks=pool.num_ranks,
         piece_bytes=pool.piece_bytes,
+        stages=pool.stages,
     )
 
 
@@ -95,6 +98,10 @@ def seal(card: Card, identity: Identity) -> bytes:
     """Returns the card's bytes with their MAC, to give to peers."""
     fields = asdict(card) | {"metadata": base64.b64encode(card.metadata).decode()}
     version = RANKED_CARD_VERSION
+    if card.stages:
+        version = STAGED_CARD_VERSION
+    else:
+        del fields["stages"]
     if card.num_ranks == 1:  # NOTE: former releases read it, and no field beside theirs
         version = CARD_VERSION
         del fields["num_ranks"], fields["piece_bytes"]
@@ -114,9 +121,9 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
     if not hmac.compare_digest(mac, hmac.digest(identity.key("card"), signed, "sha256")):
         raise IncompatiblePeerError("a peer's card was damaged or sealed with another cluster secret than ours")
     version = int.from_bytes(signed[len(_MAGIC) : _HEADER_BYTES], "big")
-    if version not in (CARD_VERSION, RANKED_CARD_VERSION):
+    if not CARD_VERSION <= version <= STAGED_CARD_VERSION:
         raise IncompatiblePeerError(
-            f"a peer's card has version {version}; this worker reads versions {CARD_VERSION} and {RANKED_CARD_VERSION}"
+            f"a peer's card has version {version}; this worker reads versions {CARD_VERSION} to {STAGED_CARD_VERSION}"
         )
     return _parse(json.loads(signed[_HEADER_BYTES:]))
 
@@ -124,7 +131,8 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
 def _parse(fields: dict[str, Any]) -> Card:
     """NOTE: a newer release may have added fields, an older one lacks those with a default."""
     known = {each.name: fields[each.name] for each in dataclasses.fields(Card) if each.name in fields}
-    return Card(**known | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
+    metadata = base64.b64decode(fields["metadata"], validate=True)
+    return Card(**known | {"metadata": metadata, "stages": tuple(fields.get("stages", ()))})
 
 
 def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) -> Card:
@@ -158,5 +166,6 @@ def _sizes(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
     return [
         ("page_bytes", theirs.page_bytes, ours.page_bytes),
         ("num_ranks", theirs.num_ranks, ours.num_ranks),
+        ("stages", theirs.stages, ours.stages),
         ("piece_bytes", theirs.piece_bytes, ours.piece_bytes),
     ]

@@ -68,7 +68,7 @@ def peer_of(card: Card, pool: MemoryPool, connection: int) -> Peer:
     unit_bytes = card.unit_bytes(pool)
     assert unit_bytes is not None, "the card was not accepted"
     num_units = card.page_bytes * card.num_blocks // unit_bytes
-    return Peer(card.transport, card.incarnation, num_units, connection, unit_bytes, card.num_ranks)
+    return Peer(card.transport, card.incarnation, num_units, connection, unit_bytes, card.num_ranks, card.stages)
 
 
 class LinkPace:

@@ -42,9 +42,9 @@ class Resharding:
 
     def __init__(self, reader: RankedLayout, num_blocks: int, peer: Peer) -> None:
         self._reader, self._num_blocks = reader, num_blocks
-        self._source = RankedLayout(reader.whole, peer.num_ranks)
+        self._source = RankedLayout(reader.whole, *peer.parts)
         self._unit_bytes = peer.unit_bytes
-        page_bytes = self._source.layout.page_bytes
+        page_bytes = self._source.page_bytes
         self._num_remote_blocks, rest = divmod(peer.num_blocks * peer.unit_bytes, page_bytes * peer.num_ranks)
         if rest or page_bytes % peer.unit_bytes:
             raise IncompatiblePeerError(
@@ -66,26 +66,26 @@ class Resharding:
         """
         theirs = _checked(entries, remote, self._source, self._num_remote_blocks, "remote")
         ours = _checked(entries, local, self._reader, self._num_blocks, "local")
-        if self._source.num_ranks == self._reader.num_ranks:
+        if self._source.parts == self._reader.parts:
             ranks = np.arange(self._reader.num_ranks)[:, None]
             return [_read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)]
         found: list[list[tuple[_Indices, _Indices]]] = [[] for _ in range(self._reader.num_ranks)]
         at_theirs = at_ours = 0
         for group, index, count in _runs(entries):
-            num_theirs, num_ours = (count * _pages_per_block(side, group) for side in (self._source, self._reader))
+            num_theirs, num_ours = (count * side.pages_per_block(group) for side in (self._source, self._reader))
             blocks = theirs[at_theirs : at_theirs + num_theirs], ours[at_ours : at_ours + num_ours]
             for rank, *part in self._slices(group, index, *(pages.reshape(count, -1) for pages in blocks)):
                 found[rank].append((part[0], part[1]))
             at_theirs, at_ours = at_theirs + num_theirs, at_ours + num_ours
-        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
+        return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found if parts]
 
     def read_of_pages(self, remote: Sequence[int], local: Sequence[int]) -> RankedRead:
-        """The read of whole pages of every rank, whatever is in them, from a peer of as many ranks.
+        """The read of whole pages of every rank, whatever is in them, from a peer that is divided alike.
 
         Raises:
-            TransportError: a page is not one of a rank's, or the peer has another number of ranks.
+            TransportError: a page is not one of a rank's, or the peer has other ranks or stages.
         """
-        if self._source.num_ranks != self._reader.num_ranks:
+        if self._source.parts != self._reader.parts:
             raise TransportError(f"whole pages of {self._source.num_ranks} ranks mean nothing here")
         theirs = _within(np.array(remote, dtype=np.int64), self._num_remote_blocks, "remote")
         ours = _within(np.array(local, dtype=np.int64), self._num_blocks, "local")
@@ -94,7 +94,7 @@ class Resharding:
 
     def reads_of_any(self, local: Sequence[int]) -> list[RankedRead]:
         """Reads of some blocks of the peer into as many as these pages make; none if they make no block."""
-        num_theirs, num_ours = (_pages_per_block(side, 0) for side in (self._source, self._reader))
+        num_theirs, num_ours = (side.pages_per_block(0) for side in (self._source, self._reader))
         count = min(len(local) // num_ours, (self._num_remote_blocks - 1) // num_theirs)
         if not count:
             return []
@@ -119,15 +119,11 @@ class Resharding:
                 yield found.destination, theirs_at.ravel(), ours_at.ravel()
 
     def _first_units(self, side: RankedLayout, blocks: _Indices) -> _Indices:
-        return blocks * (side.layout.page_bytes // self._unit_bytes)
+        return blocks * (side.page_bytes // self._unit_bytes)
 
 
 def _read(remote: _Indices, local: _Indices) -> RankedRead:
     return RankedRead(remote.ravel().tolist(), local.ravel().tolist())
-
-
-def _pages_per_block(side: RankedLayout, group: int) -> int:
-    return side.layout.groups[group].pages_per_block
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, int, int]]:
@@ -145,7 +141,7 @@ def _checked(
     notice.
     """
     for (group, index), pages in zip(entries, blocks, strict=True):
-        if len(pages) != (expected := _pages_per_block(layout, group)):
+        if len(pages) != (expected := layout.pages_per_block(group)):
             raise TransportError(
                 f"{side} block {index} of KV group {group} cannot be transferred: it has {len(pages)} pages, "
                 f"not {expected}"

@@ -16,6 +16,7 @@ import torch
 
 from tandem.compute.arena import Arena, NumberSpan, constant_spans
 from tandem.compute.ranked_pages import RankedPages
+from tandem.kvcache.ranked_layout import Parts
 
 GroupBlock = tuple[int, tuple[int, ...]]  # KV group, pages of a block
 _AT_ONCE = 64  # pages, whose copies take little memory
@@ -31,9 +32,13 @@ class PageChecksums:
 
     def __init__(self, arena: Arena, share: float, seed: int = 0, pages: RankedPages | None = None) -> None:
         self._pages = pages or RankedPages.of(arena)
-        layout = self._pages.ranked.layout
-        spans = {group: constant_spans(layout, group) for group in range(len(layout.groups))}
-        self._states = {group: _by_place(found) for group, found in spans.items() if found}
+        ranked = self._pages.ranked
+        layouts = [ranked.layout_of(rank) for rank in range(ranked.num_ranks)]
+        self._states = {
+            group: [_by_place(constant_spans(layout, group)) for layout in layouts]
+            for group, found in enumerate(ranked.layout.groups)
+            if found.spec.is_constant
+        }
         self._share = share
         self._random = random.Random(seed)
 
@@ -47,26 +52,28 @@ class PageChecksums:
     def first_not_finite(self, blocks: Sequence[GroupBlock]) -> int | None:
         """Position of the first of these blocks with a constant state that has a number which is not finite."""
         for position, (group, block) in enumerate(blocks):
-            for span, numbers in self._states.get(group, {}).items():
-                if not all(self._are_finite(span, [block[page] for page in part]) for part in _parts(numbers)):
-                    return position
+            for rank, spans in enumerate(self._states.get(group, ())):
+                for span, numbers in spans.items():
+                    parts = ([block[page] for page in part] for part in _parts(numbers))
+                    if not all(self._are_finite(rank, span, part) for part in parts):
+                        return position
         return None
 
-    def _are_finite(self, span: tuple[int, int, torch.dtype], pages: list[int]) -> bool:
+    def _are_finite(self, rank: int, span: tuple[int, int, torch.dtype], pages: list[int]) -> bool:
         start, end, dtype = span
-        found = (rank[pages, start:end].view(dtype) for rank in self._pages.pages)
-        return all(math.isfinite(bound) for numbers in found for bound in torch.aminmax(numbers))
+        numbers = self._pages.pages[rank][pages, start:end].view(dtype)
+        return all(math.isfinite(bound) for bound in torch.aminmax(numbers))
 
-    def arrived(self, blocks: Iterable[GroupBlock], source_ranks: int) -> list[int]:
-        """For each block one checksum for each of our ranks, as the reader of a worker of so many ranks.
+    def arrived(self, blocks: Iterable[GroupBlock], source: Parts) -> list[int]:
+        """For each block one checksum for each of our ranks, as the reader of a worker so divided.
 
         Takes about a millisecond for each 2 MB and releases the interpreter lock.
         """
-        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source_ranks)]
+        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source)]
 
-    def as_read(self, blocks: Iterable[GroupBlock], reader_ranks: int) -> list[int]:
+    def as_read(self, blocks: Iterable[GroupBlock], reader: Parts) -> list[int]:
         """The same as the source, for each block one checksum for each of the reader's ranks."""
-        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader_ranks)]
+        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader)]
 
 
 def _crc32(parts: Iterable[torch.Tensor]) -> int:

@@ -38,11 +38,12 @@ async def confirm(
         lease_id=lease_id,
         checksum_block_ids=tuple(remote[i][0] for i in sample),
         reader_ranks=None if num_ranks == 1 else num_ranks,
+        reader_stages=core.ranked.stages,
     )
     blocks = list(zip(groups, local, strict=True))
 
     def inspected() -> tuple[list[int], int | None]:
-        ours = core.checksums.arrived([blocks[i] for i in sample], source.peer.num_ranks)
+        ours = core.checksums.arrived([blocks[i] for i in sample], source.peer.parts)
         return ours, core.checksums.first_not_finite(blocks)
 
     answer, (ours, broken) = await asyncio.gather(

@@ -27,7 +27,7 @@ def compatibility_of(assembly: Assembly, alone: str | None = None) -> dict[str, 
     way than one does, blocks have other layers, and only workers of the same number share them.
     """
     ranked = assembly.pages.ranked
-    ranks = {} if ranked.is_shared else {"ranks": str(ranked.num_ranks)}
+    ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
     hosts = {} if alone is None else {"hosts": alone}
     return {
         **ranks,
@@ -63,6 +63,7 @@ def pool_of_arena(assembly: Assembly) -> MemoryPool:
         owner=pages,
         num_ranks=num_ranks,
         piece_bytes=ranked.piece_bytes if ranked.is_shared and not pages.is_cuda else None,
+        stages=ranked.stages,
     )
 
 
@@ -88,7 +89,7 @@ def blank_state(
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {_threads(settings.tp)}, {engine.model.fingerprint[:16]}",
+        kind=f"{_hardware(assembly)}, {_threads(settings.num_ranks)}, {engine.model.fingerprint[:16]}",
         fingerprint=pool_of(compatibility),
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,

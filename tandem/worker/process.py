@@ -192,7 +192,7 @@ async def serving_worker(
             block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
-            num_ranks=settings.tp,
+            num_ranks=settings.num_ranks,
             ranks=partial(report_of, ranks),
             host=host,
             draft_states=assembly.engine.draft_states,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from tandem.architecture.stages import check_group
 from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
@@ -37,12 +38,13 @@ def open_ranks(
         RanksLostError: a host that has joined is lost.
     """
     refuse_moves_of_hosts(settings)
+    check_group(settings.tp, settings.pp)
     config = settings.engine_config()
-    if settings.tp == 1:
+    if settings.num_ranks == 1:
         return config, None
-    config = share_of(config, settings.tp // settings.hosts)
+    config = share_of(config, settings.num_ranks // settings.hosts)
     if settings.hosts == 1:
-        return config, RankGroup(config, settings.tp)
+        return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp)
     hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
     hosts.on_leaving = on_leaving
     with ExitStack() as opened:
@@ -57,8 +59,9 @@ def report_of(group: RankGroup | None) -> RankReport | None:
     """Its processes now, and how even the work of experts was; None = there is no group."""
     if group is None:
         return None
-    rows = group.collectives.expert_rows
-    return RankReport((os.getpid(), *group.process_ids.values()), group.num_epochs, rows if rows.busiest else None)
+    pids, rows = (os.getpid(), *group.process_ids.values()), group.expert_rows
+    stages = group.stages if group.links.num_stages > 1 else ()
+    return RankReport(pids, group.num_epochs, rows if rows.busiest else None, stages)
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:

@@ -279,12 +279,17 @@ class WorkerService:
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """NOTE: validity is checked after the pages were read; only then they cannot have been reused before."""
         num_ranks = 1 if call.reader_ranks is None else call.reader_ranks
-        if num_ranks not in WIDTHS:
-            raise InvalidRequestError(f"reader_ranks={num_ranks} must be one of {', '.join(map(str, WIDTHS))}")
+        stages, num_states = call.reader_stages, self._core.ranked.whole.num_layers
+        if num_ranks not in [width * max(1, len(stages)) for width in WIDTHS]:
+            raise InvalidRequestError(
+                f"reader_ranks={num_ranks} must be one of {', '.join(map(str, WIDTHS))} for each of its stages"
+            )
+        if stages and sum(stages) != num_states:
+            raise InvalidRequestError(f"reader_stages={stages} must have {num_states} states in all")
         blocks = self._core.leases.covered(call.lease_id, call.checksum_block_ids)
         if blocks is None:
             return ConfirmAnswer(False)
-        checksums = await asyncio.to_thread(self._core.checksums.as_read, blocks, num_ranks)
+        checksums = await asyncio.to_thread(self._core.checksums.as_read, blocks, (num_ranks, stages))
         is_valid = self._core.leases.is_valid(call.lease_id)
         return ConfirmAnswer(is_valid, tuple(checksums) if is_valid else ())
 

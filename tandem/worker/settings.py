@@ -77,6 +77,9 @@ class WorkerSettings(EngineSettings, PeerSettings):
     tp: int = Field(
         1, ge=1, le=MAX_RANKS, description="processes that compute parts of every layer (tensor parallel): 1, 2, 4 or 8"
     )
+    pp: int = Field(
+        1, ge=1, le=MAX_RANKS, description="stages of layers, each of its own processes (pipeline parallel): 1 to 8"
+    )
     hosts: int = Field(
         1, ge=1, le=MAX_RANKS, description="hosts over which these are divided; the others run services.rank_host"
     )
@@ -112,6 +115,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
     def _divides_ranks(self) -> Self:
         if self.tp % self.hosts:
             raise ValueError(f"tp={self.tp} is not divided evenly by hosts={self.hosts}; give tp 2, 4 or 8")
+        if self.hosts > 1 and self.pp > 1:
+            raise ValueError(f"pp={self.pp} with hosts={self.hosts}: stages are on one host yet; give pp=1 or hosts=1")
         if self.hosts > 1 and self.ranks_bind is None:
             raise ValueError(f"hosts={self.hosts} needs ranks_bind, where the others join, such as 10.0.0.1:7903")
         return self
@@ -148,6 +153,11 @@ class WorkerSettings(EngineSettings, PeerSettings):
             return None
         path, _, slot = self.core_board.rpartition(":")
         return CoreBoard(Path(path), int(slot))
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of this worker that compute."""
+        return self.tp * self.pp
 
     @property
     def host_kv_bytes(self) -> int:

@@ -270,9 +270,12 @@ def test_numbers_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_are_processes_of_one_pod() -> None:
-    made = render(merged(at("model.uri", "hf://Qwen/Qwen3-8B"), at("decode.ranks.tensor", 2)))
+    stages = at("prefill.ranks.pipeline", 2)
+    made = render(merged(at("model.uri", "hf://Qwen/Qwen3-8B"), at("decode.ranks.tensor", 2), stages))
     assert made.env("decode")["TANDEM_TP"]["value"] == "2"
     assert "TANDEM_TP" not in made.env("prefill")
+    assert made.env("prefill")["TANDEM_PP"]["value"] == "2"
+    assert "TANDEM_PP" not in made.env("decode")
 
 
 def test_ranks_in_several_pods_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:

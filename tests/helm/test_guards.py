@@ -21,7 +21,18 @@ ONE_FILE = {
 # What a guard of the chart refuses, and words of its message.
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
-    "layers over pods": (at("decode.ranks.pipeline", 2), r"not split .* yet; set it to 1, and decode\.ranks"),
+    "more than eight ranks": (
+        at("decode.ranks", {"tensor": 4, "pipeline": 3}),
+        r"decode\.ranks\.tensor=4 and decode\.ranks\.pipeline=3 are 12 ranks, .* at most 8",
+    ),
+    "stages on one cpu": (
+        at("decode", {"ranks": {"pipeline": 3}, "resources": {"requests": {"cpu": 2}}}),
+        r"decode\.ranks\.pipeline=3 with decode\.resources\.requests\.cpu=2: .* ask for 3 or more",
+    ),
+    "stages on several hosts": (
+        at("decode.ranks", {"tensor": 2, "hosts": 2, "pipeline": 2}) | at("prefill.enabled", False),
+        r"decode\.ranks\.pipeline=2 with decode\.ranks\.hosts=2: .* set one of them to 1",
+    ),
     "more hosts than ranks": (
         at("decode.ranks", {"tensor": 2, "hosts": 4}),
         r"hosts=4 with .*tensor=2: .* to 2 or fewer",
@@ -34,14 +45,17 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("decode", {"ranks": {"tensor": 2}, "settings": {"tp": 2}}),
         r"decode\.ranks\.tensor and decode\.settings\.tp are one setting: remove the latter",
     ),
-    "ranks on accelerators": (at("decode", GPU | {"ranks": {"tensor": 2}}), r"ranks\.tensor=2 with .*CPUs alone"),
+    "ranks on accelerators": (
+        at("decode", GPU | {"ranks": {"tensor": 2}}),
+        r"ranks\.tensor=2 and .* with .*CPUs alone",
+    ),
     "more ranks than cpus": (
         at("prefill.ranks.tensor", 4),
-        r"prefill\.ranks\.tensor=4 with prefill\.resources\.requests\.cpu=2: .* ask for 4 or more",
+        r"prefill\.ranks\.tensor=4 and .* with prefill\.resources\.requests\.cpu=2: .* ask for 4 or more",
     ),
     "ranks on parts of a cpu": (
         at("decode", {"ranks": {"tensor": 2}, "resources": {"requests": {"cpu": "1500m"}}}),
-        r"decode\.ranks\.tensor=2 with decode\.resources\.requests\.cpu=1500m",
+        r"decode\.ranks\.tensor=2 and .* with decode\.resources\.requests\.cpu=1500m",
     ),
     "no decode": (at("decode.enabled", False), r"set decode\.enabled=true"),
     "a role's redis without an external one": (

@@ -157,6 +157,10 @@
 - name: TANDEM_TP
   value: {{ int .pool.ranks.tensor | quote }}
 {{- end }}
+{{- if gt (int .pool.ranks.pipeline) 1 }}
+- name: TANDEM_PP
+  value: {{ int .pool.ranks.pipeline | quote }}
+{{- end }}
 {{- if gt (int .pool.ranks.hosts) 1 }}
 - name: TANDEM_HOSTS
   value: {{ int .pool.ranks.hosts | quote }}

@@ -121,20 +121,30 @@
 {{- if and (gt $hosts 1) (or (eq .name "prefill") .root.Values.prefill.enabled) -}}
 {{- fail (printf "%s.ranks.hosts=%d: KV in other pods cannot be handed over yet, so no prefill worker can serve beside it: set prefill.enabled=false, and have decode workers compute prompts" .name $hosts) -}}
 {{- end -}}
-{{- if gt (int .pool.ranks.pipeline) 1 -}}
-{{- fail (printf "%s.ranks.pipeline=%d: layers are not split over processes or pods yet; set it to 1, and %s.ranks.tensor to 2, 4 or 8" .name (int .pool.ranks.pipeline) .name) -}}
+{{- $pipeline := int .pool.ranks.pipeline -}}
+{{- if and (gt $hosts 1) (gt $pipeline 1) -}}
+{{- fail (printf "%s.ranks.pipeline=%d with %s.ranks.hosts=%d: stages of layers are processes of one pod yet; set one of them to 1" .name $pipeline .name $hosts) -}}
 {{- end -}}
-{{- if gt $tensor 1 -}}
-{{- if hasKey .pool.settings "tp" -}}
-{{- fail (printf "%s.ranks.tensor and %s.settings.tp are one setting: remove the latter" .name .name) -}}
+{{- $ranks := mul $tensor $pipeline -}}
+{{- $sizes := printf "%s.ranks.tensor=%d and %s.ranks.pipeline=%d" .name $tensor .name $pipeline -}}
+{{- if gt $ranks 8 -}}
+{{- fail (printf "%s are %d ranks, and a worker has at most 8: lower one of them" $sizes $ranks) -}}
+{{- end -}}
+{{- if gt $ranks 1 -}}
+{{- $name := .name -}}
+{{- $settings := .pool.settings -}}
+{{- range $value, $setting := dict "tensor" "tp" "pipeline" "pp" -}}
+{{- if hasKey $settings $setting -}}
+{{- fail (printf "%s.ranks.%s and %s.settings.%s are one setting: remove the latter" $name $value $name $setting) -}}
+{{- end -}}
 {{- end -}}
 {{- if ne .pool.accelerator.vendor "none" -}}
-{{- fail (printf "%s.ranks.tensor=%d with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set one of them to 1 or none" .name $tensor .name .pool.accelerator.vendor) -}}
+{{- fail (printf "%s with %s.accelerator.vendor=%s: ranks compute on CPUs alone yet; set the ranks to 1 or the vendor to none" $sizes .name .pool.accelerator.vendor) -}}
 {{- end -}}
 {{- $cpu := toString (dig "requests" "cpu" "0" .pool.resources) -}}
-{{- $here := div $tensor $hosts -}}
+{{- $here := div $ranks $hosts -}}
 {{- if or (and (hasSuffix "m" $cpu) (lt (int64 (trimSuffix "m" $cpu)) (mul 1000 $here))) (and (not (hasSuffix "m" $cpu)) (lt (float64 $cpu) (float64 $here))) -}}
-{{- fail (printf "%s.ranks.tensor=%d with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" .name $tensor .name $cpu $here) -}}
+{{- fail (printf "%s with %s.resources.requests.cpu=%s: ranks wait for each other, so each needs a CPU; ask for %d or more" $sizes .name $cpu $here) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
 GATHER_FIELDS = "group part out m row_bytes"
 COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
+PIPE_FIELDS = "group data size"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer", "rows")
 BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
 HEADER_BYTES = 4096
@@ -34,7 +36,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
-    """Of the memory: a page of counters, then two buffers of each rank."""
+    """Of the memory of one exchange: a page of counters, then two buffers of each rank."""
     return HEADER_BYTES + 2 * num_ranks * buffer_bytes
 
 
@@ -57,17 +59,25 @@ def _beat_offset(rank: int) -> int:
 
 
 def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
-    """A descriptor of new memory for a group, without a name, of a fixed size; the caller closes it."""
+    """A descriptor of new memory for one exchange; the caller closes it."""
+    return make_memory_of(num_bytes(num_ranks, buffer_bytes))
+
+
+def make_memory_of(size: int) -> int:
+    """A descriptor of `size` bytes of new memory, without a name, of a fixed size; the caller closes it."""
     descriptor = os.memfd_create("tandem-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, num_bytes(num_ranks, buffer_bytes))
+    os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     return descriptor
 
 
-class SharedExchange:
-    """Implements `Collectives` over the memory of `descriptor`, which may be closed after this.
+class _Segment:
+    """A part of the memory of a group, by which `num_ranks` of its ranks exchange.
 
-    One thread exchanges at a time; `end` may be called by any. `deadline_s`: the longest that one exchange waits.
+    Args:
+        offset: of the part in the memory of `descriptor`, which may be closed after this; a number of whole pages.
+        deadline_s: the longest that one exchange waits.
+        members: their numbers in the group, and how many it has, for messages; None = they are the group.
     """
 
     def __init__(
@@ -78,35 +88,24 @@ class SharedExchange:
         *,
         deadline_s: float,
         buffer_bytes: int = BUFFER_BYTES,
-        library: ctypes.CDLL | None = None,
+        offset: int = 0,
+        members: tuple[Sequence[int], int] | None = None,
     ) -> None:
-        library = load_library() if library is None else library
         self._rank, self._num_ranks, self._buffer_bytes = rank, num_ranks, buffer_bytes
-        self._deadline_s = deadline_s
+        self._deadline_s, self._offset = deadline_s, offset
+        self._members = (range(num_ranks), num_ranks) if members is None else members
         self._group = (ctypes.c_int64 * len(GROUP_FIELDS))()
         self._rows = (ctypes.c_int64 * (num_ranks + 1))()
         self.open(descriptor)
-        self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
-        self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
-        self._gather = bind(library, "tandem_gather_over_ranks", GATHER_FIELDS)
-        self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
 
     def open(self, descriptor: int) -> None:
         """Takes part in a new group, of as many ranks, by its memory; of the former one `expert_rows` alone is left."""
-        self._map = mmap.mmap(descriptor, num_bytes(self._num_ranks, self._buffer_bytes))
+        self._map = mmap.mmap(descriptor, num_bytes(self._num_ranks, self._buffer_bytes), offset=self._offset)
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         deadline_ns = int(self._deadline_s * 1e9)
         self._group[:] = [memory, self._rank, self._num_ranks, self._buffer_bytes, deadline_ns, 0, 0, 0, 0]
         self._group[GROUP_FIELDS.index("rows")] = ctypes.addressof(self._rows)
         self._step, self._count_before = 0, 0
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def num_ranks(self) -> int:
-        return self._num_ranks
 
     @property
     def group(self) -> int:
@@ -117,19 +116,73 @@ class SharedExchange:
     def num_exchanges(self) -> int:
         return self._group[_COUNT]
 
-    @property
-    def expert_rows(self) -> ExpertRows:
-        """What `collect` has added so far."""
-        *by_rank, busiest = self._rows
-        return ExpertRows(tuple(by_rank), busiest)
-
     def begin_step(self, number: int) -> None:
         """What follows belongs to that step, for messages."""
         self._step, self._count_before = number, self.num_exchanges
 
     def end(self) -> None:
-        """Ends the group: every rank that waits, or will, gives up within 50 ms."""
+        """Ends it: every rank that waits, or will, gives up within 50 ms."""
         end_group(self._map)
+
+    def check(self) -> None:
+        """Raises `RanksLostError` if an exchange has failed; it names the step, the exchange and the rank."""
+        failure = self._group[_FAILURE]
+        if failure:
+            members, num_all = self._members
+            late = f"did not take part within {self._deadline_s:g} s" if failure == _LATE else "is lost"
+            raise RanksLostError(
+                f"rank {members[self._group[_PEER]]} of {num_all} {late}: step {self._step}, exchange "
+                f"{self.num_exchanges - self._count_before} of the step, as rank {members[self._rank]} saw it"
+            )
+
+
+class SharedPipe(_Segment):
+    """Implements `StagePipe` between two ranks, of which rank 0 sends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        library = load_library()
+        self._send = bind(library, "tandem_send_to_rank", PIPE_FIELDS)
+        self._receive = bind(library, "tandem_receive_from_rank", PIPE_FIELDS)
+
+    def send(self, rows: torch.Tensor) -> None:
+        assert self._rank == 0
+        rows = rows.contiguous()
+        self._send(self.group, rows.data_ptr(), rows.nbytes)
+        self.check()
+
+    def receive(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self._rank == 1
+        assert rows.is_contiguous()
+        self._receive(self.group, rows.data_ptr(), rows.nbytes)
+        self.check()
+        return rows
+
+
+class SharedExchange(_Segment):
+    """Implements `Collectives`. One thread exchanges at a time; `end` may be called by any."""
+
+    def __init__(self, *args: Any, library: ctypes.CDLL | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        library = load_library() if library is None else library
+        self._add = bind(library, "tandem_add_over_ranks", ADD_FIELDS)
+        self._join = bind(library, "tandem_join_over_ranks", JOIN_FIELDS)
+        self._gather = bind(library, "tandem_gather_over_ranks", GATHER_FIELDS)
+        self._collect = bind(library, "tandem_collect_over_ranks", COLLECT_FIELDS)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self._num_ranks
+
+    @property
+    def expert_rows(self) -> ExpertRows:
+        """What `collect` has added so far."""
+        *by_rank, busiest = self._rows
+        return ExpertRows(tuple(by_rank), busiest)
 
     def beat(self) -> None:
         """Shows that this process lives; by one thread of it."""
@@ -139,16 +192,6 @@ class SharedExchange:
     def beats(self) -> tuple[int, ...]:
         """How often each rank has shown it."""
         return beats_of(self._map, self._num_ranks)
-
-    def check(self) -> None:
-        """Raises `RanksLostError` if an exchange has failed; it names the step, the exchange and the rank."""
-        failure = self._group[_FAILURE]
-        if failure:
-            late = f"did not take part within {self._deadline_s:g} s" if failure == _LATE else "is lost"
-            raise RanksLostError(
-                f"rank {self._group[_PEER]} of {self._num_ranks} {late}: step {self._step}, exchange "
-                f"{self.num_exchanges - self._count_before} of the step, as rank {self._rank} saw it"
-            )
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         m, n = node.shape

@@ -2,7 +2,7 @@
 
 from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS, CODED_ROWS_FIELDS
 from tandem.compute.native.core_board import BORROW_FIELDS, TIME_FIELDS
-from tandem.compute.native.exchange import ADD_FIELDS, COLLECT_FIELDS, GATHER_FIELDS, JOIN_FIELDS
+from tandem.compute.native.exchange import ADD_FIELDS, COLLECT_FIELDS, GATHER_FIELDS, JOIN_FIELDS, PIPE_FIELDS
 from tandem.compute.native.exchange_mirror import AWAIT_FIELDS, PUBLISH_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
@@ -49,6 +49,8 @@ FIELDS = {
     "tandem_join_over_ranks": JOIN_FIELDS,
     "tandem_gather_over_ranks": GATHER_FIELDS,
     "tandem_collect_over_ranks": COLLECT_FIELDS,
+    "tandem_send_to_rank": PIPE_FIELDS,
+    "tandem_receive_from_rank": PIPE_FIELDS,
     "tandem_await_rank": AWAIT_FIELDS,
     "tandem_publish_rank": PUBLISH_FIELDS,
     "tandem_draw": DRAW_FIELDS,

@@ -12,6 +12,7 @@ from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.formats import FormatReader
 from tandem.core.config import EngineConfig
+from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import DRAFT, EAGLE, MTP, drafter_of
 from tandem.engine.drafts.draft_model import load_draft_model
 from tandem.engine.drafts.drafter import Drafter
@@ -76,7 +77,7 @@ def load_network(config: EngineConfig, name: str | None, served: TargetModel) ->
     the model, its leader has all of the network, and no other rank any.
 
     Raises:
-        ConfigurationError: it is unreadable, or made for another model.
+        ConfigurationError: it is unreadable, or made for another model, or reads what other stages of layers have.
     """
     load = None if name is None else _LOADERS.get(name)
     return None if load is None else load(config, served)
@@ -94,10 +95,12 @@ def _load_eagle(config: EngineConfig, served: TargetModel) -> DraftingHead:
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)
         return _with(served, partial(load_eagle3, path))
 
+    _refuse_stages(config, served)
     return load_head(config, load)
 
 
 def _load_mtp(config: EngineConfig, served: TargetModel) -> DraftingHead:
+    _refuse_stages(config, served)
     return load_head(config, lambda: _with(served, partial(load_mtp, served.path)))
 
 
@@ -109,6 +112,14 @@ def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
         formats_of=served.formats_of,
         allow_pickle=served.allow_pickle,
     )
+
+
+def _refuse_stages(config: EngineConfig, served: TargetModel) -> None:
+    """NOTE: a head reads hidden states of several layers, and the embedding, which only the first stage has."""
+    if served.model.spec.span is not None:
+        raise ConfigurationError(
+            f"speculate={config.speculate!r} is not served with pp above 1 yet; use ngram, suffix or draft=DIR, or pp=1"
+        )
 
 
 _LOADERS: dict[str, Callable[[EngineConfig, TargetModel], DraftingNetwork]] = {

@@ -31,7 +31,9 @@ def build_stack(
         if mixture is None and not isinstance(layer.feed_forward, GatedSpec):
             return None
         layers.append(_layer(layer, mixture, parameters, tables))
-    return kernels.stack(shape, layers, _norm(model.final_norm, parameters))
+    # NOTE: of a stage but the last only the residual stream is used, which does not depend on the norm
+    last = model.final_norm if model.is_last else model.layers[-1].before_mixer
+    return kernels.stack(shape, layers, _norm(last, parameters))
 
 
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:

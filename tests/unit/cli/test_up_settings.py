@@ -109,12 +109,12 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
     ]
 
 
-def tp_of(*arguments: str) -> dict[str, str]:
-    """--tp of each worker."""
+def tp_of(*arguments: str, flag: str = "--tp") -> dict[str, str]:
+    """--tp, or --pp, of each worker."""
     up = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})
     specs = [spec for spec in up.topology(Path("m"), random.Random(1)).specs() if spec.name.startswith(("pre", "dec"))]
-    assert not any("TANDEM_TP" in spec.env for spec in specs)
-    return {spec.name: spec.argv[spec.argv.index("--tp") + 1] for spec in specs if "--tp" in spec.argv}
+    assert not any({"TANDEM_TP", "TANDEM_PP"} & spec.env.keys() for spec in specs)
+    return {spec.name: spec.argv[spec.argv.index(flag) + 1] for spec in specs if flag in spec.argv}
 
 
 def test_roles_have_widths_of_their_own() -> None:
@@ -124,3 +124,11 @@ def test_roles_have_widths_of_their_own() -> None:
     assert tp_of("tp", "2", "decode_tp", "1", "prefill", "2") == {"prefill-0": "2", "prefill-1": "2"}
     with pytest.raises(ConfigurationError, match="--prefill-tp=2 with --prefill 0: there are no prefill workers"):
         tp_of("prefill", "0", "prefill_tp", "2")
+
+
+def test_roles_have_stages_of_their_own() -> None:
+    assert tp_of("tp", "2", "pp", "2", flag="--pp") == {"prefill-0": "2", "decode-0": "2"}
+    assert tp_of("prefill_pp", "3", flag="--pp") == {"prefill-0": "3"}
+    assert tp_of("prefill_pp", "3") == {}
+    with pytest.raises(ConfigurationError, match="--prefill-pp=2 with --prefill 0: there are no prefill workers"):
+        tp_of("prefill", "0", "prefill_pp", "2")

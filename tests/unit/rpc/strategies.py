@@ -201,6 +201,7 @@ STATUS = st.builds(
             pids=tuples(COUNT),
             num_epochs=COUNT,
             experts=maybe(st.builds(ExpertRows, by_rank=tuples(COUNT), busiest=COUNT)),
+            stages=tuples(st.integers(0, 7)),
         )
     ),
 )

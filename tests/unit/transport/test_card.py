@@ -8,7 +8,16 @@ import pytest
 
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
-from tandem.transport.card import CARD_VERSION, RANKED_CARD_VERSION, Identity, accept, describe, seal, unseal
+from tandem.transport.card import (
+    CARD_VERSION,
+    RANKED_CARD_VERSION,
+    STAGED_CARD_VERSION,
+    Identity,
+    accept,
+    describe,
+    seal,
+    unseal,
+)
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
@@ -25,8 +34,8 @@ def test_a_card_says_what_was_sealed() -> None:
 def test_another_version_is_named_even_though_its_seal_is_right() -> None:
     identity = Identity(COMPATIBILITY, SECRET)
     body = json.dumps({"fields": "of the future"}).encode()
-    signed = b"TKVC" + (RANKED_CARD_VERSION + 1).to_bytes(2, "big") + body
-    with pytest.raises(IncompatiblePeerError, match="version 3; this worker reads versions 1 and 2"):
+    signed = b"TKVC" + (STAGED_CARD_VERSION + 1).to_bytes(2, "big") + body
+    with pytest.raises(IncompatiblePeerError, match="version 4; this worker reads versions 1 to 3"):
         unseal(signed + hmac.digest(identity.key("card"), signed, "sha256"), identity)
 
 
@@ -101,3 +110,15 @@ def test_ranks_and_pieces_divide_a_pool(num_ranks: int, piece_bytes: int | None)
 def test_a_pool_that_makes_no_sense_is_refused(page_bytes: int, num_blocks: int, address: int) -> None:
     with pytest.raises(ConfigurationError, match="no pool"):
         MemoryPool(address, page_bytes, num_blocks, "cpu", None)
+
+
+def test_stages_are_told_by_a_card_that_releases_without_them_refuse() -> None:
+    """Such a release would take two stages for two halves of the heads."""
+    identity = Identity(COMPATIBILITY, SECRET)
+    pool = replace(POOL, num_ranks=2, piece_bytes=8, stages=(2, 1))
+    sealed = seal(describe("tcp", identity, pool, b"how"), identity)
+    assert int.from_bytes(sealed[4:6], "big") == STAGED_CARD_VERSION
+    card = unseal(sealed, identity)
+    assert card.stages == (2, 1)
+    assert card.unit_bytes(pool) == pool.page_bytes
+    assert card.unit_bytes(replace(pool, stages=())) == 8

@@ -1,7 +1,7 @@
 """Blocks read between workers of any widths: every rank gets its heads, of the blocks that were asked for."""
 
 from collections.abc import Iterable, Sequence
-from itertools import islice, product
+from itertools import accumulate, islice, pairwise, product
 
 import numpy as np
 import pytest
@@ -18,9 +18,20 @@ from tandem.transport.base import Peer
 from tandem.transport.reshard import Entry, Resharding
 
 WIDTHS = (1, 2, 4)
+STAGED = ((1, (1, 2)), ((1, 2), 1), ((2, 2), (1, 2)), (4, (2, 2)), ((2, 2), 4), ((2, 2), (2, 2)), ((1, 2), 2))
 BLOCK_SIZE = 8
+Side = int | tuple[int, int]
 Pages = NDArray[np.uint8]  # [num_ranks * num_blocks, page_bytes]
 Places = tuple[int, ...]  # pages of one block
+
+
+def divided(whole: KVLayout, side: Side) -> RankedLayout:
+    """Ranks of each stage, and stages if there are several; the first has one layer less than the others."""
+    if isinstance(side, int):
+        return RankedLayout(whole, side)
+    width, num_stages = side
+    ends = [(whole.num_layers - 1) * stage // num_stages for stage in range(num_stages)] + [whole.num_layers]
+    return RankedLayout(whole, width * num_stages, tuple(end - start for start, end in pairwise(ends)))
 
 
 def kv(heads: int, window: int | None = None) -> KVSpec:
@@ -44,54 +55,55 @@ MODELS: dict[str, tuple[StateSpec, ...]] = {
 
 
 def blocks_of(
-    layout: KVLayout, content: Iterable[tuple[int, int]], free: Iterable[int]
+    ranked: RankedLayout, content: Iterable[tuple[int, int]], free: Iterable[int]
 ) -> dict[tuple[int, int], Places]:
     """Pages for these (group, index), in turn."""
     pages = iter(free)
-    return {entry: tuple(islice(pages, layout.groups[entry[0]].pages_per_block)) for entry in content}
+    return {entry: tuple(islice(pages, ranked.pages_per_block(entry[0]))) for entry in content}
 
 
 def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int], Places]) -> Pages:
     """What ranks hold that have computed the blocks (group, index), in these pages; others are zero."""
-    pages = np.zeros((ranked.num_ranks, num_blocks, ranked.layout.page_bytes), dtype=np.uint8)
-    for (group, index), block in content.items():
-        for rank, (at, layer) in product(range(ranked.num_ranks), enumerate(ranked.layout.groups[group].layers)):
+    pages = np.zeros((ranked.num_ranks, num_blocks, ranked.page_bytes), dtype=np.uint8)
+    starts = [0, *accumulate(ranked.stages)]
+    for ((group, index), block), rank in product(content.items(), range(ranked.num_ranks)):
+        for at, layer in enumerate(ranked.layout_of(rank).groups[group].layers):
             specs = ranked.whole.groups[group].spec, ranked.layout.groups[group].spec
             segments = list(zip(*(spec.segments(BLOCK_SIZE) for spec in specs), strict=True))
             places = segment_places([own for _, own in segments])
             for number, (whole, own) in enumerate(segments):
-                source = np.random.default_rng((group, index, layer, number))
+                source = np.random.default_rng((group, index, starts[rank // ranked.width] + layer, number))
                 numbers = source.integers(1, 256, (whole.num_heads, whole.head_bytes))
-                first = rank * whole.num_heads // ranked.num_ranks
+                first = rank % ranked.width * whole.num_heads // ranked.width
                 kind, offset = places[number]
                 for head, kept in enumerate(numbers[first : first + own.num_heads]):
                     piece, start = (head, 0) if own.is_cut else (0, offset + head * own.head_bytes)
-                    place = ranked.layout.placement(group).place(kind, at, piece)
+                    place = ranked.layout_of(rank).placement(group).place(kind, at, piece)
                     start += place.start
                     assert not pages[rank, block[place.page], start : start + len(kept)].any(), "two have one place"
                     pages[rank, block[place.page], start : start + len(kept)] = kept
-    return pages.reshape(-1, ranked.layout.page_bytes)
+    return pages.reshape(-1, ranked.page_bytes)
 
 
 def unit_of(reader: RankedLayout, source: RankedLayout) -> int:
-    return reader.layout.page_bytes if reader.num_ranks == source.num_ranks else reader.piece_bytes
+    return reader.page_bytes if reader.parts == source.parts else reader.piece_bytes
 
 
-def resharding_of(whole: KVLayout, readers: int, sources: int, sizes: tuple[int, int]) -> Resharding:
-    reader, source = RankedLayout(whole, readers), RankedLayout(whole, sources)
+def resharding_of(whole: KVLayout, readers: Side, sources: Side, sizes: tuple[int, int]) -> Resharding:
+    reader, source = divided(whole, readers), divided(whole, sources)
     unit = unit_of(reader, source)
-    num_units = sources * sizes[1] * source.layout.page_bytes // unit
-    return Resharding(reader, sizes[0], Peer("tcp", "x", num_units, 1, unit, sources))
+    num_units = source.num_ranks * sizes[1] * source.page_bytes // unit
+    return Resharding(reader, sizes[0], Peer("tcp", "x", num_units, 1, unit, *source.parts))
 
 
 def pulled(
-    whole: KVLayout, readers: int, sources: int, entries: list[Entry], remote: Sequence[int], local: Sequence[int]
+    whole: KVLayout, readers: Side, sources: Side, entries: list[Entry], remote: Sequence[int], local: Sequence[int]
 ) -> tuple[Pages, Pages, int]:
     """(pages of the reader after its reads, as they should be, bytes moved). `remote`, `local`: pages to take in turn,
     all but the null block's.
     """
-    reader, source = RankedLayout(whole, readers), RankedLayout(whole, sources)
-    theirs_at, ours_at = blocks_of(source.layout, entries, remote), blocks_of(reader.layout, entries, local)
+    reader, source = divided(whole, readers), divided(whole, sources)
+    theirs_at, ours_at = blocks_of(source, entries, remote), blocks_of(reader, entries, local)
     sizes = len(local) + 1, len(remote) + 1
     theirs, expected = pages_of(source, sizes[1], theirs_at), pages_of(reader, sizes[0], ours_at)
     found = np.zeros_like(expected)
@@ -107,32 +119,33 @@ def pulled(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("readers", "sources"), list(product(WIDTHS, WIDTHS)))
-def test_every_rank_gets_its_heads(name: str, readers: int, sources: int) -> None:
+@pytest.mark.parametrize(("readers", "sources"), [*product(WIDTHS, WIDTHS), *STAGED])
+def test_every_rank_gets_its_heads(name: str, readers: Side, sources: Side) -> None:
     whole = build_layout(MODELS[name], BLOCK_SIZE)
-    reader = RankedLayout(whole, readers)
+    reader = divided(whole, readers)
     assert reader.is_shared
-    assert RankedLayout(whole, sources).is_shared
+    assert divided(whole, sources).is_shared
     entries = [(group, index) for group in range(len(whole.groups)) for index in (3, 4, 6)]
     found, expected, num_bytes = pulled(whole, readers, sources, entries, range(150, 0, -1), range(1, 150))
     assert np.array_equal(found, expected)
     if readers != sources:
-        used_bytes = sum(sum(reader.used_bytes(group)) for group, _ in entries)
-        assert num_bytes == used_bytes * readers, "what was missing, no more"
+        parts = product((group for group, _ in entries), range(reader.num_ranks))
+        missing = sum(sum(reader.used_bytes(group, rank)) for group, rank in parts)
+        assert num_bytes == missing, "what was missing, no more"
     else:
-        num_pages = sum(reader.layout.groups[group].pages_per_block for group, _ in entries)
-        assert num_bytes == num_pages * reader.layout.page_bytes * readers
+        num_pages = sum(reader.pages_per_block(group) for group, _ in entries)
+        assert num_bytes == num_pages * reader.page_bytes * reader.num_ranks
 
 
 @given(
-    readers=st.sampled_from(WIDTHS),
-    sources=st.sampled_from(WIDTHS),
+    readers=st.sampled_from((*WIDTHS, (1, 2), (2, 2))),
+    sources=st.sampled_from((*WIDTHS, (1, 2), (2, 2))),
     heads=st.sampled_from((1, 2, 4, 8)),
     indices=st.sets(st.integers(0, 40), min_size=1, max_size=9),
     data=st.data(),
 )
 def test_any_blocks_in_any_places(
-    readers: int, sources: int, heads: int, indices: set[int], data: st.DataObject
+    readers: Side, sources: Side, heads: int, indices: set[int], data: st.DataObject
 ) -> None:
     """As where the beginning of a prompt is held already, and blocks of both sides are scattered."""
     local = data.draw(st.permutations(range(1, 12)))

@@ -19,10 +19,10 @@ def arena_of() -> Arena:
 def test_every_byte_of_a_page_counts() -> None:
     arena = arena_of()
     checksums = PageChecksums(arena, 1.0)
-    before = checksums.arrived([(0, (1,)), (0, (2,)), (0, (3,))], 1)
+    before = checksums.arrived([(0, (1,)), (0, (2,)), (0, (3,))], (1, ()))
     assert before[0] == zlib.crc32(arena.pages[1].numpy().tobytes())
     arena.pages[2].view(torch.uint8).view(-1)[-1] ^= 1
-    after = checksums.arrived([(0, (1,)), (0, (2,)), (0, (3,))], 1)
+    after = checksums.arrived([(0, (1,)), (0, (2,)), (0, (3,))], (1, ()))
     assert [x == y for x, y in zip(before, after, strict=True)] == [True, False, True]
 
 

@@ -71,7 +71,7 @@ async def reserved_in(pair: Pair) -> tuple[Fetch, KVReserved, Any]:
 
 
 def checksums_of(pair: Pair, local: list[int]) -> tuple[int, ...]:
-    return tuple(pair.decode.core.checksums.arrived([(0, (block_id,)) for block_id in local], 1))
+    return tuple(pair.decode.core.checksums.arrived([(0, (block_id,)) for block_id in local], (1, ())))
 
 
 async def valid(pair: Pair, moved: HandMoved, local: list[int]) -> None:

@@ -19,6 +19,7 @@ TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
         ({"tp": 2, "hosts": 2}, "hosts=2 needs ranks_bind, where the others join"),
         (TWO | {"tp": 1}, "tp=1 is not divided evenly by hosts=2"),
         (TWO | {"hosts": 3, "tp": 8}, "tp=8 is not divided evenly by hosts=3"),
+        (TWO | {"pp": 2}, "pp=2 with hosts=2: stages are on one host yet; give pp=1 or hosts=1"),
         (TWO | {"ranks_bind": "127.0.0.1"}, "it is not host:port"),
     ],
 )

@@ -22,6 +22,7 @@ from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, fro
 
 FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
+Side = int | tuple[int, int]  # ranks of a stage, and stages
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
 
@@ -47,8 +48,9 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 
 
 @asynccontextmanager
-async def ranked_pair(path: Path, prefill: int, decode: int, **both: Any) -> AsyncIterator[Pair]:
-    async with pair_of(path, prefill={"tp": prefill}, tp=decode, **COMPILED | both) as pair:
+async def ranked_pair(path: Path, prefill: Side, decode: Side, **both: Any) -> AsyncIterator[Pair]:
+    sizes = [{"tp": side} if isinstance(side, int) else {"tp": side[0], "pp": side[1]} for side in (prefill, decode)]
+    async with pair_of(path, prefill=sizes[0], **sizes[1], **COMPILED | both) as pair:
         yield pair
 
 
@@ -76,20 +78,21 @@ async def alone(path: Path) -> list[list[int]]:
         return [tokens for tokens, _ in found]
 
 
-async def check(path: Path, prefill: int, decode: int, *, is_shared: bool = False) -> None:
+async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = False) -> None:
     """`is_shared`: ranks have one copy of the state, so that it is pulled once."""
     expected = await alone(path)
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
-        used_bytes = [sum(core.ranked.used_bytes(group)) for group in range(len(core.ranked.whole.groups))]
+        ranks, groups = range(core.ranked.num_ranks), range(len(core.ranked.whole.groups))
+        used_bytes = [sum(sum(core.ranked.used_bytes(group, rank)) for rank in ranks) for group in groups]
         greedy, transfers = await answered(pair, call_of(pair))
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
         assert counters.num_fetched_tokens == len(PROMPT)
-        parts = core.ranked.num_ranks
-        assert parts == (1 if is_shared else decode)
-        whole = parts * sum(used_bytes)
-        assert NUM_BLOCKS * parts * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
+        width, num_stages = (decode, 1) if isinstance(decode, int) else decode
+        assert core.ranked.num_ranks == num_stages * (1 if is_shared else width)
+        whole = sum(used_bytes)
+        assert NUM_BLOCKS * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
         if len(used_bytes) == 1:
             assert moved(transfers) == NUM_BLOCKS * whole
         again, more = await answered(pair, call_of(pair, params=SAMPLED, request_id="again"))
@@ -107,6 +110,24 @@ async def check(path: Path, prefill: int, decode: int, *, is_shared: bool = Fals
 )
 def test_two_widths_give_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int
+) -> None:
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_heads", "prefill", "decode"),
+    [
+        ("qwen2", 2, (1, 2), 1),
+        ("qwen2", 2, 2, (1, 2)),
+        *(
+            pytest.param(family, kv_heads, prefill, decode, marks=pytest.mark.slow)
+            for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4))
+            for prefill, decode in ((1, (1, 2)), ((1, 2), 2), ((2, 2), (1, 2)), (1, (2, 2)), ((2, 2), 1))
+        ),
+    ],
+)
+def test_stages_of_layers_give_the_tokens_of_one_rank(
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: Side, decode: Side
 ) -> None:
     asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
@@ -199,7 +220,9 @@ def test_widths_are_one_pool_and_checksums_are_asked_for_widths_that_exist(
             states = [worker.reports.latest().state for worker in (pair.prefill, pair.decode)]
             assert len({state.fingerprint for state in states}) == 1
             assert len({state.block_bytes for state in states}) == 1, "a hand-off is as large at both widths"
-            with pytest.raises(InvalidRequestError, match="reader_ranks=3 must be one of 1, 2, 4, 8"):
+            with pytest.raises(InvalidRequestError, match="reader_ranks=3 must be one of 1, 2, 4, 8 for each"):
                 await pair.to_prefill.confirm(ConfirmCall(lease_id="l", reader_ranks=3))
+            with pytest.raises(InvalidRequestError, match=r"reader_stages=\(1, 9\) must have . states in all"):
+                await pair.to_prefill.confirm(ConfirmCall(lease_id="l", reader_ranks=2, reader_stages=(1, 9)))
 
     asyncio.run(main())

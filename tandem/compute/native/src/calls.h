@@ -296,6 +296,12 @@ struct GatherOverRanksArguments {
   int64_t m, row_bytes;
 };
 
+struct PipeArguments {
+  RankGroup* group;
+  void* data;
+  int64_t size;  // bytes
+};
+
 struct CollectOverRanksArguments {
   int64_t out_dtype;
   RankGroup* group;
@@ -341,6 +347,8 @@ TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*
 TANDEM_EXPORT void tandem_add_over_ranks(const tandem::AddOverRanksArguments*);
 TANDEM_EXPORT void tandem_join_over_ranks(const tandem::JoinOverRanksArguments*);
 TANDEM_EXPORT void tandem_gather_over_ranks(const tandem::GatherOverRanksArguments*);
+TANDEM_EXPORT void tandem_send_to_rank(const tandem::PipeArguments*);
+TANDEM_EXPORT void tandem_receive_from_rank(const tandem::PipeArguments*);
 TANDEM_EXPORT void tandem_collect_over_ranks(const tandem::CollectOverRanksArguments*);
 TANDEM_EXPORT void tandem_await_rank(const tandem::AwaitRankArguments*);
 TANDEM_EXPORT void tandem_publish_rank(const tandem::PublishRankArguments*);

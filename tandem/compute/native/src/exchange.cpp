@@ -22,6 +22,14 @@ TANDEM_EXPORT void tandem_gather_over_ranks(const GatherOverRanksArguments* a) {
   Exchange(a->group).gather(static_cast<const char*>(a->part), static_cast<char*>(a->out), a->m, a->row_bytes);
 }
 
+TANDEM_EXPORT void tandem_send_to_rank(const PipeArguments* a) {
+  Exchange(a->group).send(static_cast<const char*>(a->data), a->size);
+}
+
+TANDEM_EXPORT void tandem_receive_from_rank(const PipeArguments* a) {
+  Exchange(a->group).receive(static_cast<char*>(a->data), a->size);
+}
+
 TANDEM_EXPORT void tandem_collect_over_ranks(const CollectOverRanksArguments* a) {
   with_dtype(a->out_dtype, [&](auto tag) {
     Exchange(a->group).collect(a->terms, a->owners, static_cast<decltype(tag)*>(a->out), a->m, a->k, a->n,

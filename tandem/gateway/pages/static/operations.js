@@ -42,12 +42,13 @@ const PROCESSES = [
   { title: "Doing", cell: (p) => doing(p) },
 ];
 
-/** How many processes share the model; their ids, and how often they were started together, when pointed at. */
+/** How many processes share the model; their ids and stages of layers, and how often they were started together, when pointed at. */
 function ranksOf(process) {
   if (!process.ranks) return NONE;
-  const { pids, num_epochs, experts } = process.ranks;
+  const { pids, num_epochs, experts, stages } = process.ranks;
   const balance = experts?.imbalance ? `; the busiest computes ${experts.imbalance} x the mean of experts' rows` : "";
-  return el("span", { title: `pids ${pids.join(", ")}; group ${num_epochs}${balance}` }, String(pids.length));
+  const named = (pid, rank) => (stages?.length ? `${pid} (stage ${stages[rank]})` : pid);
+  return el("span", { title: `pids ${pids.map(named).join(", ")}; group ${num_epochs}${balance}` }, String(pids.length));
 }
 
 class Operations {

@@ -1,0 +1,107 @@
+"""Pipeline stages: consecutive layers of a model that some ranks of a group compute, as a `ModelSpec` of their own.
+
+The first stage has the embedding, the last the final norm and the head. Stages have equal numbers of layers where the
+model allows it. A model is cut only where no layer behind the cut reads what one before it has, but for the residual
+stream. A model that cannot be cut is refused, never computed in another way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from tandem.architecture.mixers import AttentionSpec, MixerSpec
+from tandem.architecture.model import LayerSpan, LayerSpec, ModelSpec
+from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
+from tandem.architecture.tensors import MAX_RANKS
+from tandem.core.errors import ConfigurationError
+
+
+def check_group(width: int, num_stages: int) -> None:
+    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other."""
+    if width * num_stages > MAX_RANKS:
+        raise ConfigurationError(
+            f"tp={width} with pp={num_stages} are {width * num_stages} ranks, and a worker has at most {MAX_RANKS}; "
+            f"give pp={max(1, MAX_RANKS // width)} or less, or a smaller tp"
+        )
+
+
+def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
+    """Stage i has layers `bounds[i]` to `bounds[i + 1] - 1`: as near to equal numbers as the model can be cut.
+
+    Raises:
+        ConfigurationError: the model cannot be cut into so many; the message says why, and what can be had.
+    """
+    if num_stages == 1:
+        return 0, model.num_layers
+    if any(layer.per_layer_embedding is not None for layer in model.layers):
+        raise _refused(model, num_stages, "its layers read an embedding of their own of every token", 1)
+    if num_stages > model.num_layers:
+        raise _refused(model, num_stages, f"it has {model.num_layers} layers", model.num_layers)
+    cuts = sorted(set(range(1, model.num_layers)) - set(_forbidden_cuts(model)))
+    if len(cuts) < num_stages - 1:
+        raise _refused(model, num_stages, "layers read what earlier ones keep, or choose", len(cuts) + 1)
+    bounds = [0]
+    for stage in range(1, num_stages):
+        wanted = -(-stage * model.num_layers // num_stages)
+        num_left = num_stages - 1 - stage  # cuts that must remain
+        possible = [cut for cut in cuts if cut > bounds[-1]]
+        bounds.append(min(possible[: len(possible) - num_left], key=lambda cut: (abs(cut - wanted), cut)))
+    return *bounds, model.num_layers
+
+
+def states_of_stages(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
+    """How many of the whole model's `kv_specs` each stage has, in order."""
+    bounds = stage_bounds(model, num_stages)
+    return tuple(
+        sum(mixer.reads_state_of is None for layer in model.layers[first:end] for mixer in layer.mixers)
+        for first, end in pairwise(bounds)
+    )
+
+
+def stage_of(model: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
+    """Stage `stage` of the model, or of a shard of it. Its fingerprint and sizes are the whole model's. The head is a
+    tensor of its own, also where it is tied.
+
+    Raises:
+        ConfigurationError: as `stage_bounds`.
+    """
+    if num_stages == 1:
+        return model
+    bounds = stage_bounds(model, num_stages)
+    first, end = bounds[stage], bounds[stage + 1]
+    return replace(
+        model,
+        layers=tuple(_moved(layer, first) for layer in model.layers[first:end]),
+        head_tokens=model.head_tokens or (0, model.vocab_size),
+        span=LayerSpan(first, end, model.num_layers, model.num_prompt_layers),
+    )
+
+
+def _forbidden_cuts(model: ModelSpec) -> Iterator[int]:
+    """Cuts between a layer and one before it whose state, or choice of tokens, it reads."""
+    choosers: dict[str, int] = {}
+    for index, layer in enumerate(model.layers):
+        for mixer in layer.mixers:
+            if mixer.reads_state_of is not None:
+                yield from range(mixer.reads_state_of + 1, index + 1)
+            if isinstance(mixer, SparseLatentAttentionSpec):
+                yield from range(choosers.setdefault(mixer.chosen_by, index) + 1, index + 1)
+
+
+def _moved(layer: LayerSpec, first: int) -> LayerSpec:
+    """With indices of layers counted from `first`."""
+    mixer, *beside = (_mixer_moved(mixer, first) for mixer in layer.mixers)
+    return replace(layer, mixer=mixer, beside=tuple(beside))
+
+
+def _mixer_moved(mixer: MixerSpec, first: int) -> MixerSpec:
+    if isinstance(mixer, AttentionSpec) and mixer.reads_state_of is not None:
+        return replace(mixer, reads_state_of=mixer.reads_state_of - first)
+    return mixer
+
+
+def _refused(model: ModelSpec, num_stages: int, why: str, most: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"pp={num_stages} cannot serve this {model.family} model: {why}; what can be had: pp=1"
+        + (f" to {most}" if most > 1 else "")
+    )

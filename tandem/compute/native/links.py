@@ -1,0 +1,112 @@
+"""All exchanges of one rank, in the memory of its group: with the group, within its stage, and with those beside it.
+
+Ranks count from the last stage, where the leader is: rank r is number `r % width` of stage
+`num_stages - 1 - r // width`.
+"""
+
+from tandem.compute.collectives import RankLinks
+from tandem.compute.native.exchange import (
+    BUFFER_BYTES,
+    SharedExchange,
+    SharedPipe,
+    make_memory,
+    make_memory_of,
+    num_bytes,
+)
+from tandem.core.expert_rows import ExpertRows
+
+_SMALL_BYTES = 1 << 16  # where no rows of activations are exchanged
+_STAGE_DEADLINES = 6  # a stage waits for all layers of another, not for a sum of one
+
+
+class SharedLinks:
+    """Args:
+    descriptor: of memory by `make_links_memory`, which may be closed after this.
+    num_ranks: of the group, a multiple of `num_stages`.
+    deadline_s: the longest that an exchange within a stage waits; others wait six times as long.
+    """
+
+    def __init__(self, descriptor: int, rank: int, num_ranks: int, num_stages: int, *, deadline_s: float) -> None:
+        self.rank, self.num_ranks, self.num_stages, self.deadline_s = rank, num_ranks, num_stages, deadline_s
+        width = num_ranks // num_stages
+        stage, number = self.stage_of(rank), rank % width
+        long_s = deadline_s if num_stages == 1 else _STAGE_DEADLINES * deadline_s
+        small = BUFFER_BYTES if num_stages == 1 else _SMALL_BYTES
+        self._group = SharedExchange(descriptor, rank, num_ranks, deadline_s=long_s, buffer_bytes=small)
+        self._shard, before, after = self._group, None, None
+        if num_stages > 1:
+            first = num_ranks - (stage + 1) * width
+            self._shard = SharedExchange(
+                descriptor,
+                number,
+                width,
+                deadline_s=deadline_s,
+                offset=_shard_offset(num_ranks, num_stages, stage),
+                members=(range(first, first + width), num_ranks),
+            )
+            before = self._pipe(descriptor, stage - 1, number, 1, long_s) if stage else None
+            after = self._pipe(descriptor, stage, number, 0, long_s) if stage + 1 < num_stages else None
+        self._own = [each for each in (self._group, self._shard, before, after) if each is not None]
+        self.links = RankLinks(self._group, self._shard, stage, num_stages, before, after)
+
+    @property
+    def expert_rows(self) -> ExpertRows:
+        """What the experts of this rank's stage have computed so far."""
+        return self._shard.expert_rows
+
+    def stage_of(self, rank: int) -> int:
+        """Of any rank of the group."""
+        return self.num_stages - 1 - rank // (self.num_ranks // self.num_stages)
+
+    @property
+    def beats(self) -> tuple[int, ...]:
+        """How often each rank has shown that it lives."""
+        return self._group.beats
+
+    def beat(self) -> None:
+        """Shows that this process lives; by one thread of it."""
+        self._group.beat()
+
+    def open(self, descriptor: int) -> None:
+        """Takes part in a new group, see `SharedExchange.open`."""
+        for each in self._own:
+            each.open(descriptor)
+
+    def begin_step(self, number: int) -> None:
+        """What follows belongs to that step, for messages."""
+        for each in self._own:
+            each.begin_step(number)
+
+    def end(self) -> None:
+        """Ends the group, so far as this rank takes part; what others wait for among themselves ends with those."""
+        for each in self._own:
+            each.end()
+
+    def _pipe(self, descriptor: int, stage: int, number: int, end: int, deadline_s: float) -> SharedPipe:
+        """From `stage` to the next; `end`: 0 = where rows are sent."""
+        width = self.num_ranks // self.num_stages
+        sender = self.num_ranks - (stage + 1) * width + number
+        return SharedPipe(
+            descriptor,
+            end,
+            2,
+            deadline_s=deadline_s,
+            offset=_pipe_offset(self.num_ranks, self.num_stages, stage, number),
+            members=((sender, sender - width), self.num_ranks),
+        )
+
+
+def make_links_memory(num_ranks: int, num_stages: int) -> int:
+    """A descriptor of new memory for a group; the caller closes it."""
+    if num_stages == 1:
+        return make_memory(num_ranks)
+    return make_memory_of(_pipe_offset(num_ranks, num_stages, num_stages - 1, 0))
+
+
+def _shard_offset(num_ranks: int, num_stages: int, stage: int) -> int:
+    return num_bytes(num_ranks, _SMALL_BYTES) + stage * num_bytes(num_ranks // num_stages, BUFFER_BYTES)
+
+
+def _pipe_offset(num_ranks: int, num_stages: int, stage: int, number: int) -> int:
+    index = stage * (num_ranks // num_stages) + number
+    return _shard_offset(num_ranks, num_stages, num_stages) + index * num_bytes(2, BUFFER_BYTES)
