@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 
 from tandem.architecture.model import ModelSpec
-from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.collectives import RankLinks
+from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.engine.inputs import ModelInputs
 from tandem.scheduler.output import SchedulerOutput
 

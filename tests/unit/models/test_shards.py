@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.architecture.model import HEAD
+from tandem.compute.collectives import RankLinks
 from tandem.compute.ops import Matrix
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.compute.weights.coded import CodedWeight
@@ -40,8 +41,9 @@ class _Silent:
 
 
 def load(path: Path, rank: int = 0, num_ranks: int = 1) -> LoadedModel:
-    collectives = None if num_ranks == 1 else _Silent(rank, num_ranks)
-    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels(), collectives=collectives)
+    silent = _Silent(rank, num_ranks)
+    links = None if num_ranks == 1 else RankLinks(silent, silent)
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels(), links=links)
 
 
 def matrix(model: LoadedModel, name: str) -> torch.Tensor:

@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from tandem.compute.native.exchange import BUFFER_BYTES, SharedExchange, make_memory
+from tandem.compute.native.exchange import BUFFER_BYTES, make_memory
+from tandem.compute.native.links import SharedLinks, make_links_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.engine.ranks import ShardSizes
@@ -313,10 +314,10 @@ class ToldRank(RemoteRank):
     ],
 )
 def test_a_host_with_other_weights_or_words_forms_no_group(answer: Callable[[Begin], ToLeader], refusal: str) -> None:
-    memory = make_memory(2)
-    exchange = SharedExchange(memory, 0, 2, deadline_s=5.0)
+    memory = make_links_memory(2, 1)
+    shared = SharedLinks(memory, 0, 2, 1, deadline_s=5.0)
     os.close(memory)
-    epoch = Epoch(EngineConfig(model="none"), exchange, {1: ToldRank(answer)}, 5.0, lambda: None)
+    epoch = Epoch(EngineConfig(model="none"), shared, {1: ToldRank(answer)}, 5.0, lambda: None)
     with pytest.raises(ConfigurationError, match=refusal):
         epoch.prepare("a" * 64, ShardSizes(1, 1, 1), keeps_pages=False)
     epoch.close()
