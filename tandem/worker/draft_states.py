@@ -21,6 +21,8 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
 
+_FETCH_S = 1.0  # NOTE: the request waits for it
+
 logger = logging.getLogger(__name__)
 
 
@@ -48,13 +50,15 @@ async def fetch_draft_state(
     core: WorkerCore, source: KVSource, lease_id: str, leased: LeasedDraftState, engine_id: str
 ) -> Stage | None:
     """Has the drafter begin request `engine_id` with what is leased; returns the stage of it. None: it could not be
-    read, and the request starts cold. `forget_draft_state` must follow.
+    read in time, and the request starts cold. `forget_draft_state` must follow.
     """
     pins = Pins(core.engine, f"draft state of {engine_id}")
     try:
-        return await _fetch(core, source, lease_id, leased, engine_id, pins)
-    except TandemError as error:
-        logger.info("request %s is drafted for without its prompt: %s", engine_id, error)
+        async with asyncio.timeout(_FETCH_S):
+            return await _fetch(core, source, lease_id, leased, engine_id, pins)
+    except (TandemError, TimeoutError) as error:
+        why = error if isinstance(error, TandemError) else f"it was not there within {_FETCH_S:g} s"
+        logger.info("request %s is drafted for without its prompt: %s", engine_id, why)
         return None
     finally:
         pins.close()

@@ -11,6 +11,7 @@ import pytest
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.head_drafter import HeadDrafter
 from tandem.rpc.messages import PrefillUpdate
+from tandem.worker import draft_states
 from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS, save_tiny_llama
 from tests.helpers.handoffs import PROMPT, alone, call_of
@@ -126,6 +127,30 @@ def test_a_state_that_does_not_arrive_is_not_missed(heads: dict[str, tuple[Path,
             call = call_of(pair, front.worker, params=LONG_GREEDY)
             assert await generated(pair.to_decode, call) == alone(path, PROMPT, LONG_GREEDY)
             assert resumed.num_rows == [0]
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_state_that_takes_too_long_is_not_waited_for(
+    heads: dict[str, tuple[Path, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, setting = heads["eagle"]
+    num_waits = 0
+
+    async def never(_: object) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(draft_states, "done", never)
+    monkeypatch.setattr(draft_states, "_FETCH_S", 0.05)
+
+    async def main() -> None:
+        async with pair_of(path, speculate=setting) as pair:
+            resumed = Resumed(pair.decode)
+            await answers(pair, path, LONG_GREEDY, [PROMPT])
+            assert (resumed.num_rows, num_waits) == ([0], 1)
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
