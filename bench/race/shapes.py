@@ -10,11 +10,11 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from bench.checkpoints import DEMO, SHAPES, random_checkpoint
+from bench.checkpoints import DEMO, EXPERT_SHAPES, random_checkpoint
 from bench.race.work import ModelCost
 
 DEMO_SHAPE = "demo"
-SHAPE_NAMES = (*SHAPES, DEMO_SHAPE)
+SHAPE_NAMES = ("qwen3-0.6b", "small", *EXPERT_SHAPES, DEMO_SHAPE)
 _WEIGHTS = "model.safetensors"
 _EMBEDDINGS = "model.embed_tokens.weight"
 

@@ -47,15 +47,23 @@ class Rates:
 
 
 class ModelCost:
-    """Cost of one token of a dense Qwen3. `sizes`: its config.json; embeddings are tied."""
+    """Cost of one token of a dense Qwen3, or of a Qwen3-MoE. `sizes`: its config.json; embeddings are tied.
+
+    NOTE: a step of several tokens is counted as if all of them chose the same experts, which is the least.
+    """
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         self._layers, hidden = int(sizes["num_hidden_layers"]), int(sizes["hidden_size"])
         heads, kv_heads = int(sizes["num_attention_heads"]), int(sizes["num_key_value_heads"])
         head_dim = int(sizes["head_dim"])
         attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-        layer = attention + 3 * hidden * int(sizes["intermediate_size"])
+        num_experts = int(sizes.get("num_experts", 0))
+        router = hidden * num_experts
+        width = int(sizes["moe_intermediate_size"] if num_experts else sizes["intermediate_size"])
+        num_read = int(sizes["num_experts_per_tok"]) if num_experts else 1
+        layer = attention + router + 3 * hidden * width * num_read
         self._layer_weights = self._layers * layer
+        self._unread_weights = self._layers * 3 * hidden * width * (num_experts - num_read if num_experts else 0)
         self._unasked_weights = layer - 2 * hidden * kv_heads * head_dim
         self._head_weights = int(sizes["vocab_size"]) * hidden
         self._query_width = heads * head_dim
@@ -64,6 +72,11 @@ class ModelCost:
     @property
     def weight_bytes(self) -> int:
         """As held in memory once, embeddings tied."""
+        return self._step_bytes + _BYTES * self._unread_weights
+
+    @property
+    def _step_bytes(self) -> int:
+        """Weights that a step reads at least."""
         return _BYTES * (self._layer_weights + self._head_weights)
 
     def floor_s(self, work: Work, rates: Rates) -> float:
@@ -87,7 +100,7 @@ class ModelCost:
     def read_bytes(self, work: Work) -> float:
         """To write the answers: the weights once a step, and each request's own context once a token."""
         context = sum(span.pairs for span in work.decodes)
-        return work.num_steps * self.weight_bytes + self._kv_bytes * context
+        return work.num_steps * self._step_bytes + self._kv_bytes * context
 
     def _prefill_flops(self, spans: tuple[Span, ...]) -> float:
         unasked = tuple(Span(span.start, span.end - 1) for span in spans)

@@ -25,6 +25,16 @@ def test_weights_are_two_bytes_each() -> None:
     assert ModelCost(SIZES).weight_bytes == 2 * (2 * LAYER + HEAD)
 
 
+def test_of_experts_all_are_held_and_those_of_one_token_read() -> None:
+    """Beside attention each layer has a router of 8x6 and six experts of three matrices of 8x4."""
+    cost = ModelCost(SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 4})
+    beside, expert = LAYER - 3 * 128 + 48, 3 * 32
+    assert cost.weight_bytes == 2 * (2 * (beside + 6 * expert) + HEAD)
+    step = 2 * (2 * (beside + 2 * expert) + HEAD)
+    assert cost.read_bytes(Work((), (Span(0, 1),) * 3, num_steps=1)) == step + KV_BYTES * 3 / 2
+    assert cost.flops(Work((), (Span(0, 1),), 1)) == step + 4 * 2 * 8 / 2
+
+
 def test_a_prompt_costs_its_products_and_its_attention() -> None:
     work = Work((Span(0, 10),), (), 0)
     # scores and values: 4 FLOP for each of 8 query elements and each pair; 50 pairs, 40.5 of them of the first 9 tokens
