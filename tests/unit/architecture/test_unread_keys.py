@@ -77,6 +77,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {"layer_types": HYBRID},
     "lfm2_moe": EXPERTS | {"layer_types": HYBRID, "num_dense_layers": 1},
+    "granitemoe": {"num_local_experts": 4},
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "mamba_n_heads": 4,
