@@ -57,7 +57,7 @@ class ModelCost:
         heads, kv_heads = int(sizes["num_attention_heads"]), int(sizes["num_key_value_heads"])
         head_dim = int(sizes["head_dim"])
         attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-        num_experts = int(sizes.get("num_experts", 0))
+        num_experts = int(sizes.get("num_experts", sizes.get("num_local_experts", 0)))
         router = hidden * num_experts
         width = int(sizes["moe_intermediate_size"] if num_experts else sizes["intermediate_size"])
         num_read = int(sizes["num_experts_per_tok"]) if num_experts else 1

@@ -25,9 +25,10 @@ def test_weights_are_two_bytes_each() -> None:
     assert ModelCost(SIZES).weight_bytes == 2 * (2 * LAYER + HEAD)
 
 
-def test_of_experts_all_are_held_and_those_of_one_token_read() -> None:
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_of_experts_all_are_held_and_those_of_one_token_read(key: str) -> None:
     """Beside attention each layer has a router of 8x6 and six experts of three matrices of 8x4."""
-    cost = ModelCost(SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 4})
+    cost = ModelCost(SIZES | {key: 6, "num_experts_per_tok": 2, "moe_intermediate_size": 4})
     beside, expert = LAYER - 3 * 128 + 48, 3 * 32
     assert cost.weight_bytes == 2 * (2 * (beside + 6 * expert) + HEAD)
     step = 2 * (2 * (beside + 2 * expert) + HEAD)
