@@ -42,6 +42,8 @@ from tests.helpers.workers import Pair, at_rest, pair_of
 MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
+ENGINES = (1, 1), (1, 1), (1, 1), (2, 1), (2, 2), (4, 2)  # ranks, and the stages that they are divided into
+WORKERS = (1, 1), (1, 1), (2, 1), (1, 2)  # ranks a stage, and stages
 
 Serve = Callable[[random.Random, Model], None]
 
@@ -81,7 +83,7 @@ def test_an_engine_answers_as_the_plainest_one(seed: int, tmp_path: Path) -> Non
 def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 8)
     expected = plain_answers(model, asks)
-    num_ranks, budget = rng.choice((1, 1, 2)), rng.choice((16, 32, 100, 256))
+    (num_ranks, num_stages), budget = rng.choice(ENGINES), rng.choice((16, 32, 100, 256))
     block_size, is_small = rng.choice((8, 16, 32, 64, 128)), rng.random() < 0.5
     heads = () if model.head is None else (model.head,) * 4
     drafter = rng.choice(("off", "ngram", "suffix", "known", f"draft={model.plain}", *heads))
@@ -102,11 +104,16 @@ def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
             engine = build_engine(config, speculation=speculation)
             opened.callback(engine.close)
         else:
-            engine, _ = opened.enter_context(led_engine(config, num_ranks, speculation=speculation))
+            engine, _ = opened.enter_context(
+                led_engine(config, num_ranks, num_stages=num_stages, speculation=speculation)
+            )
         answers = serve(engine, asks, plans)
     for ask, plan, found, wanted in zip(asks, plans, answers, expected, strict=True):
         is_cut = plan.leaves is not None and not plan.resumes and found[-1] is None
-        assert is_beginning(found, wanted) if is_cut else found == wanted, (model, num_ranks, config, ask, plan)
+        assert is_beginning(found, wanted) if is_cut else found == wanted, (
+            *(model, num_ranks, num_stages),
+            *(config, ask, plan),
+        )
 
 
 def _half_right(asks: list[Ask], answers: list[Answer]) -> Speculation:
@@ -123,7 +130,7 @@ def test_a_pair_of_workers_answers_as_the_plainest_engine(seed: int, tmp_path: P
 async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 10)
     expected = plain_answers(model, asks)
-    widths = rng.choice((1, 1, 2)), rng.choice((1, 1, 2))
+    sizes = rng.choice(WORKERS), rng.choice(WORKERS)
     budgets = rng.choice((16, 32, 100)), rng.choice((16, 32, 100))
     heads = () if model.head is None else (model.head,) * 4
     settings: dict[str, Any] = {
@@ -139,18 +146,20 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
         "host_kv_gib": rng.choice((0.0, 0.01)),
         "speculate": rng.choice(("off", "ngram", "suffix", f"draft={model.plain}", *heads)),
     }
-    of_prefill = {"tp": widths[0], "max_num_batched_tokens": budgets[0]}
+    of_prefill, of_decode = (
+        {"tp": tp, "pp": pp, "max_num_batched_tokens": budget} for (tp, pp), budget in zip(sizes, budgets, strict=True)
+    )
     visits = [_draw_visit(rng, ask) for ask in asks]
     async with (
         asyncio.timeout(TIMEOUT_S),
-        pair_of(model.path, prefill=of_prefill, tp=widths[1], max_num_batched_tokens=budgets[1], **settings) as pair,
+        pair_of(model.path, prefill=of_prefill, **of_decode, **settings) as pair,
     ):
         calls = (_answer(pair, str(index), ask, visits[index]) for index, ask in enumerate(asks))
         answers = await asyncio.gather(*calls)
         await at_rest(pair.prefill, pair.decode)
     for ask, visit, found, wanted in zip(asks, visits, answers, expected, strict=True):
         is_cut = found[-1] is None and visit.num_updates is not None
-        told = model, widths, budgets, settings, ask, visit
+        told = model, sizes, budgets, settings, ask, visit
         assert is_beginning(found, wanted) if is_cut else found == wanted, told
 
 
