@@ -176,6 +176,9 @@ class Decoder:
         self.parameters = parameters
         self._kernels = kernels
         self._embedding = TokenEmbedding.take(spec, parameters, kernels) if spec.is_first else None
+        self._embedding_scale = spec.embedding_scale
+        if self._embedding is not None and spec.rounds_embedding_scale:
+            self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
         self._head = parameters.weights[HEAD] if spec.is_last else None
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels) if spec.is_last else None
         ropes = [mixer.rope for mixer in spec.mixers]
@@ -275,7 +278,5 @@ class Decoder:
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [n] -> [n, hidden], what the first layer begins with."""
-        hidden, scale = self.embedding(input_ids), self.spec.embedding_scale
-        if scale == 1.0:
-            return hidden
-        return hidden.mul_(rounded(scale, hidden.dtype) if self.spec.rounds_embedding_scale else scale)
+        hidden = self.embedding(input_ids)
+        return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)

@@ -16,10 +16,8 @@ from tandem.core.machine import monotonic_s, random_id
 from tandem.engine.ranks import ShardSizes
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
-from tandem.ranks.led import LedRank
+from tandem.ranks.led import END_S, LedRank, await_ends
 from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step
-
-END_S = 5.0  # until a rank that was told to end is killed
 
 _Message = TypeVar("_Message", Loaded, Prepared)
 
@@ -102,10 +100,7 @@ class Epoch:
         self._shared.end()
         for led in self._ranks.values():
             led.close()
-        for led in self._ranks.values():
-            if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
-                led.kill()
-                led.wait(None)
+        await_ends(self._ranks.values())
 
     def _listen(self) -> None:
         """Ends the process of a rank that stands still."""

@@ -16,11 +16,10 @@ from tandem.compute.native.exchange import make_memory
 from tandem.compute.native.exchange_mirror import ExchangeMirror
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.core.machine import random_id
-from tandem.ranks.epoch import END_S
 from tandem.ranks.forwarding import forward
 from tandem.ranks.frames import NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S
-from tandem.ranks.led import LocalRank
+from tandem.ranks.led import END_S, LocalRank, await_ends
 from tandem.ranks.link import Link
 from tandem.ranks.rendezvous import Direction, Proof, join
 
@@ -237,10 +236,7 @@ class LedHost:
         epoch.mirror.end()
         for led in epoch.ranks.values():
             led.hang_up()
-        for led in epoch.ranks.values():
-            if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
-                led.kill()
-                led.wait(None)
+        await_ends(epoch.ranks.values())
         for thread in epoch.threads:
             thread.join()
         for led in epoch.ranks.values():

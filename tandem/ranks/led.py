@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
 
+END_S = 5.0  # until a rank that was told to end is killed
 _KEPT_VARIABLES = ("TANDEM_CACHE_DIR",)
 
 
@@ -49,6 +51,14 @@ class LedRank(Protocol):
     def close(self) -> None:
         """Tells it to end, whatever it is doing."""
         ...
+
+
+def await_ends(ranks: Iterable[LedRank]) -> None:
+    """Waits until ranks that were told to end have; those that do not in time are killed."""
+    for led in ranks:
+        if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
+            led.kill()
+            led.wait(None)
 
 
 class LocalRank:

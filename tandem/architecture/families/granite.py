@@ -1,12 +1,14 @@
 """GraniteForCausalLM: Granite 3. As Llama, with a multiplier on embeddings, scores, residual branches and logits."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.rope import RopeSpec
 
 DEFAULTS: Final = base.Defaults(
     max_positions=2048,
@@ -22,13 +24,12 @@ DEFAULTS: Final = base.Defaults(
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, DEFAULTS)
-    rope, scale = sizes.rope(fields), fields.number("attention_multiplier", 1.0)
-    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    attention, mlp_bias = read_attention(fields, sizes, sizes.rope(fields)), fields.flag("mlp_bias", False)
     layers = [
         base.pre_norm_layer(
             sizes,
             index,
-            base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias),
+            attention(index),
             base.gated(sizes, f"{base.layer_prefix(index)}.mlp", bias=mlp_bias),
         )
         for index in range(sizes.num_layers)
@@ -36,6 +37,12 @@ def _read_model(fields: Fields) -> ModelSpec:
     model = build_model("granite", fields, sizes, layers)
     base.check_unread(fields)
     return model
+
+
+def read_attention(fields: Fields, sizes: base.Sizes, rope: RopeSpec | None) -> Callable[[int], AttentionSpec]:
+    """The attention of a layer by its index."""
+    scale, bias = fields.number("attention_multiplier", 1.0), fields.flag("attention_bias", False)
+    return lambda index: base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
 
 
 def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable[LayerSpec]) -> ModelSpec:

@@ -25,13 +25,11 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 def _read_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
     inner = fields.count("mamba_expand", 2, high=64) * sizes.hidden
-    state_space, rope = read_state_space(fields, sizes, inner), _read_rope(fields, sizes)
+    state_space = read_state_space(fields, sizes, inner)
+    attention = granite.read_attention(fields, sizes, _read_rope(fields, sizes))
     kinds = read_kinds(fields, sizes.num_layers, ("linear_attention", "mamba"), (base.FULL, "attention"))
-    scale, bias = fields.number("attention_multiplier", 1.0), fields.flag("attention_bias", False)
     return [
-        state_space.mixer(f"{base.layer_prefix(index)}.mamba")
-        if is_recurrent
-        else base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
+        state_space.mixer(f"{base.layer_prefix(index)}.mamba") if is_recurrent else attention(index)
         for index, is_recurrent in enumerate(kinds)
     ]
 

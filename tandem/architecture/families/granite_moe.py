@@ -9,12 +9,7 @@ from tandem.architecture.model import ModelSpec
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, granite.DEFAULTS)
-    rope, scale = sizes.rope(fields), fields.number("attention_multiplier", 1.0)
-    bias = fields.flag("attention_bias", False)
-    mixers = [
-        base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
-        for index in range(sizes.num_layers)
-    ]
+    mixers = map(granite.read_attention(fields, sizes, sizes.rope(fields)), range(sizes.num_layers))
     model = granite.build_model(
         "granite_moe", fields, sizes, base.pre_norm_layers(sizes, mixers, read_blocks(fields, sizes))
     )
