@@ -150,16 +150,35 @@ def recurrent() -> None:
         prepared.convolve(torch.zeros(count, 4352, dtype=torch.bfloat16), torch.zeros(4, 4352), None, state)
 
 
+def rows() -> None:
+    """Qwen3-8B's sizes, of one token and of a chunk that begins at an odd address; and an element-wise product."""
+    kernels = TritonKernels()
+    hidden, weight, head = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((9, 4096), (4096,), (128,)))
+    cache, table = torch.zeros(4, 8, 16, 128, dtype=torch.bfloat16), torch.zeros(50, 64)
+    for first, count in ((0, 1), (1, 8)):
+        tokens = slice(first, first + count)
+        kernels.rms_norm(hidden[tokens], weight, 1e-6)
+        kernels.rms_norm(hidden[tokens], weight, 1e-6, residual=hidden[tokens])
+        wide = torch.zeros(count, 12288, dtype=torch.bfloat16)
+        kernels.gated_product(wide, wide, "silu")
+        q, k, v = (torch.zeros(count, heads, 128, dtype=torch.bfloat16) for heads in (32, 8, 8))
+        vector = torch.zeros(9, dtype=torch.int64)[tokens]
+        kernels.rope_and_write(q, k, v, table, table, vector, vector, cache, cache, q_norm=head, k_norm=head)
+    kernels.gated_product(wide, wide, "gelu_tanh")
+    kernels.rotate(q, table, table, vector)
+
+
 SUITES: Mapping[str, Callable[[], None]] = {
     "attention": attention,
     "latents": latents,
     "recurrent": recurrent,
+    "rows": rows,
     "experts": lambda: experts("floats"),
     "experts of int4": lambda: experts("int4"),
     "experts of fp8": lambda: experts("fp8"),
     **{name: lambda name=name: codes(name) for name in CODES},  # type: ignore[misc]
 }
-MODULES = ("triton_paged", "triton_coded", "triton_experts", "triton_latents", "triton_recurrent")
+MODULES = ("triton_paged", "triton_coded", "triton_experts", "triton_latents", "triton_recurrent", "triton_rows")
 
 
 def kernels_of(module: ModuleType) -> list[str]:

@@ -1,7 +1,8 @@
-"""`Kernels` on an NVIDIA GPU: PyTorch's, with our Triton products by weights as codes.
+"""`Kernels` on an NVIDIA GPU: PyTorch's products of floats, and our Triton kernels for the rest.
 
 Codes stay codes in the GPU's memory and become numbers in registers. A row's bits do not depend on the other rows of a
-product by codes; PyTorch's other products promise no such thing. Ran on an H200 (decision 116).
+product by codes, of a norm or of a rotation; PyTorch's products promise no such thing. Products ran on an H200
+(decision 116).
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.compute.codes import CodedMatrix
+from tandem.compute.cuda import rows
 from tandem.compute.cuda.coded import CodedProducts
 from tandem.compute.cuda.experts import TritonExperts, experts_refusal
 from tandem.compute.cuda.halves import refusal, rows_of
@@ -77,6 +79,65 @@ class TritonKernels(TorchKernels):
         if not (self._serves(gate) and self._serves(up)):
             return super().coded_gated_linear(x, gate, up, activation, gate_bias, up_bias)
         return self._products.gated_linear(x, gate, up, activation, gate_bias, up_bias)
+
+    def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        product = rows.gated_product(gate, up, activation)
+        return super().gated_product(gate, up, activation) if product is None else product
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        residual: torch.Tensor | None = None,
+        unit_offset: bool = False,
+    ) -> torch.Tensor:
+        normed = rows.rms_norm(x, weight, eps, residual, unit_offset)
+        if normed is None:
+            return super().rms_norm(x, weight, eps, residual=residual, unit_offset=unit_offset)
+        return normed
+
+    def rope_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        kv = (k, v, slot_mapping, k_cache, v_cache)
+        norms = {"q_norm": q_norm, "k_norm": k_norm}
+        if not rows.turn(q, kv, cos, sin, positions, **norms, norm_eps=norm_eps, unit_offset=unit_offset):
+            super().rope_and_write(
+                q, k, v, cos, sin, positions, slot_mapping, k_cache, v_cache,
+                **norms, norm_eps=norm_eps, unit_offset=unit_offset,
+            )  # fmt: skip
+
+    def rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        if not rows.turn(
+            q, None, cos, sin, positions, q_norm=norm, k_norm=None, norm_eps=norm_eps, unit_offset=unit_offset
+        ):
+            super().rotate(q, cos, sin, positions, norm=norm, norm_eps=norm_eps, unit_offset=unit_offset)
 
     def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
         if (reason := experts_refusal(experts)) is None:

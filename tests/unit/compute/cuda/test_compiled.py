@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 SMALLEST_SHARED_MEMORY_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # 8.6 and 8.9 have less than 8.0
 ONE_BINARY = ("combine_kernel", "gated_combine_kernel", "latent_kernel", "convolve_kernel", "columns_kernel")
-QUICK = ("int4@90", "latents@80", "experts@100", "recurrent@90")
+QUICK = ("int4@90", "latents@80", "experts@100", "recurrent@90", "rows@90")
 
 
 def compile_launches(suites: list[str], cache: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,11 @@ def test_kernels_compile(tmp_path: Path) -> None:
         *("coded_kernel", "sums_kernel", "combine_kernel", "gated_combine_kernel"),
         *("experts_kernel", "weighted_sum_kernel", "latent_kernel"),
         *("recur_kernel", "convolve_kernel", "columns_kernel"),
+        *("norm_kernel", "gated_kernel", "turn_kernel"),
     }
+    binaries = {each["kernel"]: each["num_binaries"] for each in launches if each["suite"] == "rows"}
+    # NOTE: with and without a residual, an activation each, and with K and V or without; none for other batches.
+    assert binaries == {"norm_kernel": 2, "gated_kernel": 2, "turn_kernel": 2}
     check(launches)
 
 
