@@ -1,4 +1,4 @@
-"""What `docker/compose.yaml` runs, as plain data, and its secrets filled in."""
+"""Reads what `docker/compose.yaml` runs, as plain data, and fills in its secrets."""
 
 import re
 from collections.abc import Sequence
