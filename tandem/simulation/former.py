@@ -42,8 +42,8 @@ def as_former(message_type: type[Message], data: bytes) -> bytes:
 
 def _clear(message: Message) -> None:
     name = message.DESCRIPTOR.name
-    for field in NEWER.get(name, ()):
-        message.ClearField(field)
+    for newer in NEWER.get(name, ()):
+        message.ClearField(newer)
     for field, value in message.ListFields():
         inner = _WITHIN.get((name, field.name))
         if inner is not None:

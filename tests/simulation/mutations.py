@@ -525,7 +525,7 @@ MUTATIONS = [
     Mutation("what a dead gateway left in its journal is not read", journal_is_not_read, unfound=_JOURNAL),
     Mutation("a neighbouring release is refused", _neighbours_are_refused, seed=141),
     Mutation("a report without what is newer is refused", _usage_is_required, seed=13),
-    Mutation("blocks are dropped before the host tier has them", _moved_blocks_are_not_copied, seed=0),
-    Mutation("blocks of the host tier are used before they are read", _restored_blocks_are_not_copied, seed=0),
-    Mutation("pins do not end", _pins_do_not_end, seed=0),
+    Mutation("blocks are dropped before the host tier has them", _moved_blocks_are_not_copied, seed=158),
+    Mutation("blocks of the host tier are used before they are read", _restored_blocks_are_not_copied, seed=158),
+    Mutation("pins do not end", _pins_do_not_end, seed=1),
 ]
