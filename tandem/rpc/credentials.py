@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from tandem.core.addresses import is_loopback
 from tandem.core.machine import random_id
+from tandem.rpc.protocols import SPOKEN
 from tandem.tls.files import TlsFiles
 from tandem.tls.identity import CertifiedRole
 
@@ -54,6 +55,7 @@ class Credentials:
         incarnation: changes with every start of the process.
         tls: its certificate; None = calls are plain text.
         is_insecure: whether plain text may leave this machine.
+        spoken: the oldest and the newest protocol that it speaks.
     """
 
     secret: bytes = field(repr=False)
@@ -62,6 +64,7 @@ class Credentials:
     incarnation: str = field(default_factory=random_id)
     tls: TlsFiles | None = None
     is_insecure: bool = False
+    spoken: tuple[int, int] = SPOKEN
 
     @property
     def party(self) -> Party:

@@ -8,7 +8,7 @@ from tandem.core.machine import random_bytes
 from tandem.rpc import proofs
 from tandem.rpc.credentials import Credentials, Party
 from tandem.rpc.proofs import CallProof, Transcript
-from tandem.rpc.protocols import SPOKEN, described
+from tandem.rpc.protocols import described
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 
 
@@ -43,13 +43,14 @@ class Handshake:
         self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
         self._expected = expected
         self._address = address
+        self._spoken = credentials.spoken
         party, nonce = credentials.party, random_bytes(proofs.NONCE_BYTES)
-        proof = proofs.client_proof(self._key, party, nonce, SPOKEN, incarnation)
+        proof = proofs.client_proof(self._key, party, nonce, self._spoken, incarnation)
         self.call = OpenCall(
             party=party,
             nonce=nonce,
-            oldest_protocol=SPOKEN[0],
-            newest_protocol=SPOKEN[1],
+            oldest_protocol=self._spoken[0],
+            newest_protocol=self._spoken[1],
             expected_incarnation=incarnation,
             proof=proof,
         )
@@ -82,9 +83,9 @@ class Handshake:
                 f"what answers at {self._address} is the {server.role} of {server.address}; {expected.advertised} was "
                 "expected there"
             )
-        if not SPOKEN[0] <= protocol <= SPOKEN[1]:
+        if not self._spoken[0] <= protocol <= self._spoken[1]:
             raise IncompatibleProtocolError(
-                f"{self._address} wants to speak protocol {protocol}; this process speaks {described(SPOKEN)}"
+                f"{self._address} wants to speak protocol {protocol}; this process speaks {described(self._spoken)}"
             )
         check_incarnation(server, self.call.expected_incarnation)
 

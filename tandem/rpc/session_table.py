@@ -60,6 +60,7 @@ class SessionTable:
         self, credentials: Credentials, max_sessions: int = MAX_SESSIONS, max_unused: int = MAX_UNUSED
     ) -> None:
         self._party = credentials.party
+        self._spoken = credentials.spoken
         self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
         self._max_sessions = max_sessions
         self._max_unused = max_unused
@@ -84,7 +85,7 @@ class SessionTable:
         if call.nonce in self._client_nonces:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "this handshake was made before")
         check_incarnation(self._party, call.expected_incarnation)
-        protocol = newest_common(call.protocols)
+        protocol = newest_common(call.protocols, self._spoken)
         nonce, session_id = random_bytes(proofs.NONCE_BYTES), random_bytes(proofs.SESSION_ID_BYTES)
         said = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
         session = _Session(call.party, call.nonce, proofs.session_key(self._key, said), certificates)

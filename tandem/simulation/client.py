@@ -1,6 +1,6 @@
 """Client of a simulated gateway: one HTTP request and its outcome. Calls the ASGI app directly, without a socket.
 
-Invariant: `tokens` are those received, in order, without those that a crashed gateway never sent.
+Invariant: `choices` are what was received, in order, without those that a crashed gateway never sent.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from tandem.simulation.model import MODEL
-from tandem.simulation.processes import COMPLETIONS
+from tandem.simulation.processes import COMPLETIONS, PIN
 from tandem.simulation.scenario import ClientRequest
 
 _EVENT = b"data: "
@@ -25,14 +25,14 @@ class ClientOutcome:
 
     error: the error event of a stream, or the body of a refusal. has_left: it disconnected before the end. is_lost: its
     gateway crashed. ended_s: None while it waits. longest_gap: (start, end) of the longest time between two tokens.
-    token_times: time of arrival of each of `tokens`.
+    choices: tokens of each answer, in order. token_times: when each of all tokens arrived.
     """
 
     ask: ClientRequest
     status: int | None = None
-    tokens: list[int] = field(default_factory=list)
+    choices: list[list[int]] = field(init=False)
     token_times: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reasons: dict[int, str] = field(default_factory=dict)
     error: str | None = None
     has_left: bool = False
     is_lost: bool = False
@@ -41,9 +41,17 @@ class ClientOutcome:
     longest_gap: tuple[float, float] = (0.0, 0.0)
     ended_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.choices = [[] for _ in range(self.ask.num_choices)]
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens, one choice after the other."""
+        return [token_id for choice in self.choices for token_id in choice]
+
     @property
     def is_whole(self) -> bool:
-        return self.finish_reason is not None
+        return len(self.finish_reasons) == len(self.choices)
 
     @property
     def ending(self) -> str:
@@ -136,9 +144,10 @@ class Exchange:
         self.outcome.heard_s = self._loop.time()
         for choice in answer["choices"]:
             token_ids = choice.get("token_ids", ())
-            self.outcome.tokens += token_ids
+            self.outcome.choices[choice["index"]] += token_ids
             self.outcome.token_times += [self._loop.time()] * len(token_ids)
-            self.outcome.finish_reason = choice["finish_reason"] or self.outcome.finish_reason
+            if choice["finish_reason"] is not None:
+                self.outcome.finish_reasons[choice["index"]] = choice["finish_reason"]
 
     def _end(self) -> None:
         self.outcome.ended_s = self._loop.time()
@@ -155,5 +164,7 @@ def _body_of(ask: ClientRequest) -> dict[str, Any]:
         "ignore_eos": ask.ignore_eos,
         "stream": ask.is_stream,
         "return_token_ids": True,
+        "n": ask.num_choices,
+        "user": "" if ask.pin_s is None else f"{PIN}{ask.pin_s}",
     }
     return body if ask.seed is None else {**body, "seed": ask.seed}

@@ -63,14 +63,16 @@ class SimulatedRouterIndex(_RemoteIndex):
 
 
 class SimulatedStoreIndex(_RemoteIndex):
-    """The index in Redis, in place of `locality.redis.RedisIndex`, whose sockets would block."""
+    """The index in Redis, in place of `locality.redis.RedisIndex`, whose sockets would block. NOTE: while the disk is
+    full it answers nothing; reads would be answered.
+    """
 
     def __init__(self, redis: SimulatedRedis, fabric: Fabric, node: Node) -> None:
         self._redis, self._fabric, self._node = redis, fabric, node
 
     def _reached(self) -> LocalityIndex:
         self._fabric.loop.spend(self._fabric.delay_s())
-        if self._redis.is_down or not self._fabric.can_talk(self._node.name, STORE):
+        if self._redis.is_down or self._redis.is_full or not self._fabric.can_talk(self._node.name, STORE):
             self._fabric.loop.spend(_SILENCE_S)
             raise LocalityUnavailableError("the locality index in Redis does not answer")
         return self._redis.index

@@ -26,14 +26,15 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
     if outcome.ended_s is None:
         world.violate(f"{name} waits for ever")
         return
-    wanted = ask.answer
     _check_gap(world, outcome)
-    if outcome.tokens != wanted[: len(outcome.tokens)]:
-        world.violate(f"{name} got {outcome.tokens}, should have got {wanted}")
+    for index, (got, wanted) in enumerate(zip(outcome.choices, ask.answers, strict=True)):
+        if got != wanted[: len(got)]:
+            world.violate(f"{name} got {got}, should have got {wanted}")
+        elif got != wanted and (reason := outcome.finish_reasons.get(index)) is not None:
+            world.violate(f"{name} ended after {len(got)} of {len(wanted)} tokens: {reason}")
     if outcome.is_whole:
-        if outcome.tokens != wanted:
-            world.violate(f"{name} ended after {len(outcome.tokens)} of {len(wanted)} tokens: {outcome.finish_reason}")
-    elif outcome.error is not None:
+        return
+    if outcome.error is not None:
         if outcome.status not in (200, *_GIVEN_UP):
             world.violate(f"{name} failed with {outcome.status}: {outcome.error}")
         elif (able := _able_pair(world, outcome, outcome.ended_s)) is not None:
@@ -69,6 +70,9 @@ def _check_rest(world: World) -> None:
             world.violate(f"{name} has lost count of its blocks: {error}")
         usage, load = engine.kv.usage, engine.load()
         held = {"used": usage.used, "leased": usage.leased, "pinned": usage.pinned, "requests": load.num_requests}
+        kept = engine.kv.kept.blocks
+        kept.expire(worker.core.clock.now_s())
+        held |= {"kept": kept.usage.num_kept, "read": len(kept.read_block_ids)}
         held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
         if any(held.values()):
             world.violate(f"{name} still holds {held}")

@@ -15,6 +15,7 @@ from tandem.simulation.client import ClientOutcome
 from tandem.simulation.world import World
 
 _CALLS_OF_ROUND = 3  # of the store, for each renewal
+_KEPT_S = 2.0  # in which the store has answered or the journal was written
 _WORK_S = 0.02  # more than both ends of a call take
 
 
@@ -61,6 +62,8 @@ def _check_entries(world: World, outcome: ClientOutcome, entries: Sequence[Ledge
             world.violate(f"{name} is billed at a checkpoint although its gateway lives")
         if outcome.is_whole and charged != [num_tokens]:
             world.violate(f"{name} got {num_tokens} tokens and was charged {charged}")
+    elif outcome.is_whole and _is_kept(world, outcome, died_at_s) and charged != [num_tokens]:
+        world.violate(f"{name} got {num_tokens} tokens, its gateway died with its journal, and was charged {charged}")
     elif outcome.is_lost:
         if sum(charged) > num_tokens:
             world.violate(f"{name} got {num_tokens} tokens of a gateway that died and was charged {charged}")
@@ -72,6 +75,14 @@ def _died_at_s(world: World, outcome: ClientOutcome) -> float | None:
     """Time at which the gateway of a request died, if that was before its settlement was certainly stored."""
     ended_s = outcome.ended_s or 0.0
     return next((at_s for at_s in world.crashed.get(outcome.ask.gateway, ()) if at_s >= ended_s), None)
+
+
+def _is_kept(world: World, outcome: ClientOutcome, died_at_s: float) -> bool:
+    """Whether the settlement is in the store or in the journal of the gateway that died."""
+    gateway, ended_s = outcome.ask.gateway, outcome.ended_s or 0.0
+    was_away = any(span.name == gateway and span.from_s < died_at_s for span in world.spans)
+    was_lost = world.store.num_failovers > 0 or world.disks[gateway].was_ever_full or was_away
+    return not was_lost and died_at_s - ended_s > _KEPT_S
 
 
 def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) -> int:

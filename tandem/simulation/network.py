@@ -22,7 +22,7 @@ from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
 from tandem.rpc.status import error_of_status, handshake_error_of_status
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
-from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
+from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer, received, sent
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
@@ -60,14 +60,15 @@ class NodeNetwork:
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
     ) -> "SimulatedRpcConnection":
-        return SimulatedRpcConnection(self._network, self._node, address, credentials, expected, metadata_source)
+        spoken = replace(credentials, spoken=self._node.spoken)
+        return SimulatedRpcConnection(self._network, self._node, address, spoken, expected, metadata_source)
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         listeners = self._network.listeners
         if bind in listeners:
             raise ConfigurationError(f"cannot listen on {bind}: it is taken; choose another")
         self._network.gone.pop(bind, None)
-        sessions = SessionTable(replace(credentials, address=credentials.address or bind))
+        sessions = SessionTable(replace(credentials, address=credentials.address or bind, spoken=self._node.spoken))
         listener = SimulatedServer(
             self._network.fabric, self._node, bind, sessions, partial(listeners.__delitem__, bind)
         )
@@ -110,7 +111,7 @@ class SimulatedRpcConnection:
         self._is_closed = False
 
     async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
-        data = method.request.encode(request)
+        data = sent(self._node, method.request, request)
         self._require_open(method)
         self.num_calls += 1
         call: ClientCall | None = None
@@ -134,7 +135,7 @@ class SimulatedRpcConnection:
         self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
     ) -> AsyncGenerator[A, None]:
         assert timeout_s is None, "no stream of ours has a deadline"
-        data = method.request.encode(request)
+        data = sent(self._node, method.request, request)
         self._require_open(method)
         self.num_calls += 1
         call: ClientCall | None = None
@@ -192,7 +193,7 @@ class SimulatedRpcConnection:
 
     async def _send_all(self, method: Method[Q, Any], call: ClientCall, requests: AsyncIterator[Q]) -> None:
         async for request in requests:
-            call.write(method.request.encode(request))
+            call.write(sent(self._node, method.request, request))
 
     async def _begin(
         self, method: Method[Any, Any], data: bytes | None, timeout_s: float | None, incarnation: str
@@ -299,7 +300,7 @@ class SimulatedRpcConnection:
 
     def _read(self, form: Form[A], data: bytes) -> A:
         try:
-            return form.decode(data)
+            return received(self._node, form, data)
         except InvalidRequestError as error:
             raise WorkerLostError(f"{self.address} answered nonsense: {error}") from error
 

@@ -13,6 +13,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 from tandem.core.machine import current_machine
+from tandem.rpc.protocols import SPOKEN
 
 EPOCH_S = 1_800_000_000.0
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class Node:
         now_s: the loop's time.
         source: of its random bytes.
 
+    `spoken`: protocols that it speaks. `is_former`: it is of the release before.
+
     `ready` holds callbacks that may run; `tasks` its unfinished tasks. `slowness` multiplies the duration of its work.
     """
 
@@ -35,6 +38,8 @@ class Node:
         self.is_dead = False
         self.is_paused = False
         self.slowness = 1.0
+        self.spoken = SPOKEN
+        self.is_former = False
         self.wall_offset_s = 0.0
         self.random = source
         self.ready: deque[asyncio.Handle] = deque()

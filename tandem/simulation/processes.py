@@ -5,9 +5,10 @@ The simulation replaces hardware and model: KV cache memory, steps, reads, the s
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import tokenizers
@@ -24,11 +25,13 @@ from tandem.compute.ranked_pages import RankedPages
 from tandem.core.clock import Clock
 from tandem.core.config import SchedulerConfig
 from tandem.core.machine import random_id, wall_s
+from tandem.core.pins import Pin
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.resolve import Assembly
 from tandem.gateway.app import guard_of
+from tandem.gateway.dialect import Isolate, ParsedRequest
 from tandem.gateway.edge import Edge
 from tandem.gateway.fast_lane import FastLane
 from tandem.gateway.gateway import Gateway
@@ -48,9 +51,11 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
+from tandem.simulation.disk import JournalOnDisk, SimulatedDisk
 from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
+from tandem.simulation.host_tier import SimulatedCopier
 from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex, SimulatedStoreIndex
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
@@ -68,6 +73,7 @@ from tandem.transport.choose import Site
 from tandem.worker.checksums import PageChecksums
 from tandem.worker.core import WorkerCore
 from tandem.worker.feeds import Feeds
+from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.process import WorkerProcess, serving_core
@@ -77,6 +83,8 @@ from tandem.worker.transports import Transports
 SECRET = "the secret of a simulation" * 2
 TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
 COMPLETIONS = "/v1/completions"
+PIN = "pin "  # before the seconds, as the user of a request: its prompt is kept for so long
+_PIN_SHARE = 0.25  # of a pool, so that kept blocks move to the host tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class WorkerSizes:
 
     block_size: int = 8
     num_blocks: int = 96
+    num_host_slots: int = 0
     max_model_len: int = 256
     max_num_batched_tokens: int = 48
     max_num_running: int = 8
@@ -92,7 +101,8 @@ class WorkerSizes:
 
 @dataclass(slots=True)
 class SimulatedEnvironment:
-    """Shared parts of one simulation. `routers`: indexes of live ones, by address. `is_open`: without accounts.
+    """Shared parts of one simulation. `routers`: indexes of live ones, by address. `disks`: of
+    gateways, by name. `is_open`: without accounts.
     `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
     """
 
@@ -109,6 +119,7 @@ class SimulatedEnvironment:
     uses_redis: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
     routers: dict[str, RoutedIndex] = field(default_factory=dict)
+    disks: Mapping[str, SimulatedDisk] = field(default_factory=dict)
 
     @property
     def redis_url(self) -> str | None:
@@ -153,6 +164,7 @@ async def serving_simulated_worker(
     transport.on_write = functools.partial(_require_pinned, assembly.engine.kv, worker_id)
     executor.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
     prometheus = CollectorRegistry()
+    host = _open_host(environment, node, assembly, engine)
     core = WorkerCore(
         me=me,
         epoch=epoch,
@@ -171,10 +183,25 @@ async def serving_simulated_worker(
         num_blocks=assembly.arena.num_blocks,
         clock=node,
         credentials=Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation),
+        host=host,
     )
     blank, model = blank_state(settings, worker_id, assembly, compatibility), model_info(settings, assembly)
     async with serving_core(core, settings, address, feeds, blank, model, prometheus) as worker:
         yield SimulatedWorker(worker, assembly.engine)
+
+
+def _open_host(
+    environment: SimulatedEnvironment, node: Node, assembly: Assembly, engine: SteppedEngine
+) -> HostCopier | None:
+    """As `worker.process`."""
+    num_slots = environment.sizes.num_host_slots
+    if not num_slots:
+        return None
+    pages = assembly.pages.pages
+    host = HostPages(pages, num_slots * pages.shape[0] * pages.shape[2])
+    copier = SimulatedCopier(host, node, engine.post, environment.loop, node)
+    assembly.engine.kv.kept.blocks.attach_host(num_slots, copier.start_move)
+    return copier
 
 
 @asynccontextmanager
@@ -211,13 +238,28 @@ def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name:
     store, tracing = SimulatedStore(environment.fabric, node, environment.store), Tracing.configure(name, None)
 
     def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts | None:
-        return None if environment.is_open else Accounts(store, Prices(), clock, lease_s=environment.store.lease_s)
+        if environment.is_open:
+            return None
+        journal = JournalOnDisk(environment.disks[name])
+        return Accounts(store, Prices(), clock, journal=journal, lease_s=environment.store.lease_s)
 
     settings = GatewaySettings(**options)
     gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)
     gateway.start()
-    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.dialect_context)})
+    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: _PinningDialect(gateway.dialect_context)})
     return SimulatedGateway(gateway, Edge(fast, gateway.ids, guard_of(gateway, settings).admit))
+
+
+class _PinningDialect(CompletionDialect):
+    """Completions whose prompts may be kept, which other dialects ask for by cache breakpoints."""
+
+    async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
+        parsed = await super().read(body, request_id, isolate)
+        user = json.loads(body)["user"]
+        if not user.startswith(PIN):
+            return parsed
+        pin = Pin(len(parsed.request.choices[0].prompt_token_ids), float(user.removeprefix(PIN)))
+        return replace(parsed, request=replace(parsed.request, pins=(pin,)))
 
 
 async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,6 +303,7 @@ def _assembled(environment: SimulatedEnvironment, node: Node, feeds: Feeds) -> t
         sizes.num_blocks,
         max_chunk_tokens=sizes.max_num_batched_tokens,
         watermark_blocks=int(sizes.num_blocks * 0.01),
+        pin_share=_PIN_SHARE,
         emit=feeds.emit,
     )
     limits = SchedulerConfig(

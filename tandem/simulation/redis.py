@@ -13,13 +13,15 @@ from tandem.process import discovery_redis
 from tandem.simulation.store import STORE
 
 REDIS_ADDRESS = f"{STORE}:6379"
+_WRITES = (discovery_redis.ANNOUNCE.encode(), discovery_redis.WITHDRAW.encode())
 _Reply = bytes | int | Sequence["_Reply"] | None
 _LISTED = re.compile(rb"(\d+)\|")
 _ENTRY = re.compile(rb"\d+\|[0-9a-fA-F]+\|(.*)", re.DOTALL)
 
 
 class SimulatedRedis:
-    """One server. `is_down`: it takes no connections. `clock_offset_s`: by which its clock is wrong.
+    """One server. `is_down`: it takes no connections. `is_full`: its disk is, so it takes no writes. `clock_offset_s`:
+    by which its clock is wrong.
 
     Args:
         wall_s: seconds since the epoch.
@@ -29,7 +31,7 @@ class SimulatedRedis:
 
     def __init__(self, wall_s: Callable[[], float]) -> None:
         self._wall_s = wall_s
-        self.is_down = False
+        self.is_down = self.is_full = False
         self.clock_offset_s = 0.0
         self.index = EmbeddedIndex()
         self._entries: dict[bytes, bytes] = {}
@@ -55,6 +57,8 @@ class SimulatedRedis:
             case b"TIME", *_:
                 seconds, milliseconds = divmod(self._now_ms, 1000)
                 return _encoded([b"%d" % seconds, b"%d" % (milliseconds * 1000)])
+            case b"EVAL", script, *_ if self.is_full and script in _WRITES:
+                return b"-MISCONF Errors writing to the AOF file: No space left on device\r\n"
             case b"EVAL", script, b"1", _, *arguments if script in self._scripts:
                 self._writes.append((self._wall_s(), self._now_ms, [script, *arguments]))
                 return _encoded(self._scripts[script](self._now_ms, arguments))

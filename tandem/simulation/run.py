@@ -47,6 +47,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
         report.digest, report.lines = world.trace.digest, world.trace.lines
         report.num_events, report.virtual_s = world.loop.num_events, world.loop.time()
         loop = world.loop
+        world.close()
         del world
         loop.tear_down()
         if not had_frozen:  # NOTE: otherwise the caller's objects would be looked through again, too

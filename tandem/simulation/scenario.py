@@ -5,9 +5,10 @@ A scenario without some of its faults or requests is a valid one, so a failing o
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tandem.core.randomness import choice_seed
 from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.model import answer_of
 from tandem.simulation.scaling import Scaling, planner_faults_at
@@ -18,6 +19,7 @@ WARM_UP_S = 2.0
 SPAN_S = 7.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
 MAX_PROMPT_TOKENS = 150
+MAX_PIN_S = 4.0
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
 _FOLLOWING_SHARE = 0.25
@@ -26,6 +28,9 @@ _BURST_SHARE = 0.6
 _OPEN_SHARE = 0.15
 _REDIS_SHARE = 0.3
 _SCALED_SHARE = 0.25
+_MORE_SHARE = 0.3
+_PINNED_SHARE = 0.4
+_DISK_FULL_SHARE = 0.4
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
@@ -37,6 +42,7 @@ class FaultKind(StrEnum):
     is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
     blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
     `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
+    DISK_FULL: of the store, which then takes no writes, or of a gateway with its journal of settlements.
     """
 
     PAUSE = "pause"
@@ -52,6 +58,7 @@ class FaultKind(StrEnum):
     STORE_FAILOVER = "store failover"
     STORE_CLOCK = "store clock"
     KUBERNETES_DOWN = "kubernetes down"
+    DISK_FULL = "disk full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request of a client. `seed`: None = greedy. It leaves after so many tokens or seconds; None: it stays."""
+    """One request of a client. `seed`: None = greedy. It leaves after so many tokens or seconds; None: it stays.
+    `num_choices`: answers that it wants. `pin_s`: its prompt is to stay cached for so long; None: as others do.
+    """
 
     number: int
     at_s: float
@@ -84,20 +93,26 @@ class ClientRequest:
     is_stream: bool
     leaves_after_tokens: int | None = None
     leaves_after_s: float | None = None
+    num_choices: int = 1
+    pin_s: float | None = None
 
     @property
     def request_id(self) -> str:
         return f"{self.owner}.{self.number}"
 
     @property
-    def answer(self) -> list[int]:
-        """The tokens that it must get."""
-        return answer_of(self.owner, self.prompt, self.max_tokens, seed=self.seed, ignore_eos=self.ignore_eos)
+    def answers(self) -> list[list[int]]:
+        """The tokens of each choice that it must get."""
+        seeds = [None if self.seed is None else choice_seed(self.seed, index) for index in range(self.num_choices)]
+        return [
+            answer_of(self.owner, self.prompt, self.max_tokens, seed=seed, ignore_eos=self.ignore_eos) for seed in seeds
+        ]
 
     def __str__(self) -> str:
         return (
             f"{self.at_s:6.2f} s {self.request_id} at {self.gateway}: {len(self.prompt)} tokens, "
-            f"wants {self.max_tokens}{', streamed' if self.is_stream else ''}"
+            f"wants {self.num_choices} x {self.max_tokens}"
+            f"{', streamed' if self.is_stream else ''}{'' if self.pin_s is None else f', kept for {self.pin_s:.1f} s'}"
         )
 
 
@@ -107,7 +122,8 @@ class Scenario:
 
     account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
     uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
-    do with the pools; None = there are none.
+    do with the pools; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the
+    release before, which neither send nor read what is newer.
     """
 
     seed: int
@@ -126,6 +142,8 @@ class Scenario:
     is_open: bool
     uses_redis: bool = False
     scaling: Scaling | None = None
+    num_host_slots: int = 0
+    former: tuple[str, ...] = ()
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -140,6 +158,12 @@ def scenario_of(seed: int) -> Scenario:
     """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases."""
     if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1:
         return _hand_offs(seed)
+    draw = random.Random(f"{seed} more")
+    return _with_more(draw, _mixed(seed)) if draw.random() < _MORE_SHARE else _mixed(seed)
+
+
+def _mixed(seed: int) -> Scenario:
+    """Requests and faults of all kinds, one choice a request and nothing kept."""
     draw = random.Random(f"{seed} scenario")
     routers = _named("router", draw.choice((1, 1, 2)))
     prefills = _named("prefill", draw.choice((1, 1, 2)))
@@ -169,6 +193,31 @@ def scenario_of(seed: int) -> Scenario:
         is_open=is_open,
         uses_redis=random.Random(f"{seed} redis").random() < _REDIS_SHARE,
         scaling=scaling,
+    )
+
+
+def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
+    """The same with several choices, kept prompts, a host tier, full disks and processes of the release before."""
+    asks = [
+        replace(
+            ask,
+            num_choices=draw.choice((1, 1, 2, 3)),
+            pin_s=draw.uniform(0.5, MAX_PIN_S) if draw.random() < _PINNED_SHARE else None,
+        )
+        for ask in scenario.asks
+    ]
+    faults = [
+        Fault(FaultKind.DISK_FULL, WARM_UP_S + draw.uniform(0, SPAN_S), draw.uniform(0.5, 6.0), name)
+        for name in (STORE, *scenario.gateways)
+        if draw.random() < _DISK_FULL_SHARE
+    ]
+    former_share = draw.choice((0.0, 0.5))
+    return replace(
+        scenario,
+        asks=tuple(asks),
+        faults=_sorted(scenario.faults, faults),
+        num_host_slots=draw.choice((0, 8, 24)),
+        former=tuple(name for name in scenario.names if draw.random() < former_share),
     )
 
 
@@ -235,7 +284,7 @@ def _asks(
         owner = draw.choice(owners)
         former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
         if former is not None:  # a conversation goes on
-            owner, stem, at_s = former.owner, former.prompt + tuple(former.answer), former.at_s + draw.uniform(0, 3)
+            owner, stem, at_s = former.owner, former.prompt + tuple(former.answers[0]), former.at_s + draw.uniform(0, 3)
         else:
             stem = draw.choice(stems)[: draw.choice((8, 100, 100))] if draw.random() < _SHARED_SHARE else ()
             is_burst = draw.random() < _BURST_SHARE
@@ -281,7 +330,7 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    kinds = [kind for kind in FaultKind if kind is not FaultKind.KUBERNETES_DOWN]
+    kinds = [kind for kind in FaultKind if kind not in (FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL)]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))

@@ -36,7 +36,7 @@ class StoreServer:
         self.node = node
         self.keys = {key.key_id: key for key in keys}
         self.lease_s = lease_s
-        self.is_down = False
+        self.is_down = self.is_full = False
         self.clock_offset_s = 0.0
         self.ledger: dict[str, LedgerEntry] = {}
         self.balances: dict[str, Balance] = {}
@@ -83,7 +83,9 @@ class StoreServer:
             self._expire(key_id, now_ms)
 
     def write(self, action: Callable[[int], T]) -> T:
-        """Do something that a failover may undo, at the server's time in milliseconds."""
+        """Do something that a failover may undo, at the server's time in milliseconds. A full disk takes no writes."""
+        if self.is_full:
+            raise AccountsUnavailableError("the store of accounts has no room on its disk", 1.0)
         now_ms = self.now_ms()
         result = action(now_ms)
         self._writes.append((self.node.now_s(), now_ms, action))

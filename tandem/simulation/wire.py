@@ -21,6 +21,7 @@ from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tandem.rpc.status import status_of
 from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection
+from tandem.simulation.former import as_former
 from tandem.simulation.node import Node
 
 Q = TypeVar("Q")
@@ -120,20 +121,20 @@ class SimulatedServer(RpcServer):
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
         async def serve(call: ServerCall, data: bytes | None) -> None:
             assert data is not None
-            call.write(method.encode_answer(await respond(method.request.decode(data))))
+            call.write(self._answer(method, await respond(received(self.node, method.request, data))))
 
         self.methods[method.path] = serve
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
         async def serve(call: ServerCall, data: bytes | None) -> None:
             assert data is not None
-            await _write_all(method, call, respond(method.request.decode(data)))
+            await self._write_all(method, call, respond(received(self.node, method.request, data)))
 
         self.methods[method.path] = serve
 
     def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
         async def serve(call: ServerCall, data: bytes | None) -> None:
-            await _write_all(method, call, respond(_read_all(method.request, call)))
+            await self._write_all(method, call, respond(self._read_all(method.request, call)))
 
         self.methods[method.path] = serve
 
@@ -180,6 +181,24 @@ class SimulatedServer(RpcServer):
             self._fail(path, call, error)
         else:
             call.end(CallStatus())
+
+    def _answer(self, method: Method[Any, A], answer: A) -> bytes:
+        data = method.encode_answer(answer)
+        return as_former(method.answer.message_type, data) if self.node.is_former else data
+
+    async def _write_all(self, method: Method[Any, A], call: ServerCall, answers: AsyncIterator[A]) -> None:
+        try:
+            async for answer in answers:
+                call.write(self._answer(method, answer))
+                await call.room()
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _read_all(self, form: Form[Q], call: ServerCall) -> AsyncIterator[Q]:
+        while isinstance(data := await call.requests.get(), bytes):
+            yield received(self.node, form, data)
 
     def _shake_hands(self, call: ServerCall, data: bytes) -> None:
         method = methods.OPEN
@@ -273,17 +292,12 @@ class MultiplexedConnection:
         fabric.trace.note(f"{fabric.loop.time():.9f}", client, server, what, name, number, size)
 
 
-async def _write_all(method: Method[Any, A], call: ServerCall, answers: AsyncIterator[A]) -> None:
-    try:
-        async for answer in answers:
-            call.write(method.encode_answer(answer))
-            await call.room()
-    finally:
-        close = getattr(answers, "aclose", None)
-        if close is not None:
-            await close()
+def sent(node: Node, form: Form[Q], value: Q) -> bytes:
+    """The bytes of a request of this node."""
+    data = form.encode(value)
+    return as_former(form.message_type, data) if node.is_former else data
 
 
-async def _read_all(form: Form[Q], call: ServerCall) -> AsyncIterator[Q]:
-    while isinstance(data := await call.requests.get(), bytes):
-        yield form.decode(data)
+def received(node: Node, form: Form[Q], data: bytes) -> Q:
+    """The value that this node reads."""
+    return form.decode(as_former(form.message_type, data) if node.is_former else data)

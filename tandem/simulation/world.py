@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tandem.accounts.key import PREFIX, AccountKey, digest_of
@@ -14,8 +16,10 @@ from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange
+from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
+from tandem.simulation.former import FORMER_SPOKEN, NEXT_SPOKEN
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
@@ -76,18 +80,21 @@ class World:
         self.streams.listeners[REDIS_ADDRESS] = StreamListener(
             store_node, self.redis.session, lambda: not self.redis.is_down
         )
+        self._place = tempfile.TemporaryDirectory()
+        self.disks = {name: SimulatedDisk(Path(self._place.name) / name) for name in scenario.gateways}
         self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
             self.store,
             self.redis,
             [self.address_of(name) for name in scenario.routers],
-            WorkerSizes(num_blocks=scenario.num_blocks),
+            WorkerSizes(num_blocks=scenario.num_blocks, num_host_slots=scenario.num_host_slots),
             scenario.lease_ttl_s,
             scenario.max_local_tokens,
             StepCost(scenario.step_s),
             scenario.is_open,
             scenario.uses_redis,
+            disks=self.disks,
         )
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
@@ -117,6 +124,10 @@ class World:
         """NOTE: workers that planners have started are in no scenario."""
         names = self.scenario.names
         return f"{name}:{1000 + names.index(name) if name in names else 2000}"
+
+    def close(self) -> None:
+        """Removes the disks."""
+        self._place.cleanup()
 
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
@@ -167,6 +178,9 @@ class World:
         """Start a process on a new node."""
         self._num_started += 1
         node = Node(name, self.loop.time, random.Random(f"{self.scenario.seed} {name} {self._num_started}"))
+        node.is_former = name in self.scenario.former
+        if self.scenario.former:
+            node.spoken = FORMER_SPOKEN if node.is_former else NEXT_SPOKEN
         node.context.run(current_network.set, self.network.of(node))
         self.loop.add(node)
         self.nodes[name] = node
@@ -275,7 +289,9 @@ class World:
         """Begin a fault and schedule its end."""
         self.trace.note(f"{self.loop.time():.9f}", "fault", fault)
         undo = self._begun(fault)
-        if undo is not None:
+        if undo is not None and fault.name in self.disks and fault.kind is FaultKind.DISK_FULL:
+            self._in_world(self.loop.time() + fault.for_s, undo)  # NOTE: requests are to be served all the same
+        elif undo is not None:
             span = FaultInterval(fault.name, fault.other, self.loop.time())
             self.spans.append(span)
 
@@ -329,9 +345,18 @@ class World:
             case FaultKind.KUBERNETES_DOWN if self.kubernetes is not None:
                 self.kubernetes.is_down = True
                 return partial(setattr, self.kubernetes, "is_down", False)
+            case FaultKind.DISK_FULL if fault.name == STORE:
+                self.store.is_full = self.redis.is_full = True
+                return self._empty_store
+            case FaultKind.DISK_FULL:
+                self.disks[fault.name].fill()
+                return self.disks[fault.name].empty
             case _:
                 pass
         return None
+
+    def _empty_store(self) -> None:
+        self.store.is_full = self.redis.is_full = False
 
     def _restart_store(self) -> None:
         self.store.is_down = self.redis.is_down = False

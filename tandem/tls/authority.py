@@ -40,18 +40,21 @@ class Authority:
         """The certificate in PEM."""
         return self._certificate.public_bytes(Encoding.PEM)
 
-    def write(self, directory: Path, role: CertifiedRole, *, dns: str | None = None, ca: bytes = b"") -> None:
-        """Writes the files that `TlsFiles` reads; only this user may read the key.
+    def write(self, directory: Path, role: CertifiedRole, *, ca: bytes = b"") -> None:
+        """Writes the files that `TlsFiles` reads, for a process of this deployment; only this user may read the key.
 
         Args:
             directory: created if missing.
-            dns: name in the certificate, if not the role's in this deployment.
             ca: certificates to trust, in PEM; empty = of this authority only.
         """
+        self.write_named(directory, dns_name(role, self._deployment), ca=ca)
+
+    def write_named(self, directory: Path, name: str, *, ca: bytes = b"") -> None:
+        """As `write`, for a server that clients find by this DNS name."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        names = x509.SubjectAlternativeName([x509.DNSName(dns or dns_name(role, self._deployment))])
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
         # NOTE: tells apart authorities of one name, of which both are trusted while one replaces the other
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         certificate = (
@@ -62,9 +65,9 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _replace(directory / CA, ca or self.certificate)
-        _replace(directory / KEY, private)
-        _replace(directory / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
+        replace_file(directory / CA, ca or self.certificate)
+        replace_file(directory / KEY, private)
+        replace_file(directory / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
 
     def _builder(
         self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
@@ -80,8 +83,8 @@ class Authority:
         )
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """NOTE: by renaming, so that a reader finds the old file or the new one."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that only this user may read; by renaming, so that readers find the old file or the new one."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -17,7 +17,11 @@ from tandem.core.pins import Pin
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import build_engine
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import PrefixMatch
 from tandem.rpc.messages import GenerateCall
+from tandem.scheduler import scheduler
+from tandem.scheduler.request import Request
 from tests.helpers.combinations import (
     AMPLE_BYTES,
     MAX_MODEL_LEN,
@@ -41,6 +45,7 @@ from tests.helpers.workers import Pair, at_rest, pair_of
 
 MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
+LATE_S = 0.3
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
 ENGINES = (1, 1), (1, 1), (1, 1), (2, 1), (2, 2), (4, 2)  # ranks, and the stages that they are divided into
 WORKERS = (1, 1), (1, 1), (2, 1), (1, 2)  # ranks a stage, and stages
@@ -116,6 +121,21 @@ def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
         )
 
 
+def test_a_planted_fault_of_cached_prefixes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: few requests for a prompt's logprobs began like one that was cached, so no draw found it."""
+
+    def find_prefix(request: Request, kv: KVCacheManager) -> PrefixMatch:
+        return kv.match(request.block_hashes, request.num_tokens)
+
+    def check_quick_seeds() -> None:
+        for seed in range(5):
+            check(seed, tmp_path / str(seed), _serve_by_an_engine)
+
+    monkeypatch.setattr(scheduler, "find_prefix", find_prefix)
+    with pytest.raises(AssertionError, match="is_late=True"):
+        check_quick_seeds()
+
+
 def _half_right(asks: list[Ask], answers: list[Answer]) -> Speculation:
     known = {tuple(ask.prompt): tokens for ask, (tokens, *_) in zip(asks, answers, strict=True)}
     return Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
@@ -180,7 +200,8 @@ def _draw_visit(rng: random.Random, ask: Ask) -> Visit:
     num_updates = rng.randrange(6) if rng.random() < 0.35 else None
     pins = (Pin(min(len(ask.prompt), 96), PIN_TTL_S),) if rng.random() < 0.4 else ()
     can_resume = ask.params.prompt_logprobs is None
-    return Visit(rng.random() * 0.3, rng.random() < 0.8, num_updates, can_resume and rng.random() < 0.6, pins)
+    delay_s = rng.random() * 0.3 + (LATE_S if ask.is_late else 0.0)
+    return Visit(delay_s, rng.random() < 0.8, num_updates, can_resume and rng.random() < 0.6, pins)
 
 
 async def _answer(pair: Pair, request_id: str, ask: Ask, visit: Visit) -> Answer:

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from tests.helm.renders import ALL, rendered
-from tests.helpers.helm import CHART, NAME, ROOT, Object, Rendered, at, merged, pods, render
+from tests.helpers.compose import compose_services
+from tests.helpers.helm import CHART, NAME, Object, Rendered, at, merged, pods, render
 
 RULES = (CHART / "files" / "redis-users.acl").read_text()
 MODEL = at("model.uri", "hf://org/name")
@@ -33,15 +34,10 @@ def _rules(users: list[list[str]]) -> list[list[str]]:
     return [[word for word in user if not word.startswith(">")] for user in users]
 
 
-def _compose() -> Object:
-    services: Object = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
-    return services
-
-
 def test_redis_has_the_users_of_the_file_each_with_a_password() -> None:
     expected = [line.split()[1:] for line in RULES.splitlines()]
     in_chart = _users(rendered("minimal").container("redis")["args"])
-    in_compose = _users(_compose()["redis"]["command"])
+    in_compose = _users(compose_services()["redis"]["command"])
     assert _rules(in_chart) == _rules(in_compose) == expected
     assert expected[0] == ["default", "off"]
     for chart, compose in zip(in_chart[1:], in_compose[1:], strict=True):
@@ -51,11 +47,11 @@ def test_redis_has_the_users_of_the_file_each_with_a_password() -> None:
 
 
 def test_compose_gives_each_process_its_user() -> None:
-    services = _compose()
+    services = compose_services()
     for name, user in (("router", "cluster"), ("prefill", "cluster"), ("decode", "cluster"), ("gateway", "gateway")):
         url = services[name]["environment"]["TANDEM_REDIS"]
         password = f"TANDEM_REDIS_{user.upper()}_PASSWORD"
-        assert re.fullmatch(rf"redis://{user}:\${{{password}:\?[^}}]+}}@redis:6379/0", url)
+        assert re.fullmatch(rf"rediss://{user}:\${{{password}:\?[^}}]+}}@redis:6379/0\?ssl_ca_certs=.+", url)
         told = yaml.safe_dump(services[name])
         others = {
             f"TANDEM_REDIS_{each.upper()}_PASSWORD" for each in ("cluster", "gateway", "accounts") if each != user

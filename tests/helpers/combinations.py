@@ -38,6 +38,7 @@ FAMILIES = (
 AMPLE_BYTES = 1 << 25
 MAX_MODEL_LEN = 256
 _SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
+LATE_STEP = 30
 _RESUMED = "+"  # behind the id of a request that goes on
 
 Answer = tuple[list[int], list[object], object, object]
@@ -61,11 +62,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request, and the salt of the cached state that it may share."""
+    """A request, and the salt of the cached state that it may share. `is_late`: it comes once others are computed."""
 
     prompt: list[int]
     params: SamplingParams
     salt: str
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ def draw_params(rng: random.Random) -> SamplingParams:
 
 
 def draw_asks(rng: random.Random, number: int) -> list[Ask]:
-    """Prompts of 1 to 200 tokens, of which half begin like another, and a few belong to somebody else."""
+    """Prompts of 1 to 200 tokens, of which half begin like another, and a few belong to somebody else. The last one is
+    another's whole prompt, once its blocks are cached, whose logprobs are asked for.
+    """
 
     def prompt(length: int) -> list[int]:
         return [rng.randrange(6, 199) for _ in range(length)]
@@ -150,12 +154,14 @@ def draw_asks(rng: random.Random, number: int) -> list[Ask]:
         own = prompt(rng.choice((1, 7, 16, 33, 90, 150, 200)))
         whole = (beginnings[index % 2] + own)[:200] if rng.random() < 0.5 else own
         asks.append(Ask(whole, draw_params(rng), rng.choice(("", "", "", "other"))))
-    return asks
+    known = max(asks, key=lambda ask: len(ask.prompt))
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=1)
+    return [*asks, Ask(known.prompt, params, known.salt, is_late=True)]
 
 
 def draw_plan(rng: random.Random, ask: Ask) -> Plan:
     """NOTE: logprobs of a prompt are told by whoever computes the whole of it."""
-    begins = rng.choice((0, 0, 0, rng.randrange(40)))
+    begins = LATE_STEP if ask.is_late else rng.choice((0, 0, 0, rng.randrange(40)))
     leaves = begins + rng.randrange(30) if rng.random() < 0.4 else None
     return Plan(begins, leaves, ask.params.prompt_logprobs is None and rng.random() < 0.6)
 

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from tandem.accounts.accounts import Accounts
+from tandem.accounts.errors import AccountsUnavailableError
+from tandem.accounts.journal import Journal
 from tandem.accounts.settlements import Settlements
+from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError
 from tandem.core.hashing import root_hash
 from tandem.core.machine import random_id, wall_s
 from tandem.engine import engine
-from tandem.gateway import assembly, pin_book
+from tandem.gateway import accounts_usage, assembly, choices, pin_book
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
 from tandem.gateway.stalls import StallWatch
@@ -24,18 +27,23 @@ from tandem.gateway.update_queue import UpdateQueue
 from tandem.kube.candidate import Candidate
 from tandem.kube.leader import LeaderElection
 from tandem.kvcache.block_pool import BlockPool
+from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.planner_service.scrape import GatewayScraper
 from tandem.process import discovery_redis, fleet_view
 from tandem.process.discovery_redis import RedisDiscovery
 from tandem.process.fleet_view import FleetView
 from tandem.redis_client import answered_within
-from tandem.rpc.messages import ConfirmAnswer
+from tandem.rpc import session_table
+from tandem.rpc.form import Form
+from tandem.rpc.messages import ConfirmAnswer, WorkerStatus
+from tandem.rpc.protocols import SPOKEN
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
 from tandem.scheduler.scheduler import Scheduler
 from tandem.worker import service
 from tandem.worker.fetch import Fetch
+from tandem.worker.host_tier import HostPages
 from tandem.worker.leases import LeaseBook
 from tandem.worker.pins import Pins
 from tandem.worker.remote_prefill import RemotePrefill
@@ -377,6 +385,74 @@ def _lost_api_ends_the_election(patch: Patch) -> None:
     patch.setattr(LeaderElection, "round", round_of)
 
 
+def _seeds_of_choices_alike(patch: Patch) -> None:
+    patch.setattr(choices, "choice_seed", lambda seed, choice: seed)
+
+
+def _first_choice_is_billed(patch: Patch) -> None:
+    patch.setattr(accounts_usage, "_by_prompt", lambda choices: iter([[0]]))
+
+
+def _full_store_loses_settlements(patch: Patch) -> None:
+    async def tell(self: Any, settlement: Any) -> bool:
+        try:
+            await self._store.settle(settlement)
+        except AccountsUnavailableError as error:
+            return "no room on its disk" in str(error)
+        return True
+
+    patch.setattr(Settlements, "_tell", tell)
+
+
+def _full_disk_is_a_bug(patch: Patch) -> None:
+    async def write(self: Any, journal: Any) -> bool:
+        items = tuple(self._unkept)
+        self._is_journal_empty = False
+        await asyncio.to_thread(journal.add, [item.settlement for item in items])
+        for item in items:
+            self._unkept.pop(item, None)
+        return True
+
+    patch.setattr(Settlements, "_write", write)
+
+
+def journal_is_not_read(patch: Patch) -> None:
+    patch.setattr(Journal, "read", lambda self: [])
+
+
+def _neighbours_are_refused(patch: Patch) -> None:
+    def equal(theirs: Any, ours: Any = SPOKEN) -> int:
+        if theirs != ours:
+            raise IncompatibleProtocolError(f"{theirs} is not {ours}")
+        return int(ours[1])
+
+    patch.setattr(session_table, "newest_common", equal)
+
+
+def _usage_is_required(patch: Patch) -> None:
+    decode = Form.decode
+
+    def strict(self: Any, data: bytes) -> Any:
+        value = decode(self, data)
+        if isinstance(value, WorkerStatus) and value.usage is None:
+            raise InvalidRequestError("status.usage is missing")
+        return value
+
+    patch.setattr(Form, "decode", strict)
+
+
+def _moved_blocks_are_not_copied(patch: Patch) -> None:
+    patch.setattr(HostPages, "store", lambda self, pairs: None)
+
+
+def _restored_blocks_are_not_copied(patch: Patch) -> None:
+    patch.setattr(HostPages, "load", lambda self, reads: None)
+
+
+def _pins_do_not_end(patch: Patch) -> None:
+    patch.setattr(KeptBlocks, "expire", lambda self, now_s: None)
+
+
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
     "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
@@ -387,6 +463,9 @@ _BOTH_GATEWAYS = (
     "of two gateways one must be away for long, in few seeds; a scenario by hand finds it (`test_planners`)"
 )
 _WATCHED = "routers go on with workers that they know; a scenario written by hand finds it (`test_found_in_redis`)"
+_JOURNAL = (
+    "a store must take no writes until after a gateway's death; a scenario by hand finds it (`test_killed_gateway`)"
+)
 _ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
 
 MUTATIONS = [
@@ -439,4 +518,14 @@ MUTATIONS = [
         _lost_source_still_used,
         unfound=_ONLY_SLOWER,
     ),
+    Mutation("all choices have one seed", _seeds_of_choices_alike, seed=1),
+    Mutation("the first choice alone is billed", _first_choice_is_billed, seed=1),
+    Mutation("a store whose disk is full loses settlements", _full_store_loses_settlements, seed=1),
+    Mutation("a gateway's full disk is a bug", _full_disk_is_a_bug, seed=60),
+    Mutation("what a dead gateway left in its journal is not read", journal_is_not_read, unfound=_JOURNAL),
+    Mutation("a neighbouring release is refused", _neighbours_are_refused, seed=141),
+    Mutation("a report without what is newer is refused", _usage_is_required, seed=13),
+    Mutation("blocks are dropped before the host tier has them", _moved_blocks_are_not_copied, seed=158),
+    Mutation("blocks of the host tier are used before they are read", _restored_blocks_are_not_copied, seed=158),
+    Mutation("pins do not end", _pins_do_not_end, seed=1),
 ]

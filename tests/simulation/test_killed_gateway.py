@@ -11,6 +11,8 @@ from tandem.accounts.accounts import Accounts
 from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
+from tandem.simulation.store import STORE
+from tests.simulation.mutations import journal_is_not_read
 
 BEGINS_S, DIES_AFTER_S = 4.0, 3.0
 
@@ -68,3 +70,21 @@ def test_without_checkpoints_that_shows(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Accounts, "_renewal", unchecked)
     (violation,) = run_scenario(SCENARIO).violations
     assert "a renewal before its gateway died and was charged []" in violation
+
+
+FULL = Fault(FaultKind.DISK_FULL, BEGINS_S + 0.4, 7.0, STORE)
+KILLED = Fault(FaultKind.CRASH, BEGINS_S + 5.0, 1.0, "gateway-0")
+WITH_JOURNAL = replace(SCENARIO, asks=(replace(STREAM, max_tokens=12),), faults=(FULL, KILLED))
+
+
+def test_what_a_full_store_refused_is_billed_from_the_journal() -> None:
+    """The store takes nothing until its gateway has died; the next one reads what that one left."""
+    report = run_scenario(WITH_JOURNAL)
+    assert [outcome.ending for outcome in report.outcomes] == ["whole"]
+    assert not report.violations
+
+
+def test_an_unread_journal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal_is_not_read(monkeypatch)
+    (violation,) = run_scenario(WITH_JOURNAL).violations
+    assert "its gateway died with its journal" in violation

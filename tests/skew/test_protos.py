@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pb2 import (
     MethodDescriptorProto,
 )
 
+from tandem.simulation.former import NEWER
 from tests.helpers.cluster import ROOT
 from tests.helpers.releases import PREVIOUS, source_of
 
@@ -129,6 +130,18 @@ def with_new_names(files: FileDescriptorSet) -> FileDescriptorSet:
 def test_this_release_keeps_what_the_previous_one_knows(former: Path, tmp_path: Path) -> None:
     old = with_new_names(descriptors(former, tmp_path))
     assert broken_promises(old, descriptors(ROOT / "proto", tmp_path)) == []
+
+
+def test_the_simulation_knows_what_the_previous_release_does_not(former: Path, tmp_path: Path) -> None:
+    old = _messages(with_new_names(descriptors(former, tmp_path)))
+    new = _messages(descriptors(ROOT / "proto", tmp_path))
+    known = {name: {field.number for field in message.field} for name, message in old.items()}
+    newer = {
+        name: tuple(field.name for field in message.field if field.number not in known[name])
+        for name, message in new.items()
+        if name in known
+    }
+    assert {name: fields for name, fields in newer.items() if fields} == NEWER
 
 
 CHANGES = {

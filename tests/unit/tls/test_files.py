@@ -51,7 +51,7 @@ def _other_role(directory: Path) -> None:
 
 
 def _no_name(directory: Path) -> None:
-    OURS.write(directory, WORKER, dns="worker.example.com")
+    OURS.write_named(directory, "worker.example.com")
 
 
 def _expired(directory: Path) -> None:

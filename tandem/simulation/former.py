@@ -1,0 +1,57 @@
+"""Messages as a process of the release before sends and reads them: without the fields that are newer.
+
+It speaks the protocols that this release speaks. Processes of the next release, which are all others where there is
+one, speak one more.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from tandem.rpc.protocols import PROTOCOL_VERSION, SPOKEN
+from tandem.rpc.v1 import worker_pb2
+
+FORMER_SPOKEN = SPOKEN
+NEXT_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
+NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares them with the release before
+    "WorkerState": ("request_bytes",),
+    "WorkerStatus": ("usage", "drafts", "ranks"),
+    "PairRequest": ("told",),
+    "DescribeResponse": ("usage",),
+    "SamplingParams": ("speculate",),
+    "GenerateRequest": ("told",),
+    "RequestMetrics": ("num_drafted", "num_accepted"),
+    "BlockRange": ("page_ids",),
+    "PrefillRequest": ("drafter", "told"),
+    "PrefillResponse": ("draft_state",),
+    "ConfirmRequest": ("reader_ranks", "reader_stages"),
+}
+_WITHIN: Mapping[tuple[str, str], type[Message]] = {  # messages that are sent as bytes of another
+    ("RequestStart", "call"): worker_pb2.GenerateRequest,
+    ("OtherUpdate", "update"): worker_pb2.GenerateResponse,
+}
+
+
+def as_former(message_type: type[Message], data: bytes) -> bytes:
+    """The bytes of a message without what the release before does not know."""
+    message = message_type.FromString(data)
+    _clear(message)
+    return message.SerializeToString(deterministic=True)
+
+
+def _clear(message: Message) -> None:
+    name = message.DESCRIPTOR.name
+    for newer in NEWER.get(name, ()):
+        message.ClearField(newer)
+    for field, value in message.ListFields():
+        inner = _WITHIN.get((name, field.name))
+        if inner is not None:
+            setattr(message, field.name, as_former(inner, value))
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for each in _each(value):
+                _clear(each)
+
+
+def _each(value: Any) -> list[Message]:
+    return [value] if isinstance(value, Message) else list(value)
