@@ -40,6 +40,11 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
     hashes += _chained(hashes[-1] if hashes else root, _encoded(token_ids[first:last]), block_size)
 
 
+def resume_name(block_hash: bytes) -> bytes:
+    """Name by which an index is told of constant states after this block: a hash too, of other leading bytes."""
+    return block_hash[HASH_BYTES // 2 :] + block_hash[: HASH_BYTES // 2]
+
+
 def further_hashes(root: bytes, hashes: bytes, token_ids: "array[int]", block_size: int) -> bytes:
     """Returns, packed, the hashes of the full blocks of `token_ids` after those that the packed `hashes` cover."""
     first, last = len(hashes) // HASH_BYTES * block_size, len(token_ids) // block_size * block_size

@@ -2,11 +2,13 @@
 
 Where a layer keeps one state and not one a token, only an end of a block at which it was written can be reused. Every
 whole block whose state was written is findable while its request still sees it: so the end of an answer is found by the
-chat's next turn, and a preempted request loses less than a block. What is kept beyond that `checkpoint_blocks` says.
+chat's next turn, and a preempted request loses less than a block. What is kept beyond that `checkpoint_blocks` says,
+and `Checkpoints.parting`.
 Invariant: a checkpoint only takes a block that is promised to no request, so it never delays or preempts a request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockTable
@@ -42,6 +44,17 @@ class Checkpoints:
         self._layout = layout
         self._pool = pool
         self._cache = cache
+        specs = [group.spec for group in layout.groups]
+        has_states = any(spec.bytes_per_request for spec in specs)
+        self._growing = [index for index, spec in enumerate(specs) if has_states and not spec.is_bounded]
+
+    def parting(self, hashes: Sequence[bytes], num_matched: int) -> frozenset[int]:
+        """Index of the last block that a prompt shares with another one, if it is beyond the `num_matched` blocks from
+        whose states it goes on. Layers that keep every token have it, and others will part there too.
+        """
+        shared = (self._cache.leading(islice(hashes, num_matched, None), group) for group in self._growing)
+        num_more = min(map(len, shared), default=0)
+        return frozenset({num_matched + num_more - 1} if num_more else ())
 
     def take(self, table: BlockTable, num_blocks_before: int, room: int) -> None:
         """Give a block to each group that has none at a checkpoint of `table` among the entries from

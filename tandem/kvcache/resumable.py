@@ -1,12 +1,14 @@
 """Events of the prefixes that can be resumed, made of those of single blocks.
 
 Where a layer keeps one state and not one a token, a worker may hold the K and V of a block and no state from which a
-request could go on there or later. Who asks for the holders of a prefix must not be told of such a block.
+request could go on there or later. Who asks for the holders of a prefix must not be told of such a block. Where in a
+prefix a request can go on, names of states say (`resume_name`), which are told like blocks.
 """
 
 from dataclasses import dataclass
 
 from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved, BlockStored
+from tandem.core.hashing import resume_name
 from tandem.kvcache.spec import KVLayout
 
 _COUNTED_GROUP = 0
@@ -24,7 +26,7 @@ class _Block:
 
 class ResumableEvents:
     """Receives a pool's events and passes on events of group 0: a block is stored while it is held and its constant
-    states are held as well, its own or those of a block that continues it.
+    states are held as well, its own or those of a block that continues it. While its own are, their name is stored too.
 
     Args:
         num_state_groups: KV groups that hold constant states; group 0 is none of them.
@@ -39,21 +41,27 @@ class ResumableEvents:
     def __call__(self, event: BlockEvent) -> None:
         is_stored = isinstance(event, BlockStored)
         block = self._blocks.setdefault(event.block_hash, _Block())
-        was_useful = self._is_useful(block)
+        was_useful, was_resumable = self._is_useful(block), self._is_resumable(block)
         if event.group == _COUNTED_GROUP:
             block.is_held = is_stored
         else:
             block.num_states += 1 if is_stored else -1
         if isinstance(event, BlockStored):
             block.parent_hash = event.parent_hash
+        if self._is_resumable(block) != was_resumable:
+            name = resume_name(event.block_hash)
+            self._emit((BlockRemoved if was_resumable else _stored)(name, _COUNTED_GROUP))
         self._settle(event.block_hash, block, was_useful)
 
     def __len__(self) -> int:
         """Number of blocks of which anything is held."""
         return len(self._blocks)
 
+    def _is_resumable(self, block: _Block) -> bool:
+        return block.is_held and block.num_states == self._num_state_groups
+
     def _is_useful(self, block: _Block) -> bool:
-        return block.is_held and (block.num_states == self._num_state_groups or block.num_later > 0)
+        return self._is_resumable(block) or (block.is_held and block.num_later > 0)
 
     def _settle(self, block_hash: bytes, block: _Block, was_useful: bool) -> None:
         """Tell what changed of a block, and count it at those before it."""
@@ -78,8 +86,18 @@ class ResumableEvents:
 
 
 def resumable_events(layout: KVLayout, emit: BlockEventSink | None) -> BlockEventSink | None:
-    """`emit` itself where every block that is held can be resumed at, or where no block could tell."""
-    states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
-    if emit is None or not states or _COUNTED_GROUP in states:
-        return emit
-    return ResumableEvents(len(states), emit)
+    """`emit` itself where no states are named."""
+    return emit if emit is None or not names_states(layout) else ResumableEvents(len(_state_groups(layout)), emit)
+
+
+def names_states(layout: KVLayout) -> bool:
+    """Whether blocks that are held may be others than those at which a request can go on, and tell of it."""
+    return _COUNTED_GROUP not in _state_groups(layout) and bool(_state_groups(layout))
+
+
+def _state_groups(layout: KVLayout) -> list[int]:
+    return [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
+
+
+def _stored(name: bytes, group: int) -> BlockStored:
+    return BlockStored(name, None, group)

@@ -4,8 +4,8 @@ All answers are hints: a wrong one costs a recompute or a refused fetch, never a
 lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
 Only KV group 0 is indexed. It is the full-attention group if the model has one, and so the only group whose blocks
 determine the length of a prefix; windowed groups drop old blocks. For models of windowed groups alone, answers are
-too low. Where other groups hold constant states, only blocks at or before a kept state are reported
-(`tandem.kvcache.resumable`).
+too low. Where other groups hold constant states, only blocks at or before a kept state are reported, and the names of
+kept states beside them (`tandem.kvcache.resumable`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +90,15 @@ class LocalityIndex(Protocol):
 
         Workers evict a chain from its end, so one that holds a block holds those before it. Beyond the first blocks of
         a chain an index may rely on that, so the number may be too high for a worker with a gap.
+
+        Raises:
+            InvalidRequestError: for a hash that is not one.
+        """
+        ...
+
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the largest number of blocks of this chain, at most that of `leading`, after which each worker holds
+        constant states, if there is one.
 
         Raises:
             InvalidRequestError: for a hash that is not one.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.events import BlockEvent
+from tandem.core.hashing import resume_name
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
     KEY_BYTES,
@@ -85,6 +86,21 @@ class EmbeddedIndex:
         check_hashes(hashes)
         with self._lock:
             return self._walk(hashes) if hashes else {}
+
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        check_hashes(hashes)
+        found: dict[str, int] = {}
+        with self._lock:
+            position = max(leading.values(), default=0)
+            while position and len(found) < len(leading):
+                key = resume_name(hashes[position - 1])[:KEY_BYTES]
+                if holders := self._table.get(key):
+                    ids = (self._owners[slot] for slot in self._visible(holders))
+                    found |= {name: position for name in ids if name not in found and leading.get(name, 0) >= position}
+                    if self._table.is_old(key):
+                        self._table.put(key, self._pruned(holders))
+                position -= 1
+        return found
 
     def remove_worker(self, worker_id: str) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from redis.sentinel import Sentinel
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError
 from tandem.core.events import BlockEvent
+from tandem.core.hashing import resume_name
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
     KEY_BYTES,
@@ -40,7 +41,7 @@ from tandem.sentinel_url import SentinelUrl
 _KEYS_PER_CALL = 512
 _CALLS_PER_PIPELINE = 32
 _SNAPSHOT_ATTEMPTS = 3
-_SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading", "age")
+_SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading", "resumable", "age")
 _Item = TypeVar("_Item")
 
 
@@ -112,17 +113,17 @@ class RedisIndex:
 
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         check_hashes(hashes)
-        now_s = self._clock.now_s()
-        if now_s < self._away_until_s:
-            raise LocalityUnavailableError("Redis did not answer a moment ago; it is tried again shortly")
-        try:
-            ((answer, first, end),) = self._run(self._reader, "leading", [[b"".join(hashes), self._half]])
-        except LocalityUnavailableError:
-            self._away_until_s = self._clock.now_s() + self._retry_after_s
-            raise
+        answer, first, end = self._asked("leading", [b"".join(hashes), self._half])
         if first < end and (self._ageing is None or self._ageing.done()):
             self._ageing = self._ager.submit(self._make_young, hashes[first:end])
         return _decoded(answer)
+
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        check_hashes(hashes)
+        chain = hashes[: max(leading.values(), default=0)]
+        keys = b"".join(resume_name(block_hash)[:KEY_BYTES] for block_hash in chain)
+        counts = [part for name, count in leading.items() for part in (_encoded(name), count)]
+        return _decoded(self._asked("resumable", [keys, self._half, *counts]))
 
     def remove_worker(self, worker_id: str) -> None:
         self._run(self._writer, "remove", [[_encoded(worker_id)]])
@@ -137,6 +138,17 @@ class RedisIndex:
         self._reader.close()
         self._ager.shutdown()
         self._writer.close()
+
+    def _asked(self, script: str, arguments: Sequence[Any]) -> Any:
+        """The answer to a look-up; after one that failed, others fail at once for a while."""
+        if self._clock.now_s() < self._away_until_s:
+            raise LocalityUnavailableError("Redis did not answer a moment ago; it is tried again shortly")
+        try:
+            (answer,) = self._run(self._reader, script, [arguments])
+        except LocalityUnavailableError:
+            self._away_until_s = self._clock.now_s() + self._retry_after_s
+            raise
+        return answer
 
     def _make_young(self, hashes: Sequence[bytes]) -> None:
         """Move the rest of a long looked-up chain to the recent generation, in pieces between which other calls run.

@@ -45,12 +45,19 @@ class PrefixLookup:
 
     async def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         """Returns the number of leading blocks of this chain that each worker holds; empty if the index fails."""
-        if not hashes:
-            return _NOTHING
+        return await self._asked(self._index.leading_blocks, hashes) if hashes else _NOTHING
+
+    async def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns after how many of its leading blocks each worker holds constant states; empty if the index fails."""
+        return await self._asked(self._index.resumable_blocks, hashes, leading) if leading else _NOTHING
+
+    async def _asked(
+        self, call: Callable[_P, Mapping[str, int]], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Mapping[str, int]:
         if not self.is_remote:
-            return self._index.leading_blocks(hashes)
+            return call(*args, **kwargs)
         try:
-            found = await self._in_thread(self._timeout_s, self._index.leading_blocks, hashes)
+            found = await self._in_thread(self._timeout_s, call, *args, **kwargs)
         except LocalityUnavailableError as error:
             self._miss(error)
             return _NOTHING

@@ -15,6 +15,7 @@ class _Sent:
     hashes: Sequence[bytes]
     worker_ids: Sequence[str]
     sent_at_s: float
+    ends: Sequence[int] | None
 
 
 class SentPrompts:
@@ -28,11 +29,20 @@ class SentPrompts:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def sent(self, request_id: str, hashes: Sequence[bytes], worker_ids: Sequence[str], now_s: float) -> None:
-        """Record that a prompt with these block hashes goes to these workers, instead of those recorded before."""
+    def sent(
+        self,
+        request_id: str,
+        hashes: Sequence[bytes],
+        worker_ids: Sequence[str],
+        now_s: float,
+        ends: Sequence[int] | None = None,
+    ) -> None:
+        """Record that a prompt with these block hashes goes to these workers, instead of those recorded before. `ends`:
+        the numbers of leading blocks after which others can go on; None: after each.
+        """
         self.forget(request_id)
         if hashes:
-            self._sent[request_id] = _Sent(hashes, worker_ids, now_s)
+            self._sent[request_id] = _Sent(hashes, worker_ids, now_s, ends)
         if len(self._sent) > self._max_prompts:
             self._sent.popitem(last=False)
 
@@ -46,6 +56,8 @@ class SentPrompts:
         credited: dict[str, int] | None = None
         for sent in self._sent.values():
             num_common = _num_common(hashes, sent.hashes)
+            if sent.ends is not None:
+                num_common = max((end for end in sent.ends if end <= num_common), default=0)
             if not num_common:
                 continue
             credited = dict(leading) if credited is None else credited

@@ -22,6 +22,7 @@ from tandem.core.errors import (
 from tandem.core.events import BlockEvent
 from tandem.core.machine import monotonic_s, random_id
 from tandem.core.process_usage import UsageMeter
+from tandem.kvcache.checkpoints import checkpoint_blocks
 from tandem.locality.base import PublishResult
 from tandem.process.discovery import Discovery
 from tandem.process.fleet_view import Chain, FleetView
@@ -91,7 +92,7 @@ class RouterService:
         hashed = [
             (chain, self._hasher.hashes(chain.root(call.scope), call.token_ids, chain.block_size)) for chain in chains
         ]
-        shape = _shape_of(call, chains, await self._leading(hashed))
+        shape = _shape_of(call, chains, await self._leading(hashed, len(call.token_ids)))
         answer = self._pairer.pair(shape, self._clock.now_s())
         duration_s = monotonic_s() - started_s
         policy = self._pairer.policy_name
@@ -99,7 +100,7 @@ class RouterService:
             self._metrics.decided(policy, answer.reason, duration_s)
             raise _error_of(answer, call.model)
         self._metrics.decided(policy, "paired", duration_s)
-        self._remember(call.request_id, answer, hashed)
+        self._remember(shape, answer, hashed)
         return self._answer(shape, answer, policy, duration_s)
 
     async def settle(self, settlement: Settlement) -> None:
@@ -141,25 +142,44 @@ class RouterService:
         now_s = self._clock.now_s()
         return [_decision_of(record, now_s) for record in self._pairer.records()[-num_latest:]]
 
-    async def _leading(self, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> Mapping[str, int]:
+    async def _leading(self, hashed: Sequence[tuple[Chain, Sequence[bytes]]], num_tokens: int) -> Mapping[str, int]:
         """Returns the number of leading blocks of the prompt that each worker holds or will soon hold; each version of
         a model has its own hashes.
         """
         leading: dict[str, int] = {}
         for chain, hashes in hashed:
-            found = await self._lookup.leading_blocks(hashes)
+            most = (num_tokens - 1) // chain.block_size  # NOTE: one token is left to compute
+            found = await self._resumable(hashes[:most], await self._lookup.leading_blocks(hashes))
             found = self._sent.credit(hashes, found, self._clock.now_s())
             if len(hashed) == 1:
                 return found
             leading.update({name: count for name, count in found.items() if self._view.is_of(name, chain)})
         return leading
 
-    def _remember(self, request_id: str, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
-        """Record the workers that will hold this prompt, until the index knows."""
+    async def _resumable(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns `leading`, lowered to where a request can go on at workers that name their states."""
+        named = {name: min(count, len(hashes)) for name, count in leading.items() if self._names_states(name)}
+        if not named:
+            return leading
+        found = await self._lookup.resumable_blocks(hashes, named)
+        return {name: count for name, count in leading.items() if name not in named} | dict(found)
+
+    def _names_states(self, worker_id: str) -> bool:
+        snapshot = self._pairer.fleet.snapshot(worker_id)
+        return snapshot is not None and snapshot.worker.names_states
+
+    def _remember(self, shape: RequestShape, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
+        """Record the workers that will hold this prompt, until the index knows. Of constant states the one that
+        computes it keeps some, and a decode worker is sent the last.
+        """
         worker_ids = [worker_id for worker_id in (pairing.prefill_id, pairing.decode_id) if worker_id is not None]
         for chain, hashes in hashed:
             if self._view.is_of(pairing.decode_id, chain):
-                self._sent.sent(request_id, hashes, worker_ids, self._clock.now_s())
+                ends: Sequence[int] | None = None
+                if self._names_states(pairing.decode_id):
+                    worker_ids = worker_ids[:1]
+                    ends = [index + 1 for index in checkpoint_blocks(shape.num_tokens, (), chain.block_size)]
+                self._sent.sent(shape.request_id, hashes, worker_ids, self._clock.now_s(), ends)
 
     def _answer(self, shape: RequestShape, pairing: Pairing, policy: str, duration_s: float) -> PairingAnswer:
         fleet, where = self._pairer.fleet, self._view.address_of

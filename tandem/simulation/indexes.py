@@ -30,6 +30,9 @@ class _RemoteIndex:
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         return self._reached().leading_blocks(hashes)
 
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        return self._reached().resumable_blocks(hashes, leading)
+
     def remove_worker(self, worker_id: str) -> None:
         self._reached().remove_worker(worker_id)
 

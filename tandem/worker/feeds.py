@@ -36,6 +36,9 @@ class RouterIndex:
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         raise LocalityUnavailableError("a router's index answers only that router")
 
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        raise LocalityUnavailableError("a router's index answers only that router")
+
     def remove_worker(self, worker_id: str) -> None:
         raise LocalityUnavailableError("a router removes workers from its index by itself")
 

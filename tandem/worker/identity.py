@@ -11,6 +11,7 @@ import torch
 
 from tandem.core.hashing import HASH_VERSION, LAYOUT_VERSION
 from tandem.engine.resolve import Assembly
+from tandem.kvcache.resumable import names_states
 from tandem.kvcache.spec import KVGroup, KVLayout
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.messages import ModelInfo
@@ -94,6 +95,7 @@ def blank_state(
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,
         request_bytes=num_parts * layout.bytes_per_request,
+        names_states=names_states(layout),
         chunk_tokens=engine.limits.max_num_batched_tokens,
         num_total_blocks=num_blocks,
         num_free_blocks=num_blocks,

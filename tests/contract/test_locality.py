@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
@@ -18,6 +18,7 @@ from redis import Redis
 from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
+from tandem.core.hashing import resume_name
 from tandem.locality.base import SILENT_S, LocalityIndex, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
@@ -356,6 +357,39 @@ def test_a_chain_that_is_asked_for_survives_whole(backend: Backend) -> None:
     index.publish("p0", 1, stored(chain("other", LIMIT // 2)), 1)
     for _ in range(3):
         assert index.leading_blocks(asked) == {"p0": LIMIT // 2}
+
+
+def test_states_are_found_at_or_before_the_last_block_that_counts(index: LocalityIndex) -> None:
+    """Longer than a script reads at a time; names of states are no blocks, and nobody's count nobody else's."""
+    blocks = chain("a", 1300)
+    places = {"many": (1, 600, 1300), "one": (40,), "none": (), "gone": (1300,)}
+    for worker_id, ends in places.items():
+        index.replace(worker_id, 1, blocks + [resume_name(blocks[end - 1]) for end in ends], 0)
+    index.remove_worker("gone")
+    assert index.leading_blocks(blocks) == {"many": 1300, "one": 1300, "none": 1300}
+
+    def found(**most: int) -> Mapping[str, int]:
+        return index.resumable_blocks(blocks, most)
+
+    assert found(many=1300, one=1300, none=1300, gone=1300, unknown=9) == {"many": 1300, "one": 40}
+    assert found(many=1299, one=40) == {"many": 600, "one": 40}
+    assert found(many=600, one=39) == {"many": 600}
+    assert found(many=599, none=1) == {"many": 1}
+    assert found(many=0) == found() == {}
+    index.publish("many", 1, removed([resume_name(blocks[0])]) + stored([resume_name(blocks[4])]), 1)
+    assert found(many=599) == {"many": 5}
+    assert found(many=4) == {}
+
+
+def test_states_that_are_asked_for_survive(backend: Backend) -> None:
+    index, asked = backend.open(LIMIT), chain("asked", 40)
+    index.replace("p0", 1, [*asked, resume_name(asked[19])], 0)
+    for number in range(12):
+        index.publish("p0", 1, stored(chain(f"one-off {number}", 200)), number + 1)
+        assert index.leading_blocks(asked) == {"p0": 40}
+        assert index.resumable_blocks(asked, {"p0": 40}) == {"p0": 20}
+    assert index.stats().num_rotations > 2
+    backend.audit()
 
 
 @contextlib.contextmanager

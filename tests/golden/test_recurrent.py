@@ -140,16 +140,19 @@ def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
 
 
 def test_a_prefix_is_found_at_the_end_of_the_prompt_that_had_it(checkpoint: Path) -> None:
-    """Of 1,100 shared tokens all whole blocks, and 1,024 by a prompt that shares no more."""
+    """Of 1,100 shared tokens all whole blocks. Of 1,050 a prompt finds 1,024 and the next one all whole blocks: where
+    the first one parted, as layers of attention showed, a state was kept.
+    """
     rng = random.Random(7)
     shared = [rng.randrange(256) for _ in range(1100)]
     prompts = {f"r{i}": [*shared, *(rng.randrange(256) for _ in range(9 * i))] for i in range(3)}
-    prompts["r3"] = [*shared[:1050], *(rng.randrange(256) for _ in range(40))]
+    prompts |= {f"r{i}": [*shared[:1050], *(rng.randrange(256) for _ in range(40))] for i in (3, 4)}
     params = {name: SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True) for name in prompts}
     sizes = {"max_model_len": 1536, "max_num_batched_tokens": 512, "kv_cache_bytes": 4 << 20}
     expected = serve_alone(checkpoint, prompts, params, prefix_caching=False, **sizes, **PYTHON)
+    num_parting = 1024 if checkpoint.name.startswith("mamba2") else 1040
     engine, num_cached = tiny_engine(checkpoint, **sizes, **PYTHON), 0
-    for name, num_found in zip(prompts, (0, 1088, 1088, 1024), strict=True):
+    for name, num_found in zip(prompts, (0, 1088, 1088, 1024, num_parting), strict=True):
         assert serve(engine, {name: prompts[name]}, params)[name] == expected[name]
         num_cached += num_found
         assert engine.counters.num_cached_prompt_tokens == num_cached

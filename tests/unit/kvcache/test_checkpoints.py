@@ -116,6 +116,26 @@ def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
     assert [kv.match(hashes[:n], 100).num_blocks for n in (5, 6, 10, 11)] == [5, 5, 5, 11]
 
 
+def test_a_state_is_kept_where_a_prompt_parts_from_another() -> None:
+    """Of five shared blocks the second prompt finds none, since the first one's states there are gone, and the third
+    and the fourth find all.
+    """
+    kv = KVCacheManager(toy_layout(ATTENTION, FAR, pages_per_state=(1,)), 200, max_chunk_tokens=8)
+    shared, found = chain_of(5 * BLOCK_SIZE, 1), list[int]()
+    for number in range(4):
+        hashes = shared.copy()
+        extend_hashes(b"root", hashes, [1] * 5 * BLOCK_SIZE + [2 + number] * 21, BLOCK_SIZE)
+        match = kv.match(hashes, 41)
+        found.append(match.num_blocks)
+        kv.open("a", match, hashes, 41, checkpoints=frozenset({9}))
+        for start in range(match.num_blocks * BLOCK_SIZE, 41, 8):
+            assert kv.grow("a", start, min(start + 8, 41))
+            kv.commit("a", hashes, min(start + 8, 41))
+            kv.check()
+        kv.close("a")
+    assert found == [0, 0, 5, 5]
+
+
 def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     """Three blocks of K and V and the one state behind them, until the pin's deadline."""
     kv = KVCacheManager(toy_layout(ATTENTION, FAR, pages_per_state=(1,)), 24, max_chunk_tokens=8)

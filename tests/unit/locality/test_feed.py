@@ -39,6 +39,9 @@ class FlakyIndex:
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         return self.inner.leading_blocks(hashes)
 
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
+        return self.inner.resumable_blocks(hashes, leading)
+
     def remove_worker(self, worker_id: str) -> None:
         self.inner.remove_worker(worker_id)
 

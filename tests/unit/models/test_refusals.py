@@ -15,6 +15,7 @@ from tandem.core.memory import total_bytes
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.empty_weights import empty_weights
+from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 
 
 def load(path: Path, *, allow_pickle: bool = False) -> LoadedModel:
@@ -377,9 +378,10 @@ def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
 
 
 MIXTRAL = "model.layers.1.block_sparse_moe"
+MAMBA = "model.layers.0.mamba"
 INDEXER = "model.layers.1.self_attn.indexer"
 GPT_OSS = "model.layers.2.mlp.experts"
-EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+PARTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
     "an indexer without its keys": (
         "deepseek_v32",
         lambda t: t.pop(f"{INDEXER}.wk.weight"),
@@ -394,6 +396,21 @@ EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]]
         "deepseek_v32",
         lambda t: t.update({f"{INDEXER}.wq_b.weight": t[f"{INDEXER}.wq_b.weight"][:24].contiguous()}),
         r"indexer\.wq_b\.weight has shape \[24, 40\].*\[384, 40\].*download both again",
+    ),
+    "a recurrence of fewer heads": (
+        "granite_hybrid",
+        lambda t: t.update({f"{MAMBA}.A_log": t[f"{MAMBA}.A_log"][:7].contiguous()}),
+        r"mamba\.A_log has shape \[7\].*\[8\]",
+    ),
+    "a convolution of fewer columns": (
+        "granite_hybrid",
+        lambda t: t.update({f"{MAMBA}.conv1d.weight": t[f"{MAMBA}.conv1d.weight"][:, :, 1:].contiguous()}),
+        r"mamba\.conv1d\.weight has shape \[192, 1, 3\].*\[192, 1, 4\]",
+    ),
+    "a recurrence without its decay": (
+        "kimi_linear",
+        lambda t: t.pop("model.layers.0.self_attn.A_log"),
+        r"lacks model\.layers\.0\.self_attn\.A_log",
     ),
     "an expert lacks a matrix": (
         "mixtral",
@@ -443,10 +460,10 @@ EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]]
 }
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_that_do_not_belong_to_the_configuration(name: str, tmp_path: Path) -> None:
-    family, change, message = EXPERTS[name]
-    path = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](tmp_path)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_do_not_belong_to_the_configuration(name: str, tmp_path: Path) -> None:
+    family, change, message = PARTS[name]
+    path = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | RECURRENT_BUILDERS)[family](tmp_path)
     tensors = checkpoints.read_tensors(path)
     change(tensors)
     checkpoints.write_tensors(path, tensors)

@@ -30,6 +30,13 @@ def test_what_the_index_knows_stays_and_is_not_changed() -> None:
     assert known == {"p0": 5, "p1": 1, "p2": 4}
 
 
+def test_where_only_some_blocks_can_be_gone_on_from_the_last_of_them_counts() -> None:
+    sent = SentPrompts()
+    sent.sent("r", chain(range(20)), ["p0"], 0.0, (4, 9, 19))
+    for num_common, credited in ((20, 19), (18, 9), (9, 9), (4, 4), (3, 1)):
+        assert sent.credit(chain(range(num_common)), {"p0": 1}, 0.0) == {"p0": credited}
+
+
 def test_it_is_forgotten_after_its_window() -> None:
     sent = SentPrompts(window_s=2.0)
     sent.sent("a", chain([1, 2]), ["p0"], 10.0)

@@ -18,7 +18,7 @@ from tandem.core.errors import (
     UnavailableError,
 )
 from tandem.core.events import BlockEvent, BlockStored
-from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.hashing import extend_hashes, resume_name, root_hash
 from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.routers import Routers
 from tandem.locality.base import LocalityStats, PublishResult
@@ -52,6 +52,9 @@ class AwayIndex:
     """An index that cannot be reached."""
 
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        raise LocalityUnavailableError("away")
+
+    def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
         raise LocalityUnavailableError("away")
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
@@ -513,6 +516,46 @@ def test_a_prefix_asked_for_again_at_once_goes_to_who_is_about_to_hold_it(is_awa
                 call(request_id="stranger", token_ids=longer, scope=CacheScope(salt="tenant"))
             )
             assert (stranger.prefill_cached_blocks, stranger.decode_cached_blocks) == (0, 0)
+
+    run(scenario())
+
+
+def test_a_prefix_counts_as_far_as_its_states_let_it_go_on() -> None:
+    """A prompt that left another's in the middle was paired with a worker for a prefix that it could not use: the
+    worker held K and V up to there, and constant states 60 blocks before.
+    """
+
+    async def scenario() -> None:
+        async with routing("d0") as router:
+            router.has("p0", names_states=True)
+            held = hashes_of(PROMPT)
+            router.holds("p0", [*held, *(resume_name(held[end - 1]) for end in (64, 125))])
+
+            async def num_cached(name: str, token_ids: Sequence[int]) -> int:
+                answer = await router.service.pair(call(request_id=name, token_ids=tuple(token_ids)))
+                await router.service.settle(Settlement(request_id=name))
+                return answer.prefill_cached_blocks
+
+            assert await num_cached("longer", (*PROMPT, *PROMPT)) == 125
+            assert await num_cached("parts", (*PROMPT[:1990], *PROMPT)) == 64
+            assert await num_cached("parts early", (*PROMPT[:1000], *PROMPT)) == 0
+            assert await num_cached("no token left", PROMPT) == 64, "there is no state after block 124"
+
+    run(scenario())
+
+
+def test_what_was_just_sent_counts_to_where_its_states_are_kept() -> None:
+    """Of 2,000 tokens after 1,024 and 1,984, at the worker that computes them."""
+
+    async def scenario() -> None:
+        async with routing() as router:
+            router.has("p0", "d0", names_states=True)
+            await router.service.pair(call(request_id="first"))
+            await router.service.settle(Settlement(request_id="first", ttft_ms=50.0))
+            for token_ids, num_cached in ((PROMPT, 124), ((*PROMPT[:1990], *PROMPT), 124), (PROMPT[:1500], 64)):
+                answer = await router.service.pair(call(request_id="next", token_ids=token_ids))
+                await router.service.settle(Settlement(request_id="next"))
+                assert (answer.prefill_cached_blocks, answer.decode_cached_blocks) == (num_cached, 0)
 
     run(scenario())
 

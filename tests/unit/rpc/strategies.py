@@ -152,6 +152,7 @@ STATE = st.builds(
     block_size=st.integers(1, 1024),
     block_bytes=st.integers(1, 2**40),
     request_bytes=st.integers(0, 2**40),
+    names_states=BOOL,
     chunk_tokens=st.integers(1, 2**31),
     num_total_blocks=st.integers(1, 2**31),
     num_free_blocks=COUNT,

@@ -93,7 +93,7 @@ async def num_cached(client: WorkerClient, prompt: tuple[int, ...]) -> int:
     return metrics.num_cached_tokens
 
 
-@pytest.fixture(params=["llama", "gemma3"])
+@pytest.fixture(params=["llama", "gemma3", "granite_hybrid"])
 def model(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path

@@ -15,6 +15,7 @@ from tandem.rpc.messages import ConfirmCall, GenerateCall, Greeting, PrefillUpda
 from tandem.worker.process import serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
+from tests.helpers.checkpoints import save_tiny_deepseek_v32
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_next
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2, save_tiny_mamba2
@@ -214,6 +215,56 @@ def test_a_peer_whose_state_lies_otherwise_is_refused_by_name(
     asyncio.run(main())
     assert "kv_layout: peer" in caplog.text
     assert "float32 (head, column, row)" in caplog.text
+
+
+def test_a_peer_without_index_keys_is_refused_by_name(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps the latents of a model whose layers choose by them, and nothing to choose by."""
+    model = write_byte_tokenizer(save_tiny_deepseek_v32(tmp_path_factory.mktemp("worker-deepseek-v32")))
+    expected = alone(model, PROMPT, GREEDY)
+
+    def other(greeting: Greeting) -> Greeting:
+        layout, _, _ = greeting.compatibility["kv_layout"].partition(", index key")
+        assert layout != greeting.compatibility["kv_layout"]
+        return replace(greeting, compatibility={**greeting.compatibility, "kv_layout": layout})
+
+    async def main() -> None:
+        async with pair_of(model) as pair, front_of(pair.prefill, change_greeting=other) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert front.handler.calls == ["greet"]
+            assert await num_fetched(pair) == 0
+            assert await generated(pair.to_decode, call_of(pair, salt="another")) == expected
+            assert await num_fetched(pair) == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+    assert "kv_layout: peer" in caplog.text
+    assert ", index key 24" in caplog.text
+
+
+def test_of_windows_and_states_only_what_is_still_seen_is_sent(hybrid: Path, gemma3: Path) -> None:
+    """By KV group, the first position that a query at 1,000 sees, and the blocks that are leased of a prompt of twelve:
+    all where every token is kept, those of the last window, and the one state.
+    """
+
+    async def blocks_of(path: Path) -> list[tuple[int, int]]:
+        found: dict[int, list[int]] = {}
+        async with pair_of(path, prefill={"max_num_batched_tokens": 16}) as pair:
+
+            async def note(update: PrefillUpdate) -> Sequence[PrefillUpdate]:
+                for group, blocks in enumerate(update.lease.groups if update.lease else ()):
+                    found.setdefault(group, []).extend(blocks.block_ids)
+                return [update]
+
+            async with front_of(pair.prefill, change=note) as front:
+                assert await generated(pair.to_decode, call_of(pair, front.worker)) == alone(path, PROMPT, GREEDY)
+            layout = await pair.decode.core.engine.call(lambda engine: engine.kv.layout)
+            assert await num_fetched(pair) == len(PROMPT)
+        return [(layout.groups[group].spec.needed(1000), len(set(ids))) for group, ids in sorted(found.items())]
+
+    assert asyncio.run(blocks_of(hybrid)) == [(0, 12), (999, 1)]
+    assert asyncio.run(blocks_of(gemma3)) == [(0, 12), (991, 2), (991, 2)]
 
 
 def test_clients_that_leave_at_random_moments_leave_nothing(hybrid: Path, expected: list[int]) -> None:
