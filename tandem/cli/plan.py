@@ -173,6 +173,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             drafts=planned_drafts(
                 self.speculate,
                 model,
+                path=Path(self.model),
                 weight_bits=self.weight_bits,
                 acceptance=self.acceptance,
                 most=self.num_speculative_tokens,

@@ -26,7 +26,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.activations import multiplied_as
-from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
+from tandem.engine.drafts.choose import FROM_TEXT, name_of_drafter, resolve_drafter
 from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
@@ -142,7 +142,8 @@ def assemble(
     layout = ranked.layout_of(own)
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, links=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
-    drafter = choose_drafter(config, served.carries_mtp)
+    config = resolve_drafter(config, served.offered_head)
+    drafter = name_of_drafter(config)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
         here, parts = 1 if ranks is None else ranks.num_ranks_here, ranked.num_ranks
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
