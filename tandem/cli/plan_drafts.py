@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.architecture.cost import ModelCost
@@ -31,7 +32,7 @@ def planned_drafts(
         num_accelerators: of a worker.
 
     Raises:
-        ConfigurationError: it is no drafter, that of another model, or not served over several accelerators.
+        ConfigurationError: it is no drafter, or that of another model.
         CheckpointError: it cannot be read.
     """
     found = drafter_of(setting)
@@ -44,11 +45,8 @@ def planned_drafts(
         drafter = _drafter(name, directory or "", model, path, weight_bits)
     except TandemError as error:
         raise type(error)(f"speculate={setting!r}: {error}") from error
-    if drafter is not None and drafter.is_head and num_accelerators > 1:
-        raise ConfigurationError(
-            f"speculate={setting!r}: a head is not served over {num_accelerators} accelerators; use ngram, suffix or "
-            "draft=DIR"
-        )
+    if drafter is not None and num_accelerators > 1:  # NOTE: one has the model's output head, of which each has a part
+        drafter = replace(drafter, num_shared_parameters=0)
     return PlannedDrafts(drafter=drafter, acceptance=acceptance, most=most)
 
 

@@ -197,7 +197,7 @@ def assemble(
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
     if speculation is not None and speculation.carrier is not None:
-        engine.draft_states = DraftHandOver(speculation.carrier, kv, pages)
+        engine.draft_states = DraftHandOver(speculation.carrier, kv, pages, partial(_note_drafting, engine))
     return Assembly(engine, arena, model.spec, masks, pages)
 
 
@@ -223,6 +223,12 @@ def _speculation(
         draws=draws,
     )
     return Speculation(drafter, config.num_speculative_tokens)
+
+
+def _note_drafting(engine: Engine, seconds: float) -> None:
+    """Count time of the drafter between two steps: routers are told the cost of prompts with it."""
+    engine.step_log.add(seconds)
+    engine.counters.saved_s -= seconds
 
 
 def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:

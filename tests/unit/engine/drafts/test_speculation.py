@@ -81,7 +81,7 @@ def test_the_estimate_of_the_time_saved_is_what_was_saved(
     disturbance = None if kind is None else Disturbances(1, **KINDS[kind])
     found = simulate(TimedDrafter(answers, acceptance, depth_s), answers, seconds, NUM_STEPS, disturbance=disturbance)
     saved_s = found.num_tokens / num_requests * seconds(num_requests) - found.seconds
-    tolerance_s = 0.005 * found.seconds if kind is None else 0.02 * found.seconds + 0.2 * abs(saved_s)
+    tolerance_s = 0.005 * found.seconds if kind is None else 0.08 * found.seconds + 0.2 * abs(saved_s)
     assert found.saved_s == pytest.approx(saved_s, abs=tolerance_s)
 
 
