@@ -233,8 +233,8 @@ class Roofline:
         return 1000 * flops / (self.hardware.flops * self.assumptions.mfu)
 
     def _prefill_speed(self) -> PrefillSpeed:
-        model, head = self.model, None if self.drafts is None else self.drafts.head
-        head_pair_flops = 0.0 if head is None else head.network.full_pair_flops
+        model, drafter = self.model, None if self.drafts is None else self.drafts.head
+        drafter_pair_flops = 0.0 if drafter is None else drafter.network.full_pair_flops
         attention_flops = model.window_flops + model.token_state_flops
         per_token = 2.0 * model.num_prompt_parameters / self._product_flops + attention_flops / self.flops
         head = 2.0 * model.num_table_parameters / self._product_flops
@@ -242,7 +242,7 @@ class Roofline:
         return PrefillSpeed(
             ms_per_request=self.assumptions.prompt_overhead_ms + self._reduce_latency_ms + head * to_ms,
             ms_per_token=per_token * to_ms + self._reduce_ms_per_token + self._head_ms(1, 0),
-            ms_per_pair=(model.full_pair_flops / self.flops + head_pair_flops / self.hardware.flops) * to_ms,
+            ms_per_pair=(model.full_pair_flops / self.flops + drafter_pair_flops / self.hardware.flops) * to_ms,
         )
 
     def _decode_speed(self) -> DecodeSpeed:
