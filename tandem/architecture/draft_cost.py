@@ -21,7 +21,7 @@ class DrafterCost:
         num_further_parameters: elements that each guess is multiplied by in front of the layers.
         num_unread_parameters: elements that it holds beside those, and of which a guess reads a row.
         num_shared_parameters: elements of `network` that are the served model's: read, and not held once more.
-        is_head: it reads hidden states of the served model, so that several ranks are not served with it.
+        is_head: it reads hidden states of the served model, and computes a row of its state for each token of a prompt.
     """
 
     network: ModelCost
@@ -45,6 +45,12 @@ class DrafterCost:
         """Weights that one guess for each of so many requests reads."""
         further = self.num_further_parameters * self.network.weight_bits / 8
         return self.network.swept_weight_bytes(num_running) + further
+
+    def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
+        """Operations of its rows of a prompt whose first tokens are cached; nothing is guessed behind them."""
+        per_token = 2.0 * (self.network.num_prompt_parameters + self.num_further_parameters)
+        attention = self.network.attention_flops(num_tokens, num_cached_tokens)
+        return per_token * (num_tokens - num_cached_tokens) + attention
 
     def kv_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps."""

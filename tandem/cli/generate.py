@@ -215,7 +215,7 @@ def _drafts(engine: Engine) -> str:
     counters = engine.counters
     if engine.model.drafter is None:
         return ""
-    return f" · drafts: {counters.num_accepted} of {counters.num_drafted} accepted"
+    return f" · drafts: {counters.num_accepted} of {counters.num_drafted} accepted, {counters.saved_s:.2f} s saved"
 
 
 def _milliseconds(seconds: float | None) -> str:

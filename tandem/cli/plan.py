@@ -24,8 +24,10 @@ from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
 from tandem.cli.plan_widths import print_widths, widths_as_json
 from tandem.core.config import MAX_SPECULATIVE_TOKENS
 from tandem.core.errors import ConfigurationError
+from tandem.core.speculate import serves_prompts
 from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.hardware import find_accelerator, find_link
+from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
@@ -168,24 +170,31 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
 
     def _site(self, model: ModelCost, profile: Profile, num_prefill: int, num_decode: int) -> DeploymentSite:
         """With workers of so many accelerators."""
-        decode = replace(
-            self._roofline(model, self.decode_hardware or self.hardware, num_decode),
-            drafts=planned_drafts(
-                self.speculate,
-                model,
-                weight_bits=self.weight_bits,
-                acceptance=self.acceptance,
-                most=self.num_speculative_tokens,
-                num_accelerators=num_decode,
-            ),
-        )
+        prefill = self._roofline(model, self.hardware, num_prefill)
+        decode = self._roofline(model, self.decode_hardware or self.hardware, num_decode)
         return DeploymentSite(
-            prefill=self._roofline(model, self.hardware, num_prefill),
-            decode=decode,
+            prefill=replace(prefill, drafts=self._prefill_drafts(model, num_prefill)),
+            decode=replace(decode, drafts=self._drafts(model, num_decode)),
             link=find_link(self.link),
             profile=profile,
             goals=self._goals(),
         )
+
+    def _drafts(self, model: ModelCost, num_accelerators: int) -> PlannedDrafts | None:
+        return planned_drafts(
+            self.speculate,
+            model,
+            path=Path(self.model),
+            weight_bits=self.weight_bits,
+            acceptance=self.acceptance,
+            most=self.num_speculative_tokens,
+            num_accelerators=num_accelerators,
+        )
+
+    def _prefill_drafts(self, model: ModelCost, num_accelerators: int) -> PlannedDrafts | None:
+        """Those for which prefill workers compute the state of a head; None = they have no head, as with "auto"."""
+        drafts = self._drafts(model, num_accelerators) if serves_prompts(self.speculate) else None
+        return None if drafts is None or drafts.head is None else drafts
 
     def _roofline(self, model: ModelCost, hardware: str, num_accelerators: int) -> Roofline:
         assumptions = Assumptions(

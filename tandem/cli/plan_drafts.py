@@ -1,28 +1,38 @@
 """Drafts of `tandem plan`: what `--speculate` names, as costs. Of a head's directory, names of tensors are read too."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.architecture.cost import ModelCost
 from tandem.architecture.draft_cost import DrafterCost, eagle3_cost, mtp_cost
-from tandem.architecture.families.eagle3 import LAYER
+from tandem.architecture.families.eagle3 import DIRECTORIES, LAYER
 from tandem.cli.model_cost import BITS, config_of, named_model
-from tandem.core.errors import ConfigurationError, TandemError
+from tandem.core.errors import CheckpointError, ConfigurationError, TandemError
 from tandem.core.speculate import AUTO, DRAFT, EAGLE, MTP, OFF, SETTINGS, drafter_of
 from tandem.planning.planned_drafts import PlannedDrafts
 
 
 def planned_drafts(
-    setting: str, model: ModelCost, *, weight_bits: int | None, acceptance: float, most: int, num_accelerators: int
+    setting: str,
+    model: ModelCost,
+    *,
+    path: Path,
+    weight_bits: int | None,
+    acceptance: float,
+    most: int,
+    num_accelerators: int,
 ) -> PlannedDrafts | None:
     """The drafts of workers with `--speculate` = `setting`; None = none.
 
     Args:
+        path: of the model, where it is a directory.
         weight_bits: of a draft model or head; None = as its checkpoint has them.
         num_accelerators: of a worker.
 
     Raises:
-        ConfigurationError: it is no drafter, that of another model, or not served over several accelerators.
+        ConfigurationError: it is no drafter, or that of another model.
         CheckpointError: it cannot be read.
     """
     found = drafter_of(setting)
@@ -32,26 +42,36 @@ def planned_drafts(
     if name == OFF:
         return None
     try:
-        drafter = _drafter(name, directory or "", model, weight_bits)
+        drafter = _drafter(name, directory or "", model, path, weight_bits)
     except TandemError as error:
         raise type(error)(f"speculate={setting!r}: {error}") from error
-    if drafter is not None and drafter.is_head and num_accelerators > 1:
-        raise ConfigurationError(
-            f"speculate={setting!r}: a head is not served over {num_accelerators} accelerators; use ngram, suffix or "
-            "draft=DIR"
-        )
+    if drafter is not None and num_accelerators > 1:  # NOTE: one has the model's output head, of which each has a part
+        drafter = replace(drafter, num_shared_parameters=0)
     return PlannedDrafts(drafter=drafter, acceptance=acceptance, most=most)
 
 
-def _drafter(name: str, directory: str, model: ModelCost, weight_bits: int | None) -> DrafterCost | None:
-    """NOTE: of `auto` the configuration promises what the worker looks for among the weights."""
+def _drafter(name: str, directory: str, model: ModelCost, path: Path, weight_bits: int | None) -> DrafterCost | None:
+    """NOTE: of `auto` the configuration promises the module that the worker looks for among the weights."""
     if name == DRAFT:
         return DrafterCost(named_model(directory, weight_bits, int(model.kv_bits)))
     if name == EAGLE:
-        config = config_of(directory)
-        return eagle3_cost(config, _names(directory, config, model), directory, model, weight_bits=weight_bits or BITS)
+        return _eagle(directory, model, weight_bits)
     if name == MTP or (name == AUTO and len(model.model.next_layers) == 1):
         return mtp_cost(model)
+    return _eagle_beside(path, model, weight_bits) if name == AUTO else None
+
+
+def _eagle(directory: str, model: ModelCost, weight_bits: int | None) -> DrafterCost:
+    config = config_of(directory)
+    return eagle3_cost(config, _names(directory, config, model), directory, model, weight_bits=weight_bits or BITS)
+
+
+def _eagle_beside(path: Path, model: ModelCost, weight_bits: int | None) -> DrafterCost | None:
+    """The head that a worker finds beside a model's directory; one that does not fit is passed over."""
+    for directory in (path.expanduser() / name for name in DIRECTORIES):
+        if (directory / "config.json").is_file():
+            with suppress(CheckpointError):
+                return _eagle(str(directory), model, weight_bits)
     return None
 
 

@@ -26,7 +26,7 @@ def study_as_json(study: Study) -> Mapping[str, Any]:
         "assumptions": asdict(site.prefill.assumptions),
         "link": asdict(site.link),
         "workers": {"prefill": _worker(site.prefill, study.prefill), "decode": _worker(site.decode, study.decode)},
-        "drafts": _drafts(site.decode, site.profile.mean_context),
+        "drafts": _drafts(site.decode, site.profile.mean_context, is_at_prefill=site.prefill.drafts is not None),
         "hand_off": asdict(study.hand_off),
         "fits": study.fits,
         "rates": [
@@ -54,8 +54,10 @@ def _model(model: ModelCost) -> dict[str, Any]:
     }
 
 
-def _drafts(roofline: Roofline, context_tokens: float) -> dict[str, Any] | None:
-    """Drafts of a decode worker; None = it has none. `guess_ms`: of one request, with the mean context."""
+def _drafts(roofline: Roofline, context_tokens: float, *, is_at_prefill: bool) -> dict[str, Any] | None:
+    """Drafts of a decode worker; None = it has none. `guess_ms`: of one request, with the mean context. `at_prefill`:
+    whether prefill workers have the drafter too.
+    """
     drafts = roofline.drafts
     if drafts is None:
         return None
@@ -67,6 +69,7 @@ def _drafts(roofline: Roofline, context_tokens: float) -> dict[str, Any] | None:
         "weight_bytes": drafts.weight_bytes,
         "kv_bytes_per_token": 0.0 if drafter is None else drafter.network.kv_bytes_per_token,
         "guess_ms": roofline.guess_ms(1, context_tokens),
+        "at_prefill": is_at_prefill,
     }
 
 

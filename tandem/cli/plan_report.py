@@ -120,7 +120,8 @@ def _drafts(study: Study) -> str:
     if drafts.drafter is None:
         return f"{line}\n"
     per_token = drafts.drafter.network.kv_bytes_per_token
-    return f"{line}, by {drafts.drafter.network.name}: {_gb(drafts.weight_bytes)}, {per_token / 1e3:.3g} KB per token\n"
+    line += f", by {drafts.drafter.network.name}: {_gb(drafts.weight_bytes)}, {per_token / 1e3:.3g} KB per token"
+    return f"{line}\n" if study.site.prefill.drafts is None else f"{line}, on prefill workers too\n"
 
 
 def _worker_table(study: Study) -> Table:

@@ -13,6 +13,7 @@ class RequestMetrics:
     num_cached_tokens: prompt tokens whose KV was cached at first admission.
     pins: granted pins in the requested order; a pin granted in part has fewer tokens.
     num_drafted, num_accepted: drafts that this worker computed for it, and those of them that became tokens.
+    saved_s: estimate of the seconds that they saved it, in steps of decodes only; less than 0 where they cost more.
     """
 
     arrival_s: float
@@ -26,6 +27,7 @@ class RequestMetrics:
     pins: tuple[Pin, ...] = ()
     num_drafted: int = 0
     num_accepted: int = 0
+    saved_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -59,6 +59,7 @@ class Choice:
             pins=self.request.granted_pins,
             num_drafted=self.request.num_drafted,
             num_accepted=self.request.num_accepted,
+            saved_s=self.request.saved_s,
         )
 
     def output(self, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None) -> RequestOutput:

@@ -5,7 +5,6 @@ One synchronous thread owns an engine. It holds no module-level state, so severa
 
 import random
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from tandem.engine.choice import Choice
 from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.executor import Executor
 from tandem.engine.identity import ModelIdentity
-from tandem.engine.load import EngineLoad, StepStats, load_of, stats_of
+from tandem.engine.load import EngineLoad, StepLog, StepStats, load_of, stats_of
 from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextStream
 from tandem.engine.validation import (
@@ -41,8 +40,6 @@ from tandem.scheduler.request import WHOLE, Handoff, Request
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
-
-MAX_STEP_STATS = 256
 
 
 class Engine:
@@ -63,6 +60,7 @@ class Engine:
     `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
     `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     `draft_states` moves states of the drafter between workers; None = it has none to move.
+    `step_log` has the cost of the latest steps.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Engine:
         self._choices: dict[str, Choice] = {}
         self._children: dict[str, list[str]] = {}
         self._num_numbered = 0
-        self._step_stats: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
         self._on_close = on_close
         self._on_ranks_lost = on_ranks_lost
         self.tokenizer = tokenizer
@@ -96,6 +93,7 @@ class Engine:
         self.borrowed_s: Callable[[], float] = lambda: 0.0
         self.on_kv_event: Callable[[KVEvent], None] | None = None
         self.draft_states: DraftHandOver | None = None
+        self.step_log = StepLog()
         self.is_stalled = False
 
     @property
@@ -233,7 +231,7 @@ class Engine:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
         now_s = self._clock.now_s()
         duration_s = now_s + self.borrowed_s() - started_s
-        self._step_stats.append(replace(stats, num_accepted=result.num_accepted, duration_s=duration_s))
+        self.step_log.note(replace(stats, num_accepted=result.num_accepted, duration_s=duration_s))
         self._scheduler.update(
             step, result, lambda request, token: outputs.append(self._take_token(request, token, now_s))
         )
@@ -263,10 +261,8 @@ class Engine:
         return load_of(self._scheduler.requests, self._kv)
 
     def take_step_stats(self) -> list[StepStats]:
-        """Steps since the last call, the latest `MAX_STEP_STATS` of them."""
-        stats = list(self._step_stats)
-        self._step_stats.clear()
-        return stats
+        """See `StepLog.take`."""
+        return self.step_log.take()
 
     def check(self) -> None:
         """Prove that every block, request and choice is accounted for.

@@ -1,12 +1,15 @@
 """An engine's load and the cost of its steps, which routers use to place requests."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.usage import HeldState, KVCacheUsage
 from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
+
+MAX_STEP_STATS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,29 @@ class StepStats:
     def token_s(self) -> float:
         """Seconds for one token of every decode, of a step that only decoded; drafts may have brought more than one."""
         return self.duration_s * self.num_decodes / (self.num_decodes + self.num_accepted)
+
+
+class StepLog:
+    """The latest `MAX_STEP_STATS` steps that nobody has taken. Used by the thread that steps."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
+
+    def note(self, stats: StepStats) -> None:
+        """Record a step."""
+        self._steps.append(stats)
+
+    def add(self, seconds: float) -> None:
+        """Count time behind the last step as its own, unless it was taken."""
+        if self._steps:
+            last = self._steps[-1]
+            self._steps[-1] = replace(last, duration_s=last.duration_s + seconds)
+
+    def take(self) -> list[StepStats]:
+        """The steps since the last call."""
+        steps = list(self._steps)
+        self._steps.clear()
+        return steps
 
 
 def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:

@@ -26,7 +26,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.activations import multiplied_as
-from tandem.engine.drafts.choose import FROM_TEXT, choose_drafter
+from tandem.engine.drafts.choose import FROM_TEXT, name_of_drafter, resolve_drafter
 from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
 from tandem.engine.drafts.speculation import Speculation
@@ -142,7 +142,8 @@ def assemble(
     layout = ranked.layout_of(own)
     others = partial(load, memory_bytes=memory_bytes - model.weight_bytes, links=None)
     served = TargetModel(model, path, tokenizer, kernels, device, formats_of, config.allow_pickle, others)
-    drafter = choose_drafter(config, served.carries_mtp)
+    config = resolve_drafter(config, served.offered_head)
+    drafter = name_of_drafter(config)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
         here, parts = 1 if ranks is None else ranks.num_ranks_here, ranked.num_ranks
         config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
@@ -196,7 +197,7 @@ def assemble(
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
     if speculation is not None and speculation.carrier is not None:
-        engine.draft_states = DraftHandOver(speculation.carrier, kv, pages)
+        engine.draft_states = DraftHandOver(speculation.carrier, kv, pages, partial(_note_drafting, engine))
     return Assembly(engine, arena, model.spec, masks, pages)
 
 
@@ -222,6 +223,12 @@ def _speculation(
         draws=draws,
     )
     return Speculation(drafter, config.num_speculative_tokens)
+
+
+def _note_drafting(engine: Engine, seconds: float) -> None:
+    """Count time of the drafter between two steps: routers are told the cost of prompts with it."""
+    engine.step_log.add(seconds)
+    engine.counters.saved_s -= seconds
 
 
 def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:

@@ -77,11 +77,12 @@ class ModelRunner:
         if self._speculation is None:
             return ExecutorOutput(sampled, prompt_logprobs)
         self._forward.settle(inputs, [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled])
+        step_s = time.perf_counter() - began_s
         self._speculation.begin(step)
         if states_read is not None:
             self._speculation.observe(step, inputs.first_tokens, states_read.tensor)
-        drafts = self._speculation.drafts(step, sampled, time.perf_counter() - began_s)
-        return ExecutorOutput(sampled, prompt_logprobs, drafts)
+        drafts = self._speculation.drafts(step, sampled, step_s)
+        return ExecutorOutput(sampled, prompt_logprobs, drafts, self._speculation.take_times())
 
     def _states_read(self) -> HiddenStates | None:
         """Those that the drafter asks for; None = none."""

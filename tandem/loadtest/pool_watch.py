@@ -21,7 +21,8 @@ _COUNTS = ("num_running", "num_waiting")
 @dataclass(frozen=True, slots=True)
 class PoolSample:
     """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached; `num_steps`,
-    `num_drafted`, `num_accepted`: decode steps of requests, drafts and accepted drafts since those workers started.
+    `num_drafted`, `num_accepted`, `saved_s`: decode steps of requests, drafts, accepted drafts and the seconds that
+    drafts saved, since those workers started.
     """
 
     at_s: float
@@ -34,15 +35,19 @@ class PoolSample:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    saved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DraftUse:
-    """Drafts of all workers during a test: decode steps of requests, drafts in them, and those accepted."""
+    """Drafts of all workers during a test: decode steps of requests, drafts in them, those accepted, and the seconds
+    that they saved by the workers' estimate, as in `DraftCounts`.
+    """
 
     num_steps: int
     num_drafted: int
     num_accepted: int
+    saved_s: float
 
     @property
     def acceptance(self) -> float:
@@ -108,20 +113,24 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
         num_steps=sum(int(_number(each, "num_steps")) for each in drafts),
         num_drafted=sum(_total(each, "drafted_at") for each in drafts),
         num_accepted=sum(_total(each, "accepted_at") for each in drafts),
+        saved_s=sum(_number(each, "saved_s") for each in drafts),
     )
 
 
 def draft_use(samples: Iterable[PoolSample]) -> DraftUse | None:
-    """Drafts between the first and last sample; None without any. A count that falls, as workers left, adds nothing."""
+    """Drafts between the first and last sample; None without any. Counts that fall, as workers left, add nothing."""
     last: dict[str, PoolSample] = {}
     num_steps = num_drafted = num_accepted = 0
+    saved_s = 0.0
     for sample in samples:
         before = last.get(sample.role, sample)
         num_steps += max(0, sample.num_steps - before.num_steps)
         num_drafted += max(0, sample.num_drafted - before.num_drafted)
         num_accepted += max(0, sample.num_accepted - before.num_accepted)
+        if sample.num_steps >= before.num_steps:
+            saved_s += sample.saved_s - before.saved_s
         last[sample.role] = sample
-    return DraftUse(num_steps, num_drafted, num_accepted) if num_drafted else None
+    return DraftUse(num_steps, num_drafted, num_accepted, saved_s) if num_drafted else None
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:

@@ -118,7 +118,8 @@ def _summary(result: LoadResult) -> Iterator[str]:
     if result.drafts is not None:
         yield (
             f"drafts: {result.drafts.num_accepted} of {result.drafts.num_drafted} accepted "
-            f"({result.drafts.acceptance:.0%}), {result.drafts.tokens_per_step:.2f} tokens per decode step"
+            f"({result.drafts.acceptance:.0%}), {result.drafts.tokens_per_step:.2f} tokens per decode step, "
+            f"{result.drafts.saved_s:.1f} s of the workers' time saved"
         )
 
 

@@ -35,6 +35,11 @@ class PlannedDrafts:
         """State that the drafter keeps of a context of so many tokens."""
         return 0.0 if self.drafter is None else self.drafter.kv_bytes(num_tokens)
 
+    @property
+    def head(self) -> DrafterCost | None:
+        """The drafter, if it is a head, which computes prompts; None = it is none."""
+        return self.drafter if self.drafter is not None and self.drafter.is_head else None
+
     def tokens(self, num_drafts: int) -> float:
         """Mean number of tokens that a step with so many drafts brings a request: 1 + a + a² + …
 

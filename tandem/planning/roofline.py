@@ -68,7 +68,8 @@ class HandOffEstimate:
 class Roofline:
     """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node.
 
-    `drafts`: how it drafts; None = not at all. One of the accelerators holds a draft model, whole.
+    `drafts`: how it drafts, or of a prefill worker, for whom; None = not at all. One of the accelerators holds a draft
+    model or head, whole.
     """
 
     model: ModelCost
@@ -112,7 +113,8 @@ class Roofline:
         compute_s = (products / self._product_flops + attention / self.flops) / self.assumptions.mfu
         memory_s = self.prefill_bytes(num_tokens, num_cached_tokens) / self._reached_bytes_per_s
         reduce_ms = missing * self._reduce_ms_per_token + self._reduce_latency_ms
-        return self.assumptions.prompt_overhead_ms + 1000 * max(compute_s, memory_s) + reduce_ms
+        head_ms = self._head_ms(num_tokens, num_cached_tokens)
+        return self.assumptions.prompt_overhead_ms + 1000 * max(compute_s, memory_s) + reduce_ms + head_ms
 
     def step_flops(self, num_running: float, context_tokens: float) -> float:
         """FLOPs of one decode step of `num_running` requests with `context_tokens` each."""
@@ -198,9 +200,12 @@ class Roofline:
         """Transfer of one prompt's KV over `link` to a worker that holds none of it, overlapped with prefill by chunks.
 
         Blocks cached by the prefill worker are sent from the start. The time left when prefill ends is exposed: that of
-        the last chunk and constant states, which follow the last token, or more if the link is slower than prefill.
+        the last chunk and of what follows the last token, constant states and a head's rows, or more if the link is
+        slower than prefill.
         """
-        num_bytes, constant_bytes = self.model.kv_bytes(num_tokens), self.model.kv_bytes_per_request
+        head_bytes = 0.0 if self.drafts is None else self.drafts.kv_bytes(num_tokens)
+        num_bytes = self.model.kv_bytes(num_tokens) + head_bytes
+        constant_bytes = self.model.kv_bytes_per_request + head_bytes
         ms = link.latency_ms + 1000 * num_bytes / link.usable_bytes_per_s
         last_tokens = min(chunk_tokens, num_tokens - num_cached_tokens)
         last_bytes = constant_bytes + (num_bytes - constant_bytes) * last_tokens / num_tokens
@@ -221,16 +226,23 @@ class Roofline:
         """
         return Speed(self._prefill_speed(), self._decode_speed())
 
+    def _head_ms(self, num_tokens: float, num_cached_tokens: float) -> float:
+        """Time of a head for its rows of a prompt. Other drafters compute none here."""
+        head = None if self.drafts is None else self.drafts.head
+        flops = 0.0 if head is None else head.prompt_flops(num_tokens, num_cached_tokens)
+        return 1000 * flops / (self.hardware.flops * self.assumptions.mfu)
+
     def _prefill_speed(self) -> PrefillSpeed:
-        model = self.model
+        model, drafter = self.model, None if self.drafts is None else self.drafts.head
+        drafter_pair_flops = 0.0 if drafter is None else drafter.network.full_pair_flops
         attention_flops = model.window_flops + model.token_state_flops
         per_token = 2.0 * model.num_prompt_parameters / self._product_flops + attention_flops / self.flops
         head = 2.0 * model.num_table_parameters / self._product_flops
         to_ms = 1000 / self.assumptions.mfu
         return PrefillSpeed(
             ms_per_request=self.assumptions.prompt_overhead_ms + self._reduce_latency_ms + head * to_ms,
-            ms_per_token=per_token * to_ms + self._reduce_ms_per_token,
-            ms_per_pair=model.full_pair_flops / self.flops * to_ms,
+            ms_per_token=per_token * to_ms + self._reduce_ms_per_token + self._head_ms(1, 0),
+            ms_per_pair=(model.full_pair_flops / self.flops + drafter_pair_flops / self.hardware.flops) * to_ms,
         )
 
     def _decode_speed(self) -> DecodeSpeed:

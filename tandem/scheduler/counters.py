@@ -9,7 +9,7 @@ from tandem.core.draft_counts import DraftCounts
 class SchedulerCounters:
     """Totals since start.
 
-    num_decode_steps, drafted_at, accepted_at: as in `DraftCounts`. read_bytes: of state, by decode steps.
+    num_decode_steps, drafted_at, accepted_at, saved_s: as in `DraftCounts`. read_bytes: of state, by decode steps.
     """
 
     num_preemptions: int = 0
@@ -20,10 +20,11 @@ class SchedulerCounters:
     num_decode_steps: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    saved_s: float = 0.0
 
     @property
     def drafts(self) -> DraftCounts:
-        return DraftCounts(self.num_decode_steps, tuple(self.drafted_at), tuple(self.accepted_at))
+        return DraftCounts(self.num_decode_steps, tuple(self.drafted_at), tuple(self.accepted_at), self.saved_s)
 
     @property
     def num_drafted(self) -> int:

@@ -128,6 +128,25 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """What drafts did to a step's time, in seconds.
+
+    drafter_s: the drafter's own.
+    plain_s: what such a step takes without drafts; None = it had none, or that is not known.
+    step_s: what it takes with them, the drafter's time not counted.
+    """
+
+    drafter_s: float = 0.0
+    plain_s: float | None = None
+    step_s: float = 0.0
+
+    def saved_s(self, num_tokens: float) -> float:
+        """Time that a request was spared which got so many tokens; less than 0 where it was lost."""
+        spared_s = 0.0 if self.plain_s is None else num_tokens * self.plain_s - self.step_s
+        return spared_s - self.drafter_s
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorOutput:
     """Results of a step.
 
@@ -136,11 +155,13 @@ class ExecutorOutput:
             sampled tokens like any others, and one more.
         prompt_logprobs: where requested, of the prompt positions that this step computed, in order.
         drafts: guesses of the tokens after those sampled, by request. They need not be right.
+        draft_times: what drafting took and brought.
     """
 
     sampled: Mapping[str, Sequence[SampledToken]]
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]]
     drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    draft_times: DraftTimes = DraftTimes()
 
     @property
     def num_accepted(self) -> int:

@@ -88,6 +88,7 @@ class Request:
     num_preemptions: int = field(init=False, default=0)
     num_drafted: int = field(init=False, default=0)
     num_accepted: int = field(init=False, default=0)
+    saved_s: float = field(init=False, default=0.0)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
     draft_token_ids: Sequence[int] = field(init=False, default=())

@@ -200,6 +200,7 @@ class Scheduler:
         on_token: called after each token, which may end its request: the tokens after that one are dropped.
         """
         ended = []
+        self._drafting.note_step(result)
         for item in output.scheduled:
             request = self._requests.get(item.request_id)
             if request is None or request.state is not RequestState.RUNNING:
@@ -212,7 +213,7 @@ class Scheduler:
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
             assert not request.num_pending_tokens, f"{request.request_id} got a token before its prompt was computed"
-            self._drafting.note_sampled(request, item, len(sampled))
+            self._drafting.note_sampled(request, item, len(sampled), result.draft_times)
             for token in sampled:
                 # NOTE: all tokens of the list have KV here; that of a draft that was right has been computed as well
                 request.num_computed_tokens = request.num_tokens

@@ -7,7 +7,7 @@ are 0 and every step brings one token.
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from tandem.core.draft_counts import DraftCounts
@@ -16,7 +16,7 @@ _LABELS = ("model_name", "engine")
 
 
 class DraftMetrics(Collector):
-    """Exports `counts`, the latest totals; they must not decrease.
+    """Exports `counts`, the latest totals; none but the time saved may decrease.
 
     Args:
         label_values: of the labels model_name and engine.
@@ -28,7 +28,7 @@ class DraftMetrics(Collector):
         self._label_values = label_values
         self._max_drafts = max_drafts
 
-    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         counts = self.counts
         drafted = _padded(counts.drafted_at, self._max_drafts)
         accepted = _padded(counts.accepted_at, self._max_drafts)
@@ -39,6 +39,10 @@ class DraftMetrics(Collector):
         yield self._by_position(name, "accepted tokens by position of the draft", accepted)
         yield self._by_position("tandem_draft_tokens_per_pos", "drafted tokens by position of the draft", drafted)
         yield self._tokens_per_step(_padded(counts.steps_by_tokens, 1 + self._max_drafts))
+        meaning = "estimated seconds that drafts saved; falls where they cost more"
+        saved = GaugeMetricFamily("tandem_draft_saved_seconds", meaning, labels=_LABELS)
+        saved.add_metric(self._label_values, counts.saved_s or 0.0)
+        yield saved
 
     def _counter(self, name: str, meaning: str, value: int) -> CounterMetricFamily:
         family = CounterMetricFamily(name, meaning, labels=_LABELS)

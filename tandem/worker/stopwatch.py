@@ -91,6 +91,7 @@ class Stopwatch:
             "num_drafted": metrics.num_drafted,
             "num_accepted": metrics.num_accepted,
             "tokens_per_step": round(num_decoded / max(1, num_decoded - metrics.num_accepted), 2),
+            "time_saved_s": metrics.saved_s or 0.0,
         }
 
     def _now_s(self) -> float:

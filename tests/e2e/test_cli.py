@@ -57,7 +57,7 @@ def test_stats_name_what_was_measured(checkpoint: Path) -> None:
     assert "TPOT ms" in result.stderr
     assert "prefix hits: 32 of 80 prompt tokens" in result.stderr
     assert "KV blocks:" in result.stderr
-    assert re.search(r"drafts: \d+ of \d+\s+accepted", result.stderr)
+    assert re.search(r"drafts: \d+ of \d+\s+accepted,\s+-?\d+\.\d+\s+s\s+saved", result.stderr)
 
 
 def test_a_file_is_served_as_one_batch_with_its_own_settings(checkpoint: Path, tmp_path: Path) -> None:

@@ -153,8 +153,10 @@ def test_the_timeline_has_a_lane_for_every_process_and_for_the_transfer(stage: S
         await tab.page.click(".every > summary")
         cells = await tab.texts(".stages td")
         assert "prefill chunk" in "".join(cells)
-        assert {"30 tokens", "35 MB, source prefill-0", "9 accepted, 12 drafted"} <= set(cells)
-        assert "9 of 12 drafted tokens accepted" in await tab.page.inner_text(".figures")
+        assert {"30 tokens", "35 MB, source prefill-0", "9 accepted, 12 drafted, time saved 21 ms"} <= set(cells)
+        figures = await tab.page.inner_text(".figures")
+        assert "9 of 12 drafted tokens accepted" in figures
+        assert "21 ms saved by drafts" in figures
 
     stage.tell(tmp_path, story)
 

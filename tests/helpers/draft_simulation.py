@@ -63,11 +63,14 @@ class TimedDrafter(KnowingDrafter):
 
 @dataclass(slots=True)
 class Simulated:
-    """Lengths of the drafts checked in each step, and the undisturbed time and the tokens of all steps."""
+    """Lengths of the drafts checked in each step, the undisturbed time and the tokens of all steps, and the time that
+    the drafts are estimated to have saved.
+    """
 
     lengths: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
     num_tokens: int = 0
+    saved_s: float = 0.0
 
 
 class Batch:
@@ -120,6 +123,8 @@ class Batch:
             self._speculation.begin(step)
             num_drafts = sum(self.found.lengths[-1])
             self._drafts = self._speculation.drafts(step, sampled, disturbance.seems_s(num_drafts, seconds))
+            num_tokens = sum(map(len, sampled.values())) / len(sampled)
+            self.found.saved_s += self._speculation.take_times().saved_s(num_tokens)
         for name in [name for name, at in self._positions.items() if at >= len(self._answers[self._prompts[name]])]:
             del self._positions[name], self._prompts[name]
             self._released.append(name)

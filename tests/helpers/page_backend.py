@@ -52,12 +52,13 @@ class SayingWorker(FakeWorker):
 
     def _timeline(self, now_s: float) -> tuple[Stage, ...]:
         """Of a prompt that another worker computed."""
+        drafted = {"num_drafted": 12, "num_accepted": 9, "time_saved_s": 0.021}
         return (
             Stage("queue", "prefill-0", now_s - 0.020, 0.002),
             Stage("prefill chunk", "prefill-0", now_s - 0.018, 0.010, {"num_tokens": 30}),
             Stage("first token", "prefill-0", now_s - 0.008, 0.0),
             Stage("transfer", self.worker_id, now_s - 0.008, 0.003, {"source": "prefill-0", "num_bytes": 34_600_000}),
-            Stage("decode", self.worker_id, now_s - 0.005, 0.005, {"num_drafted": 12, "num_accepted": 9}),
+            Stage("decode", self.worker_id, now_s - 0.005, 0.005, drafted),
         )
 
 

@@ -16,6 +16,8 @@ from tandem.architecture.tensors import LinearSpec, ShardAxis, TensorSpec
 from tandem.core.errors import UnsupportedCheckpointError
 
 LAYER = "midlayer"
+DIRECTORIES = ("eagle3", "eagle")
+"""Where a head lies beside the model's checkpoint, inside its directory; the first is looked into first."""
 _OTHER_LAYER = "layers.0"
 _UNUSED = ("t2d",)  # marks the model's tokens that the head has; the offsets say the same
 _DEFAULTS = base.Defaults(max_positions=2048)

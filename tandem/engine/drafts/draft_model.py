@@ -79,8 +79,8 @@ def load_draft_model(config: EngineConfig, tokenizer: Tokenizer, load: Callable[
             state that cannot be rewound.
     """
     found = drafter_of(config.speculate)
-    assert found is not None, "choose_drafter refuses other settings"
-    assert found[1], "choose_drafter refuses drafters that lack their directory"
+    assert found is not None, "EngineConfig refuses other settings"
+    assert found[1], "EngineConfig refuses drafters that lack their directory"
     try:
         path = resolve_model_path(found[1], allow_pickle=config.allow_pickle)
         _require_same_vocabulary(tokenizer, Tokenizer.load(path))

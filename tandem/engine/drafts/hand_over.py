@@ -4,6 +4,7 @@ On its way the state is bytes in pages of the model's pool, so that it is leased
 of KV are. Neither side needs it: where there is no room, or the drafters differ, the decoding one starts cold.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,12 +33,16 @@ class DraftHandOver:
         carrier: the drafter.
         kv: accounts of the model's pool.
         pages: its memory.
+        on_spent: told the seconds of each state that was put into pages, which steps do not count.
     """
 
-    def __init__(self, carrier: StateCarrier, kv: KVCacheManager, pages: RankedPages) -> None:
+    def __init__(
+        self, carrier: StateCarrier, kv: KVCacheManager, pages: RankedPages, on_spent: Callable[[float], None]
+    ) -> None:
         self.carrier = carrier
         self._kv = kv
         self._pages = pages
+        self._on_spent = on_spent
         self._lent: dict[str, Future[LentDraftState | None]] = {}
 
     @property
@@ -77,8 +82,10 @@ class DraftHandOver:
         lent: LentDraftState | None = None
         try:
             if is_engine_running:
+                began_s = time.perf_counter()
                 with current_device(self._pages.pages.device):
                     lent = self._stored(request_id, lease_id)
+                self._on_spent(time.perf_counter() - began_s)
         finally:  # NOTE: an error here ends the engine; who waits for the state must not wait for ever
             future.set_result(lent)
 

@@ -19,7 +19,7 @@ from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.heads import DraftingHead, load_head
 from tandem.kvcache.spec import KVLayout
 from tandem.models.heads.base import LoadedHead
-from tandem.models.heads.load import carries_mtp, load_eagle3, load_mtp
+from tandem.models.heads.load import carries_mtp, find_eagle3, load_eagle3, load_mtp
 from tandem.models.loader import LoadedModel, resolve_model_path
 from tandem.text.tokenizer import Tokenizer
 
@@ -37,9 +37,16 @@ class TargetModel:
     allow_pickle: bool
     load: Callable[[str], LoadedModel]
 
-    def carries_mtp(self) -> bool:
-        """Whether its checkpoint has a module for multi-token prediction."""
-        return carries_mtp(self.path, self.model, allow_pickle=self.allow_pickle)
+    def offered_head(self) -> str | None:
+        """The value of `speculate` for the head that its checkpoint offers: its own module for multi-token prediction,
+        else an EAGLE-3 head beside it. None = it offers none, or none is served since this process has not all layers.
+        """
+        if self.model.spec.span is not None:
+            return None
+        if carries_mtp(self.path, self.model, allow_pickle=self.allow_pickle):
+            return MTP
+        directory = find_eagle3(self.path, self.model, allow_pickle=self.allow_pickle)
+        return None if directory is None else f"{EAGLE}={directory}"
 
 
 class DraftingNetwork(Protocol):
@@ -89,7 +96,7 @@ def _load_draft_model(config: EngineConfig, served: TargetModel) -> DraftingNetw
 
 def _load_eagle(config: EngineConfig, served: TargetModel) -> DraftingHead:
     _, directory = drafter_of(config.speculate) or ("", None)
-    assert directory, "choose_drafter refuses other settings"
+    assert directory, "EngineConfig refuses other settings"
 
     def load() -> LoadedHead:
         path = resolve_model_path(directory, allow_pickle=config.allow_pickle)

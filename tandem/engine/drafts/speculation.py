@@ -7,7 +7,7 @@ that has become better is noticed without checking.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isinf
 
 import torch
@@ -18,7 +18,7 @@ from tandem.engine.drafts.drafter import Drafter, StateCarrier, StateReader
 from tandem.engine.drafts.lengths import Guess, choose_lengths
 from tandem.engine.drafts.pace import Pace
 from tandem.engine.drafts.step_times import NUM_SURE, PlainTimes, StepTimes
-from tandem.scheduler.output import SampledToken, SchedulerOutput
+from tandem.scheduler.output import DraftTimes, SampledToken, SchedulerOutput
 
 DEFAULT_MAX_DRAFTS = 7
 _FIRST_ACCEPTANCE = 0.6
@@ -67,6 +67,7 @@ class Speculation:
         self._pause, self._num_paused = _FIRST_PAUSE, 0
         self._acceptance = _FIRST_ACCEPTANCE
         self._followed: dict[str, _Followed] = {}
+        self._times = DraftTimes()  # of the present step
 
     def _measure_anew(self) -> None:
         """Forget all times."""
@@ -90,10 +91,11 @@ class Speculation:
         assert self._reader is not None
         began_s = self._now_s()
         self._reader.observe(step, first_tokens, states)
-        self._note_cost((self._now_s() - began_s) / self._pace.factor, len(step.scheduled))
+        self._note_cost(self._spent_s(began_s) / self._pace.factor, len(step.scheduled))
 
     def begin(self, step: SchedulerOutput) -> None:
         """Forget and follow the requests that a step releases and describes."""
+        began_s = self._now_s()
         for request_id in step.released:
             if self._followed.pop(request_id, None) is not None:
                 self._drafter.end(request_id)
@@ -101,13 +103,21 @@ class Speculation:
             if request.params.speculate != OFF:
                 self._followed[request.request_id] = _Followed()
                 self._drafter.begin(request)
+        self._spent_s(began_s)
+
+    def take_times(self) -> DraftTimes:
+        """What drafts did to the time of the step that was the last one `drafts` heard of."""
+        times, self._times = self._times, DraftTimes()
+        return times
 
     def drafts(
         self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float
     ) -> Mapping[str, Sequence[int]]:
         """Guesses to check in the next step, after one that took `seconds` and chose `sampled`."""
         self._note_step(step, sampled, seconds)
+        began_s = self._now_s()
         candidates = self._take(sampled)
+        self._spent_s(began_s)
         if not candidates:
             return {}
         if not self._adapts:
@@ -134,12 +144,23 @@ class Speculation:
         if is_decode and num_drafts:
             self._plain_times.pass_step(num_requests)
             self._note_checking(step.num_tokens, num_requests, sum(map(len, sampled.values())), seconds)
+            self._note_times(step.num_tokens, num_requests, seconds)
             return
         self._checking_times.pass_step()
         if is_decode:
             self._plain_times.note(num_requests, self._at_pace(seconds, self._plain_times.seconds(num_requests)))
         else:
             self._plain_times.pass_step(num_requests)
+
+    def _note_times(self, num_rows: int, num_requests: int, seconds: float) -> None:
+        """Compare a step with drafts with one without, by what either usually takes at the present pace."""
+        plain_s = self._plain_times.seconds(num_requests)
+        if isinf(plain_s):
+            return
+        is_sure = self._checking_times.count(num_rows) >= NUM_SURE
+        usual_s = self._checking_times.measured(num_rows) if is_sure else None
+        step_s = seconds if usual_s is None else usual_s * self._pace.factor
+        self._times = replace(self._times, plain_s=plain_s * self._pace.factor, step_s=step_s)
 
     def _at_pace(self, seconds: float, usual_s: float) -> float:
         """What a step would have taken at the usual pace."""
@@ -201,7 +222,7 @@ class Speculation:
             return {}
         began_s = self._now_s()
         guesses = self._drafter.draft(limits)
-        seconds = (self._now_s() - began_s) / self._pace.factor
+        seconds = self._spent_s(began_s) / self._pace.factor
         depth = max(map(len, guesses.values()), default=0)
         usual_s = 0.0
         if depth:
@@ -211,6 +232,12 @@ class Speculation:
         for request_id, guess in guesses.items():
             self._followed[request_id].guess = guess
         return guesses
+
+    def _spent_s(self, began_s: float) -> float:
+        """Seconds that the drafter has taken since then; they are its own of this step."""
+        seconds = self._now_s() - began_s
+        self._times = replace(self._times, drafter_s=self._times.drafter_s + seconds)
+        return seconds
 
     def _note_cost(self, seconds: float, num_requests: int, usual_s: float = 0.0) -> None:
         """Record time of the drafter's own."""

@@ -1,5 +1,6 @@
 """Loads a head beside a model, or refuses it by name."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tandem.architecture.registry import find_family
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
-from tandem.core.errors import ConfigurationError
+from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.fingerprint import fingerprint_beside
 from tandem.models.heads.base import LoadedHead
@@ -25,6 +26,8 @@ from tandem.models.heads.mtp import MtpHead
 from tandem.models.load_plan import LoadingPlan
 from tandem.models.loader import LoadedModel
 from tandem.models.weights import load_parameters, match_plan, stored_names, stored_tensors
+
+_log = logging.getLogger(__name__)
 
 _SHARED = re.compile(r".*\.(embed_tokens|shared_head\.head)\.\w+")  # the model's own, of floats or codes
 
@@ -95,6 +98,23 @@ def _load_whole_head(
     sources = match_plan(checkpoint, plan, formats, own)
     parameters = load_parameters(checkpoint, plan, sources, part.dtype, device)
     return parameters.weights[weight.name], plan.num_bytes(part.dtype)
+
+
+def find_eagle3(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> Path | None:
+    """Directory of an EAGLE-3 head for `model` beside its checkpoint at `path`, see `eagle3.DIRECTORIES`; None = there
+    is none. One whose description does not fit is passed over with a warning. Of its weights only names are read.
+    """
+    for directory in (path / name for name in eagle3.DIRECTORIES):
+        if not (directory / "config.json").is_file():
+            continue
+        try:
+            names = stored_names(open_checkpoint(directory, allow_pickle=allow_pickle), eagle3.parameter_name)
+            eagle3.read_eagle3(read_config(directory), model.spec, names)
+        except CheckpointError as error:
+            _log.warning("speculate='auto' passes over the head in %s: %s", directory, error)
+        else:
+            return directory
+    return None
 
 
 def load_eagle3(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,9 @@ CASES: dict[str, Callable[[Path], tuple[Path, str]]] = {
 
 def planned(model: Path, setting: str, num_accelerators: int = 1) -> PlannedDrafts:
     cost = named_model(str(model), BITS, BITS)
-    found = planned_drafts(setting, cost, weight_bits=BITS, acceptance=0.6, most=3, num_accelerators=num_accelerators)
+    found = planned_drafts(
+        setting, cost, path=model, weight_bits=BITS, acceptance=0.6, most=3, num_accelerators=num_accelerators
+    )
     assert found is not None
     return found
 
@@ -87,14 +90,64 @@ def test_memory_is_what_the_engine_holds(tmp_path: Path, name: str) -> None:
 
 def test_what_an_engine_would_refuse_is_refused(tmp_path: Path) -> None:
     llama, head = eagle_case(tmp_path, hidden_size=48)
-    for setting, num_accelerators, message in (
-        ("draft", 1, "speculate='draft' is no drafter"),
-        ("mtp", 1, "speculate='mtp': the configuration of model has no module"),
-        (head, 1, "hidden_size=48, and the model's hidden size is 64"),
-        (f"eagle={save_eagle3(tmp_path / 'good', llama)}", 2, "a head is not served over 2 accelerators"),
+    for setting, message in (
+        ("draft", "speculate='draft' is no drafter"),
+        ("mtp", "speculate='mtp': the configuration of model has no module"),
+        (head, "hidden_size=48, and the model's hidden size is 64"),
     ):
         with pytest.raises(TandemError, match=message):
-            planned(llama, setting, num_accelerators)
+            planned(llama, setting)
+
+
+def test_the_leader_of_several_has_the_models_output_head_again(tmp_path: Path) -> None:
+    """Of a module for multi-token prediction. A head that has its own costs as much on one accelerator."""
+    model, setting = mtp_case(tmp_path / "mtp")
+    table_bytes = named_model(str(model), BITS, BITS).num_table_parameters * BITS / 8
+    assert planned(model, setting, 2).weight_bytes - planned(model, setting).weight_bytes == table_bytes
+    llama, head = eagle_case(tmp_path / "eagle")
+    assert planned(llama, head, 2).weight_bytes == planned(llama, head).weight_bytes
+
+
+def test_auto_plans_the_head_that_a_worker_finds(tmp_path: Path) -> None:
+    model = write_byte_tokenizer(save_tiny_llama(tmp_path, num_hidden_layers=3))
+    assert planned(model, "auto").drafter is None
+    save_eagle3(model / "eagle3", model, hidden_size=48)  # of another model
+    assert planned(model, "auto").drafter is None
+    save_eagle3(model / "eagle", model)
+    assert planned(model, "auto").drafter == planned(model, f"eagle={model / 'eagle'}").drafter
+
+
+def test_a_head_that_is_named_is_billed_where_prompts_are_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Time, memory and what is handed over. `auto` has none there, nor does a drafter from the text."""
+    model = write_byte_tokenizer(save_tiny_llama(tmp_path, num_hidden_layers=3))
+    head = save_eagle3(model / "eagle", model)
+    plan = ["plan", "--model", str(model), "--input-tokens", "100", "--output-tokens", "20"]
+
+    def drafted(setting: str) -> dict[str, Any]:
+        main([*plan, "--json", "--speculate", setting])
+        value: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return value
+
+    off, text, auto, named = map(drafted, ("off", "ngram", "auto", f"eagle={head}"))
+    at_prefill = [each["workers"]["prefill"] for each in (off, text, auto, named)]
+    assert at_prefill[:3] == [at_prefill[0]] * 3
+    assert [each["drafts"] and each["drafts"]["at_prefill"] for each in (off, text, auto, named)] == [
+        None,
+        False,
+        False,
+        True,
+    ]
+    bill, plain = named["drafts"], at_prefill[0]
+    assert auto["drafts"] == bill | {"at_prefill": False}
+    assert plain["kv_memory_bytes"] - at_prefill[3]["kv_memory_bytes"] == pytest.approx(bill["weight_bytes"])
+    assert at_prefill[3]["prefill_ms"] > plain["prefill_ms"]
+    assert at_prefill[3]["speed"]["prefill"]["ms_per_token"] > plain["speed"]["prefill"]["ms_per_token"]
+    moved = named["hand_off"]["num_bytes"] - off["hand_off"]["num_bytes"]
+    assert moved == pytest.approx(100 * bill["kv_bytes_per_token"])
+    main([*plan, "--speculate", f"eagle={head}"])
+    assert "KB per token, on prefill workers too" in capsys.readouterr().out
 
 
 def test_a_plan_tells_what_drafts_take_and_bring(capsys: pytest.CaptureFixture[str]) -> None:

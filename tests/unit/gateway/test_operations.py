@@ -81,9 +81,9 @@ def test_every_process_tells_its_cpu_and_memory_or_that_it_does_not(tmp_path: Pa
 
 def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        cluster.workers[0].drafts = DraftCounts(10, (6, 4), (3, 1))
+        cluster.workers[0].drafts = DraftCounts(10, (6, 4), (3, 1), 0.5)
         *_, drafting, silent = (await client.get("/admin/workers")).json()["workers"]
-        assert drafting["drafts"] == {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1]}
+        assert drafting["drafts"] == {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1], "saved_s": 0.5}
         assert silent["drafts"] is None
 
     tell(tmp_path, story)

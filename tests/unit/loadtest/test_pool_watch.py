@@ -24,20 +24,25 @@ def test_each_role_is_summed_over_those_that_live() -> None:
 
 
 def test_drafts_of_a_role_are_summed() -> None:
-    drafts = {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1]}
-    workers = [{**WORKERS[3], "drafts": drafts}, {**WORKERS[4], "drafts": drafts}, {**WORKERS[3], "drafts": None}]
+    drafts = {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1], "saved_s": 0.25}
+    workers = [
+        {**WORKERS[3], "drafts": drafts},
+        {**WORKERS[4], "drafts": drafts | {"saved_s": None}},
+        {**WORKERS[3], "drafts": None},
+    ]
     (decode,) = pool_samples(json.dumps({"workers": workers}).encode(), 0.0)
-    assert (decode.num_steps, decode.num_drafted, decode.num_accepted) == (20, 20, 8)
+    assert (decode.num_steps, decode.num_drafted, decode.num_accepted, decode.saved_s) == (20, 20, 8, 0.25)
 
 
 def test_drafts_of_a_test_are_those_between_its_samples() -> None:
     """A worker that left takes its counts along, which are no drafts of the test."""
 
-    def sample(at_s: float, num_steps: int, num_drafted: int, num_accepted: int) -> PoolSample:
-        return PoolSample(at_s, "decode", 1, 1, 0, 0, 0.0, num_steps, num_drafted, num_accepted)
+    def sample(at_s: float, num_steps: int, num_drafted: int, num_accepted: int, saved_s: float) -> PoolSample:
+        return PoolSample(at_s, "decode", 1, 1, 0, 0, 0.0, num_steps, num_drafted, num_accepted, saved_s)
 
-    first, second, fewer, last = sample(0, 100, 50, 20), sample(1, 110, 60, 25), sample(2, 5, 2, 1), sample(3, 15, 8, 6)
-    assert draft_use([first, second, fewer, last]) == DraftUse(num_steps=20, num_drafted=16, num_accepted=10)
+    first, second = sample(0, 100, 50, 20, 2.0), sample(1, 110, 60, 25, 2.5)
+    fewer, last = sample(2, 5, 2, 1, 0.5), sample(3, 15, 8, 6, 0.25)
+    assert draft_use([first, second, fewer, last]) == DraftUse(20, 16, 10, saved_s=0.25)
     assert draft_use([first]) is None
 
 

@@ -39,9 +39,9 @@ def test_the_report_names_goodput_refusals_and_latencies() -> None:
 
 
 def test_drafts_are_reported_where_there_were_some() -> None:
-    pools = [PoolSample(n, "decode", 1, 1, 0, 0, 0.0, 100 * n, 50 * n, 40 * n) for n in (1, 3)]
+    pools = [PoolSample(n, "decode", 1, 1, 0, 0, 0.0, 100 * n, 50 * n, 40 * n, 1.25 * n) for n in (1, 3)]
     text = said(result(outcome(0.0), pools=pools))
-    assert "drafts: 80 of 100 accepted (80%), 1.40 tokens per decode step" in text
+    assert "drafts: 80 of 100 accepted (80%), 1.40 tokens per decode step, 2.5 s of the workers' time saved" in text
     assert "drafts:" not in said(result(outcome(0.0)))
 
 

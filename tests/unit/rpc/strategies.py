@@ -126,7 +126,19 @@ PARAMS = PLAIN_PARAMS | GRAMMAR_PARAMS
 LOGPROBS = st.builds(TokenLogprobs, TOKEN, LOGPROB, SMALL, tuples(st.tuples(TOKEN, LOGPROB)))
 PINS = tuples(st.builds(Pin, TOKEN, st.floats(0, MAX_TTL_S, exclude_min=True)))
 METRICS = st.builds(
-    RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT, PINS, COUNT, COUNT
+    RequestMetrics,
+    NUMBER,
+    maybe(NUMBER),
+    maybe(NUMBER),
+    maybe(NUMBER),
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    PINS,
+    COUNT,
+    COUNT,
+    maybe(NUMBER),
 )
 OUTPUT = st.builds(
     RequestOutput,
@@ -195,7 +207,11 @@ STATUS = st.builds(
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
     usage=maybe(USAGE),
-    drafts=maybe(st.builds(DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT))),
+    drafts=maybe(
+        st.builds(
+            DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT), saved_s=maybe(NUMBER)
+        )
+    ),
     ranks=maybe(
         st.builds(
             RankReport,

@@ -6,7 +6,7 @@ from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.kvcache.manager import KVCacheManager
-from tandem.scheduler.output import ExecutorOutput, SampledToken
+from tandem.scheduler.output import DraftTimes, ExecutorOutput, SampledToken
 from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.scheduler import Scheduler
 from tests.helpers.fake_executor import fake_answer
@@ -337,6 +337,24 @@ def test_a_caller_can_end_a_request_at_any_token_of_a_step() -> None:
     assert (ended, taken, request.output_token_ids[1:]) == ([request], [7, 8], [7, 8])
     assert (request.finish_reason, request.stop_reason) == (FinishReason.STOP, "text")
     bench.scheduler.check()
+
+
+def test_time_saved_is_each_requests_own_and_the_mean_of_all() -> None:
+    """A step of 3 s in place of 2 s brought one request three tokens and the other one. The drafter took 0.5 s."""
+    bench = bench_of()
+    decoding(bench, "ab", {"a": [7, 8]})
+    sampled = {"a": [SampledToken(7), SampledToken(8), SampledToken(9)], "b": [SampledToken(5)]}
+    times = DraftTimes(drafter_s=0.5, plain_s=2.0, step_s=3.0)
+    first, second = bench.scheduler.get("a"), bench.scheduler.get("b")
+    assert first is not None
+    assert second is not None
+    bench.scheduler.update(bench.scheduler.schedule(), ExecutorOutput(sampled, {}, draft_times=times))
+    assert (first.saved_s, second.saved_s) == (2.5, -1.5)
+    assert bench.scheduler.counters.drafts.saved_s == 0.5
+
+
+def test_time_saved_of_a_step_without_known_cost_is_the_drafters_loss() -> None:
+    assert DraftTimes(drafter_s=0.5, step_s=3.0).saved_s(4) == -0.5
 
 
 def test_counters_count_prompts_once() -> None:

@@ -261,11 +261,12 @@ def test_drafts_are_counted_by_position_and_tokens_by_step() -> None:
 
     assert by_position("tandem_draft_tokens_per_pos") == [0, 0, 0]
     metrics.observe_drafts(DraftCounts(4, (2, 1), (1, 0)))
-    metrics.observe_drafts(DraftCounts(10, (6, 4), (3, 1)))
+    metrics.observe_drafts(DraftCounts(10, (6, 4), (3, 1), -0.5))
     found = exported(registry)
     totals = {name: found[f"vllm:spec_decode_num_{name}_total", LABELS] for name in ("drafts", "draft_tokens")}
     assert totals == {"drafts": 6, "draft_tokens": 10}
     assert found["vllm:spec_decode_num_accepted_tokens_total", LABELS] == 4
+    assert found["tandem_draft_saved_seconds", LABELS] == -0.5
     assert by_position("vllm:spec_decode_num_accepted_tokens_per_pos") == [3, 1, 0]
     assert by_position("tandem_draft_tokens_per_pos") == [6, 4, 0]
     buckets = [found["tandem_tokens_per_step_bucket", tuple(sorted((*LABELS, ("le", end))))] for end in BUCKET_ENDS]

@@ -114,6 +114,9 @@ def test_status_counts_drafts_and_a_request_has_its_own(llama: Path, monkeypatch
         assert (metrics.num_drafted, metrics.num_accepted) == (drafts.num_drafted, drafts.num_accepted)
         assert drafts.num_steps + drafts.num_accepted == metrics.num_output_tokens - 1
         assert decode.attributes.get("num_drafted", 0) == drafts.num_drafted > 0
+        assert drafts.saved_s is not None
+        assert decode.attributes["time_saved_s"] == metrics.saved_s
+        assert drafts.saved_s < 0  # no step ran without drafts, so what theirs brought is not known
 
     asyncio.run(main())
 

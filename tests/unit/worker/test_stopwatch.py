@@ -48,6 +48,7 @@ def decode_attributes(
         num_preemptions=0,
         num_drafted=num_drafted,
         num_accepted=num_accepted,
+        saved_s=0.25,
     )
     (decode,) = (
         stage for stage in watch.all_stages(RequestOutput("r", 0, (), "", metrics=metrics)) if stage.name == "decode"
@@ -59,6 +60,7 @@ def test_a_decode_with_drafts_has_its_tokens_per_step() -> None:
     """Of 13 tokens the first is the prompt's; 12 came in 4 steps."""
     found = decode_attributes(num_drafted=10, num_accepted=8, num_tokens=13)
     assert (found["num_drafted"], found["num_accepted"], found["tokens_per_step"]) == (10, 8, 3.0)
+    assert found["time_saved_s"] == 0.25
 
 
 def test_a_decode_without_drafts_does_not_name_them() -> None:

@@ -140,11 +140,12 @@ function figures(turn) {
   if (usage.output !== undefined) add(usage.output, usage.thinking ? `output tokens (${usage.thinking} thinking)` : "output tokens");
   const drafts = turn.timeline?.stages.map((stage) => stage.attributes ?? {}).filter((said) => said.num_drafted);
   if (drafts?.length) add(`${sum(drafts, "num_accepted")} of ${sum(drafts, "num_drafted")}`, "drafted tokens accepted");
+  if (drafts?.length) add(milliseconds(1000 * sum(drafts, "time_saved_s")), "saved by drafts");
   if (turn.reason) found.push(el("span", {}, `ended: ${turn.reason}`));
   return el("div", { class: "figures" }, ...found);
 }
 
-const sum = (all, name) => all.reduce((total, each) => total + each[name], 0);
+const sum = (all, name) => all.reduce((total, each) => total + (each[name] ?? 0), 0);
 
 function pretty(text) {
   try {

@@ -73,7 +73,8 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     kv = KVCacheManager(layout, 200, max_chunk_tokens=32)
     num_pages = -(-state.data.numel() // layout.page_bytes)
     assert 1 < num_pages < 200
-    hand_over = DraftHandOver(drafter, kv, RankedPages.of(Arena(layout, 201, torch.device("cpu"))))
+    spent: list[float] = []
+    hand_over = DraftHandOver(drafter, kv, RankedPages.of(Arena(layout, 201, torch.device("cpu"))), spent.append)
     assert hand_over.lent("r") is None
     hand_over.lending("r", "lease")(True)
     ended = hand_over.lent("r")
@@ -106,6 +107,8 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     assert unknown is not None
     assert unknown.result(0) is None
     assert hand_over.lent("unknown") is None
+    assert len(spent) == 4
+    assert min(spent) > 0
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -116,7 +119,7 @@ def test_who_waits_for_a_state_hears_of_an_engine_that_ends(
     state_of(drafter)
     layout = build_layout((KVSpec(1, 4, "float32"),), 8)
     pages = RankedPages.of(Arena(layout, 201, torch.device("cpu")))
-    hand_over = DraftHandOver(drafter, KVCacheManager(layout, 200, max_chunk_tokens=32), pages)
+    hand_over = DraftHandOver(drafter, KVCacheManager(layout, 200, max_chunk_tokens=32), pages, lambda _: None)
 
     def broken(_: str) -> None:
         raise MemoryError("of the drafter")

@@ -71,6 +71,20 @@ def test_nothing_is_slower_than_without_drafts(
     assert speed(found, num_requests, seconds) >= LEAST_SPEED
 
 
+@pytest.mark.parametrize(("num_requests", "acceptance", "row_s", "depth_s"), [*LOSING[:2], (4, 0.7, 0.1, 0.0), *PAYING])
+@pytest.mark.parametrize("kind", [None, "noise"])
+def test_the_estimate_of_the_time_saved_is_what_was_saved(
+    num_requests: int, acceptance: float, row_s: float, depth_s: float, kind: str | None
+) -> None:
+    """What is lost too. Times that vary by a quarter make it less exact."""
+    answers, seconds = answers_of(num_requests), row_cost(row_s)
+    disturbance = None if kind is None else Disturbances(1, **KINDS[kind])
+    found = simulate(TimedDrafter(answers, acceptance, depth_s), answers, seconds, NUM_STEPS, disturbance=disturbance)
+    saved_s = found.num_tokens / num_requests * seconds(num_requests) - found.seconds
+    tolerance_s = 0.005 * found.seconds if kind is None else 0.08 * found.seconds + 0.2 * abs(saved_s)
+    assert found.saved_s == pytest.approx(saved_s, abs=tolerance_s)
+
+
 @pytest.mark.parametrize(("num_requests", "acceptance", "row_s", "depth_s"), PAYING)
 def test_what_pays_gains_most_of_what_the_best_length_would(
     num_requests: int, acceptance: float, row_s: float, depth_s: float
