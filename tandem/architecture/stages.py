@@ -23,18 +23,14 @@ def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
     if min(num_stages, num_contexts) > 1:
         raise ConfigurationError(
             f"cp={num_contexts} with pp={num_stages}: a worker divides prompts or layers yet, not both; give pp=1, and "
-            f"tp where the weights are to be divided, or cp=1"
+            "tp where the weights are to be divided, or cp=1"
         )
-    if width * num_contexts > MAX_RANKS:
-        raise ConfigurationError(
-            f"tp={width} with cp={num_contexts} are {width * num_contexts} ranks, and a worker has at most {MAX_RANKS}; "
-            f"give cp={max(1, MAX_RANKS // width)} or less, or a smaller tp"
-        )
-    if width * num_stages > MAX_RANKS:
-        raise ConfigurationError(
-            f"tp={width} with pp={num_stages} are {width * num_stages} ranks, and a worker has at most {MAX_RANKS}; "
-            f"give pp={max(1, MAX_RANKS // width)} or less, or a smaller tp"
-        )
+    for name, number in (("pp", num_stages), ("cp", num_contexts)):
+        if width * number > MAX_RANKS:
+            raise ConfigurationError(
+                f"tp={width} with {name}={number} are {width * number} ranks, and a worker has at most {MAX_RANKS}; "
+                f"give {name}={max(1, MAX_RANKS // width)} or less, or a smaller tp"
+            )
 
 
 def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:

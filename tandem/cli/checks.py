@@ -48,8 +48,8 @@ def check_widths(
     stages: Mapping[str, int] | None = None,
     contexts: Mapping[str, int] | None = None,
 ) -> None:
-    """Checks that workers of so many ranks a stage or context, so many stages and so many contexts, by role, can share a
-    model that `check_model` accepts, and hand its KV over by that transport. `stages`, `contexts`: None = one each.
+    """Checks that workers of so many ranks a stage or context, and so many of these, by role, can share a model that
+    `check_model` accepts, and hand its KV over by that transport. `stages`, `contexts`: None = one each.
 
     Raises:
         ConfigurationError: the message says why not, and what can be had.

@@ -80,7 +80,7 @@ class InputBuilder:
         self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
     def build(self, step: SchedulerOutput, parts: Sequence[TokenPart] = ()) -> ModelInputs:
-        """The inputs of `step`, which schedules at least one token. `parts`: of these of its tokens only; none = all."""
+        """The inputs of `step`, which schedules at least one token. `parts`: of these of its tokens; none = of all."""
         for request_id in step.released:
             self._forget(request_id)
         rows = np.array([self._update_row(item) for item in step.scheduled], dtype=np.int64)

@@ -114,7 +114,7 @@ def check_backends(links: RankLinks, backends: Backends) -> None:
 
 
 def check_drafter(links: RankLinks, layers_read: Sequence[int], speculate: str) -> None:
-    """Raises `ConfigurationError` for a drafter that reads hidden states of a prompt, most of which other ranks have."""
+    """Raises `ConfigurationError` for a drafter that reads hidden states of prompts, of which other ranks have most."""
     if layers_read and links.num_contexts > 1:
         raise ConfigurationError(
             f"speculate={speculate!r} is not served with cp above 1 yet; use ngram, suffix or draft=DIR, or cp=1"

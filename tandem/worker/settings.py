@@ -128,8 +128,8 @@ class WorkerSettings(EngineSettings, PeerSettings):
             raise ValueError(f"cp={self.cp} with hosts={self.hosts}: contexts share one memory; give cp=1 or hosts=1")
         if self.cp > 1 and self.role is not Role.PREFILL:
             raise ValueError(
-                f"cp={self.cp} for a {self.role} worker: a prompt's tokens are divided, and a decode step has one token "
-                "of each request; give cp to prefill workers, and tp to this one"
+                f"cp={self.cp} for a {self.role} worker: it divides prompts, and a decode step has one token of each "
+                "request; give cp to prefill workers, and tp to this one"
             )
         if self.hosts > 1 and self.ranks_bind is None:
             raise ValueError(f"hosts={self.hosts} needs ranks_bind, where the others join, such as 10.0.0.1:7903")
