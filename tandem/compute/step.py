@@ -80,7 +80,7 @@ class WantedTokens:
 
 
 class LayerTurns(Protocol):
-    """The order in which processes with consecutive tokens of a step write what a layer keeps, in memory of them all."""
+    """The order in which processes with consecutive tokens of a step write what a layer keeps."""
 
     def take(self) -> None:
         """Waits until what a further layer keeps of all tokens before is written.

@@ -92,6 +92,7 @@ class ForwardPass:
             assert states is None, "drafters that read states are refused with stages"
             return self._run_stage(step, self._flow)
         if self._turns is not None and self._links is not None:
+            assert states is None, "drafters that read states are refused with contexts"
             return self._run_context(step, self._turns, self._links)
         inputs = self._inputs.build(step)
         hidden = self.graphs.run(inputs) if self.graphs is not None and states is None else None

@@ -110,7 +110,7 @@ def tokens_of(outputs: Sequence[tuple[Any, ...]]) -> list[int]:
 
 @pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_a_group_of_contexts_is_formed_anew_with_the_kv_of_the_one_before(tmp_path: Path, lost: int) -> None:
-    """A rank is killed between two chunks of a prompt: the other of two contexts, or any but the leader of four ranks."""
+    """A rank is killed between two chunks of a prompt: the other of two ranks, or any but the leader of four."""
     path = saved(tmp_path, "qwen2")
     config = ranked_config(path, max_num_batched_tokens=48)
     with led_engine(config, 4 if lost > 1 else 2, num_contexts=2) as (engine, group):
