@@ -42,7 +42,7 @@ from tests.helpers.workers import Pair, at_rest, pair_of
 MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
-ENGINES = (  # ranks, and the stages or contexts that they are divided into
+ENGINES: tuple[tuple[int, dict[str, int]], ...] = (  # ranks, and the stages or contexts that they are divided into
     *((1, {}),) * 3,
     *((2, {}), (2, {"num_stages": 2}), (4, {"num_stages": 2})),
     *((2, {"num_contexts": 2}), (4, {"num_contexts": 2}), (3, {"num_contexts": 3})),

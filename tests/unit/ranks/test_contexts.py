@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.compute.native.exchange import SharedPipe
 from tandem.core.errors import ConfigurationError, RanksLostError
 from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
@@ -77,6 +78,7 @@ def test_each_context_has_its_part_of_every_layer_and_all_share_one_state(tmp_pa
         assert (group.stages, group.contexts) == ((0, 0), (1, 0))
         assert assembly.pages.pages.shape == (1, *alone.arena.pages.shape)
         engine, before = assembly.engine, group.links.before
+        assert isinstance(before, SharedPipe)
         engine.add_request([7 + i % 90 for i in range(195)], PARAMS["greedy"], request_id="long")
         turns = []
         for _ in range(5):
