@@ -20,7 +20,7 @@ from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, Wanted
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.stage_flow import StageFlow, joined_inputs, micro_batches
-from tandem.engine.token_parts import Turns, token_parts
+from tandem.engine.token_parts import ContextTurns, token_parts
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -55,7 +55,7 @@ class ForwardPass:
         self._decoder = decoder
         self._links = links
         self._flow = None if links is None or links.num_stages == 1 else StageFlow(links, spec)
-        self._turns = None if links is None or links.num_contexts == 1 else Turns(links)
+        self._turns = None if links is None or links.num_contexts == 1 else ContextTurns(links)
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
@@ -112,7 +112,9 @@ class ForwardPass:
             hidden.append(stream)
         return joined_inputs(parts, hidden), torch.cat(hidden)
 
-    def _run_context(self, step: SchedulerOutput, turns: Turns, links: RankLinks) -> tuple[ModelInputs, torch.Tensor]:
+    def _run_context(
+        self, step: SchedulerOutput, turns: ContextTurns, links: RankLinks
+    ) -> tuple[ModelInputs, torch.Tensor]:
         """This context's tokens. Where a step has no prompt that is worth a division, the last one computes all."""
         parts = token_parts(step.scheduled, links.context, links.num_contexts, self.layout.block_size)
         inputs = self._inputs.build(step, parts or ())

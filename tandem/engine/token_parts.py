@@ -83,7 +83,7 @@ def tables_with_cuts(
     return found
 
 
-class Turns:
+class ContextTurns:
     """The order in which ranks with consecutive tokens of a step write what a layer keeps of them."""
 
     def __init__(self, links: RankLinks) -> None:
