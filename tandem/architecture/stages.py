@@ -16,13 +16,21 @@ from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
 
 
-def check_group(width: int, num_stages: int) -> None:
-    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other."""
-    if width * num_stages > MAX_RANKS:
+def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
+    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other, or divide both
+    layers and prompts.
+    """
+    if min(num_stages, num_contexts) > 1:
         raise ConfigurationError(
-            f"tp={width} with pp={num_stages} are {width * num_stages} ranks, and a worker has at most {MAX_RANKS}; "
-            f"give pp={max(1, MAX_RANKS // width)} or less, or a smaller tp"
+            f"cp={num_contexts} with pp={num_stages}: a worker divides prompts or layers yet, not both; give pp=1, and "
+            "tp where the weights are to be divided, or cp=1"
         )
+    for name, number in (("pp", num_stages), ("cp", num_contexts)):
+        if width * number > MAX_RANKS:
+            raise ConfigurationError(
+                f"tp={width} with {name}={number} are {width * number} ranks, and a worker has at most {MAX_RANKS}; "
+                f"give {name}={max(1, MAX_RANKS // width)} or less, or a smaller tp"
+            )
 
 
 def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:

@@ -46,20 +46,23 @@ def check_widths(
     block_size: int,
     transport: str = AUTO,
     stages: Mapping[str, int] | None = None,
+    contexts: Mapping[str, int] | None = None,
 ) -> None:
-    """Checks that workers of so many ranks a stage and so many stages, by role, can share a model that `check_model`
-    accepts, and hand its KV over by that transport. `stages`: None = one each.
+    """Checks that workers of so many ranks a stage or context, and so many of these, by role, can share a model that
+    `check_model` accepts, and hand its KV over by that transport. `stages`, `contexts`: None = one each.
 
     Raises:
         ConfigurationError: the message says why not, and what can be had.
     """
-    stages = dict.fromkeys(widths, 1) if stages is None else stages
+    ones = dict.fromkeys(widths, 1)
+    stages, contexts = stages or ones, contexts or ones
+    for role, width in widths.items():
+        check_group(width, stages[role], contexts[role])
     if max(*widths.values(), *stages.values()) == 1:
         return
     fields = read_config(path)
     model = find_family(fields).read_model(fields)
-    for role, width in widths.items():
-        check_group(width, stages[role])
+    for width in widths.values():
         shard_model(model, 0, width)
     whole = build_layout(replace(model, dtype=_ANY_DTYPE).kv_specs, block_size)
     in_stages = {role: states_of_stages(model, number) for role, number in stages.items()}

@@ -61,7 +61,9 @@ _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; more takes seconds longer to be had
 _WAITING_LINE_S = 5.0  # time between lines about what is waited for
 _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
-_RANK_SETTINGS: tuple[Literal["tp"], Literal["pp"]] = ("tp", "pp")
+_RankSetting = Literal["tp", "pp", "cp"]
+_RANK_SETTINGS: tuple[_RankSetting, ...] = ("tp", "pp", "cp")
+_PREFILL_ALONE = "cp"  # of these, what decode workers refuse
 _OF_DEPLOYMENTS = ("tls_dir", "insecure")
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
@@ -82,6 +84,9 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     prefill_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of prefill workers; omitted: --tp")
     decode_tp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--tp of decode workers; omitted: --tp")
     prefill_pp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--pp of prefill workers; omitted: --pp")
+    prefill_cp: int | None = Field(
+        None, ge=1, le=MAX_RANKS, description="--cp, which prefill workers alone have; omitted: --cp"
+    )
     decode_pp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--pp of decode workers; omitted: --pp")
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
@@ -147,7 +152,8 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
         self.engine_config()
         tokenizer = check_model(path, allow_pickle=self.allow_pickle)
-        check_widths(path, self._by_role("tp"), self.block_size, self.transport, self._by_role("pp"))
+        sizes = {name: self._by_role(name) for name in _RANK_SETTINGS}
+        check_widths(path, sizes["tp"], self.block_size, self.transport, sizes["pp"], sizes["cp"])
         parsers = (getattr(self, name) or "auto" for name in ("tool_parser", "reasoning_parser"))
         check_parsers(path, tokenizer, *parsers)
         check_backend(path, self.attention_backend, self.block_size, on_cpus=not topology.gpus)
@@ -159,16 +165,17 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             with contextlib.suppress(ConfigurationError):  # NOTE: workers say it, and whether they go on without
                 build()
 
-    def _by_role(self, name: Literal["tp", "pp"]) -> dict[str, int]:
+    def _by_role(self, name: _RankSetting) -> dict[str, int]:
         """That setting of each worker, by role."""
         both = getattr(self, name, None) or 1
         prefill: int | None = getattr(self, f"prefill_{name}")
-        found = {DECODE: getattr(self, f"decode_{name}") or both}
+        found = {DECODE: 1 if name == _PREFILL_ALONE else getattr(self, f"decode_{name}") or both}
         if self.prefill:
             return {PREFILL: prefill or both, **found}
-        if prefill is not None:
+        flag, number = (f"--prefill-{name}", prefill) if prefill is not None else (f"--{name}", both)
+        if prefill is not None or (name == _PREFILL_ALONE and both > 1):
             raise ConfigurationError(
-                f"--prefill-{name}={prefill} with --prefill 0: there are no prefill workers; leave one of them out"
+                f"{flag}={number} with --prefill 0: there are no prefill workers; leave one of them out"
             )
         return found
 

@@ -64,8 +64,8 @@ class Collectives(Protocol):
 
 
 class StagePipe(Protocol):
-    """One way from a rank of a stage to that of the next with the same part of each layer. Rows arrive in order; a few
-    are kept for a receiver that is busy.
+    """One way from a rank of a stage to that of the next with the same part of each layer, or from one with earlier
+    tokens of a prompt to that with the next ones. Rows arrive in order; a few are kept for a receiver that is busy.
     """
 
     def send(self, rows: torch.Tensor) -> None:
@@ -88,10 +88,11 @@ class StagePipe(Protocol):
 @dataclass(frozen=True, slots=True)
 class RankLinks:
     """What a rank exchanges, and with whom: its group computes a model in `num_stages` stages of layers, of which this
-    rank has a part of `stage`. The leader is in the last one.
+    rank has a part of `stage`, or prompts in `num_contexts` parts of consecutive tokens, of which it has `context`. One
+    of the two is 1. The leader is in the last stage, and has the last tokens.
 
-    group: of all ranks. shard: of those of its stage, among which layers are split.
-    before, after: pipes from the stage before and to the next; None = there is none.
+    group: of all ranks. shard: of those of its stage or context, among which layers are split.
+    before, after: pipes from the stage or context before and to the next; None = there is none.
     """
 
     group: Collectives
@@ -100,12 +101,17 @@ class RankLinks:
     num_stages: int = 1
     before: StagePipe | None = None
     after: StagePipe | None = None
+    context: int = 0
+    num_contexts: int = 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether hidden states of the last layer, of the tokens that are asked for, are here."""
+        return self.after is None
 
 
 def names_of(links: RankLinks) -> tuple[str, str]:
     """The settings of a group, and of no group."""
-    width = links.shard.num_ranks
-    if links.num_stages == 1:
-        return f"tp={width}", "tp=1"
-    named = f"pp={links.num_stages}"
-    return (named, "pp=1") if width == 1 else (f"{named} with tp={width}", "pp=1 and tp=1")
+    sizes = {"cp": links.num_contexts, "pp": links.num_stages, "tp": links.shard.num_ranks}
+    named = {name: size for name, size in sizes.items() if size > 1} or {"tp": 1}
+    return " with ".join(f"{name}={size}" for name, size in named.items()), " and ".join(f"{name}=1" for name in named)

@@ -79,6 +79,22 @@ class WantedTokens:
     batches: Mapping[int, AttentionBatch]  # their requests with these tokens alone; of each KV group or state read
 
 
+class LayerTurns(Protocol):
+    """The order in which processes with consecutive tokens of a step write what a layer keeps."""
+
+    def take(self) -> None:
+        """Waits until what a further layer keeps of all tokens before is written.
+
+        Raises:
+            EngineStoppedError: a rank is lost or late.
+        """
+        ...
+
+    def pass_on(self) -> None:
+        """This layer is written; raises as `take`."""
+        ...
+
+
 class HiddenStates:
     """Hidden states that a reader outside the model asks for, of all tokens of a step. A forward pass fills them in.
 

@@ -14,12 +14,13 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
-from tandem.compute.collectives import RankLinks
+from tandem.compute.collectives import Collectives, RankLinks
 from tandem.compute.recurrent import settle
-from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.stage_flow import StageFlow, joined_inputs, micro_batches
+from tandem.engine.token_parts import ContextTurns, token_parts
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -54,6 +55,7 @@ class ForwardPass:
         self._decoder = decoder
         self._links = links
         self._flow = None if links is None or links.num_stages == 1 else StageFlow(links, spec)
+        self._turns = None if links is None or links.num_contexts == 1 else ContextTurns(links)
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
@@ -80,8 +82,8 @@ class ForwardPass:
     def run(self, step: SchedulerOutput, states: HiddenStates | None = None) -> tuple[ModelInputs, torch.Tensor]:
         """Compute a step that schedules at least one token.
 
-        Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size]; of a stage but
-        the last these mean nothing.
+        Returns its inputs and the hidden states of the tokens that it wants, [num_wanted, hidden_size]; of a stage or
+        context but the last these mean nothing.
 
         Args:
             states: is filled in for all tokens; such a step is no replay of a graph.
@@ -89,6 +91,9 @@ class ForwardPass:
         if self._flow is not None:
             assert states is None, "drafters that read states are refused with stages"
             return self._run_stage(step, self._flow)
+        if self._turns is not None and self._links is not None:
+            assert states is None, "drafters that read states are refused with contexts"
+            return self._run_context(step, self._turns, self._links)
         inputs = self._inputs.build(step)
         hidden = self.graphs.run(inputs) if self.graphs is not None and states is None else None
         if hidden is None:
@@ -106,6 +111,17 @@ class ForwardPass:
             parts.append(inputs)
             hidden.append(stream)
         return joined_inputs(parts, hidden), torch.cat(hidden)
+
+    def _run_context(
+        self, step: SchedulerOutput, turns: ContextTurns, links: RankLinks
+    ) -> tuple[ModelInputs, torch.Tensor]:
+        """This context's tokens. Where a step has no prompt that is worth a division, the last one computes all."""
+        parts = token_parts(step.scheduled, links.context, links.num_contexts, self.layout.block_size)
+        inputs = self._inputs.build(step, parts or ())
+        if parts is None and not links.is_last:
+            return inputs, torch.empty(0, 0)
+        shared = None if parts is None else turns
+        return inputs, self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, turns=shared)
 
     def _compute(self, inputs: ModelInputs, states: HiddenStates | None) -> torch.Tensor:
         """NOTE: where states are read that belong to wanted tokens only, all tokens are computed to the end."""
@@ -137,16 +153,17 @@ class ForwardPass:
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
         received: torch.Tensor | None = None,
+        turns: LayerTurns | None = None,
     ) -> torch.Tensor:
         """Compute without graphs. `batches` has one entry a KV group; the decoder wants one a layer that keeps state.
-        `wanted` likewise, of those that are read. `states`, `received`: as in `Decoder.forward`.
+        `wanted` likewise, of those that are read. `states`, `received`, `turns`: as in `Decoder.forward`.
         """
         groups = self._group_of_state
         if wanted is not None:
             wanted = replace(wanted, batches={state: wanted.batches[groups[state]] for state in self._wanted_states})
         by_state = [batches[group] for group in groups]
         return self._decoder.forward(
-            input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states, received
+            input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states, received, turns
         )
 
     def settle(self, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
@@ -156,6 +173,8 @@ class ForwardPass:
         Args:
             num_right: of each scheduled request, how many of its drafts were; None = at a rank that does not lead.
         """
+        if self._turns is not None and self._links is not None and not self._links.is_last:
+            return  # NOTE: the last context has computed all drafts
         parts = inputs.parts or (inputs,)
         if all(batch.drafted is None for part in parts for batch in part.batches):
             return
@@ -170,7 +189,7 @@ class ForwardPass:
                     settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
                     self.await_kernels()
         if self._links is not None:  # NOTE: others may read the states of all ranks then
-            self._links.group.add(torch.zeros(1, 1), None, torch.float32)
+            self._drafting(self._links).add(torch.zeros(1, 1), None, torch.float32)
 
     def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:
         """The leader's `counts`, which all ranks call for together."""
@@ -178,7 +197,11 @@ class ForwardPass:
         if self._links is None:
             return own
         told = torch.from_numpy(own.astype(np.float32)[:, None])
-        return self._links.group.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
+        return self._drafting(self._links).add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
+
+    def _drafting(self, links: RankLinks) -> Collectives:
+        """Of the ranks that compute drafts."""
+        return links.group if self._turns is None else links.shard
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

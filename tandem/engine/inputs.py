@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.compute.step import AttentionBatch, Drafted, WantedTokens
+from tandem.engine.token_parts import TokenPart, tables_with_cuts
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
@@ -67,6 +68,7 @@ class InputBuilder:
         self._device = device
         self._wanted_groups = wanted_groups
         self._can_rewind = [group.spec.can_rewind for group in layout.groups]
+        self._is_constant = [group.spec.is_constant for group in layout.groups]
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
         self._pages = [
             None if group.pages_per_block == 1 else BlockPages(group.pages_per_block, table)
@@ -77,13 +79,18 @@ class InputBuilder:
         self._filled = [0] * max_num_requests
         self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
-    def build(self, step: SchedulerOutput) -> ModelInputs:
-        """The inputs of `step`, which schedules at least one token."""
+    def build(self, step: SchedulerOutput, parts: Sequence[TokenPart] = ()) -> ModelInputs:
+        """The inputs of `step`, which schedules at least one token. `parts`: of these of its tokens; none = of all."""
         for request_id in step.released:
             self._forget(request_id)
         rows = np.array([self._update_row(item) for item in step.scheduled], dtype=np.int64)
+        items: Sequence[ScheduledRequest] = step.scheduled
+        if parts:
+            items = [part.item for part in parts]
+            rows = np.array([self._rows[item.request_id] for item in items], dtype=np.int64)
         order = np.argsort(rows)
-        scheduled = [step.scheduled[index] for index in order.tolist()]
+        scheduled = [items[index] for index in order.tolist()]
+        parts = [parts[index] for index in order.tolist()] if parts else ()
         lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
         ends = np.array([item.end for item in scheduled], dtype=np.int64)
         query_start = np.concatenate(([0], np.cumsum(lengths)))
@@ -92,7 +99,7 @@ class InputBuilder:
         groups = range(len(self._tables))
         num_drafts = np.array([item.num_drafts for item in scheduled], dtype=np.int64)
         drafts = num_drafts if num_drafts.any() else None
-        batches = self._attention_batches(groups, rows[order], positions, query_start, ends, drafts)
+        batches = self._attention_batches(groups, rows[order], positions, query_start, ends, drafts, parts)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -103,7 +110,7 @@ class InputBuilder:
         first_tokens[order] = query_start[:-1]
         sample_rows = [
             row
-            for last, item in zip(last_rows.tolist(), step.scheduled, strict=True)
+            for last, item in zip(last_rows.tolist(), items, strict=True)
             if item.samples
             for row in range(last - item.num_drafts, last + 1)
         ]
@@ -136,6 +143,7 @@ class InputBuilder:
         query_start: IntArray,
         ends: IntArray,
         num_drafts: IntArray | None = None,
+        parts: Sequence[TokenPart] = (),
     ) -> dict[int, AttentionBatch]:
         max_seq_len = int(ends.max(initial=0))
         num_blocks = math.ceil(max_seq_len / self._block_size)
@@ -149,6 +157,9 @@ class InputBuilder:
         for group in groups:
             table = self._tables[group]
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
+            if parts and self._is_constant[group]:
+                last = np.array([(part.whole.end - 1) // self._block_size for part in parts])
+                block_tables = tables_with_cuts(block_tables, table[rows, last], parts, self._block_size)
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
             pages = self._pages[group]
             batches[group] = AttentionBatch(

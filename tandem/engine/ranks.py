@@ -3,7 +3,7 @@
 Only rank 0 decides, samples and knows requests. The others get every step and leave their part of the KV of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,14 +113,23 @@ def check_backends(links: RankLinks, backends: Backends) -> None:
             )
 
 
+def check_drafter(links: RankLinks, layers_read: Sequence[int], speculate: str) -> None:
+    """Raises `ConfigurationError` for a drafter that reads hidden states of prompts, of which other ranks have most."""
+    if layers_read and links.num_contexts > 1:
+        raise ConfigurationError(
+            f"speculate={speculate!r} is not served with cp above 1 yet; use ngram, suffix or draft=DIR, or cp=1"
+        )
+
+
 def await_kv(step: SchedulerOutput, links: RankLinks) -> None:
     """Ends a step on every rank: on return all ranks have written their KV of it, so that others may read any of it or
     write to blocks that it has freed.
 
     NOTE: logits are exchanged after the KV of a step; without any, its last layer of a prompt ends without exchange.
-    Stages have no logits but in the last.
+    Stages and contexts have no logits but in the last.
     """
-    if links.num_stages > 1 or not any(item.samples or item.scores_prompt for item in step.scheduled):
+    is_divided = links.num_stages > 1 or links.num_contexts > 1
+    if is_divided or not any(item.samples or item.scores_prompt for item in step.scheduled):
         links.group.add(torch.zeros(1, 1), None, torch.float32)
 
 
@@ -143,7 +152,7 @@ class ShardRunner:
             self._prompt_lengths.pop(request_id, None)
         self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
         inputs, hidden = self._forward.run(step, HiddenStates(self._layers_read) if self._layers_read else None)
-        if self._links.after is None:
+        if self._links.is_last:
             self._take_part_in_logits(step, inputs, hidden)
         self._forward.settle(inputs, None)
         await_kv(step, self._links)

@@ -35,7 +35,15 @@ from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
-from tandem.engine.ranks import Ranks, ShardSizes, check_backends, check_exact, part_of, ranked_layout
+from tandem.engine.ranks import (
+    Ranks,
+    ShardSizes,
+    check_backends,
+    check_drafter,
+    check_exact,
+    part_of,
+    ranked_layout,
+)
 from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.resumable import resumable_events
@@ -182,6 +190,8 @@ def assemble(
         speculation = _speculation(config, drafter, network, model.spec, sizes, device, draws)
     runner = ModelRunner(forward, masks=masks, draws=draws, speculation=speculation)
     layers_read = () if speculation is None else speculation.layers_read
+    if ranks is not None:
+        check_drafter(ranks.links, layers_read, config.speculate)
     shard_sizes = ShardSizes(arena.num_blocks, sizes.max_model_len, config.max_num_running, layers_read)
     engine = Engine(
         runner if ranks is None else _led(ranks, runner, model.spec.fingerprint, shard_sizes),

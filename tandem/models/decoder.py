@@ -15,7 +15,7 @@ from tandem.architecture.rope import RopeSpec
 from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, Choices, HiddenStates, WantedTokens
+from tandem.compute.step import AttentionBatch, Choices, HiddenStates, LayerTurns, WantedTokens
 from tandem.compute.weights.base import Weight
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
@@ -96,18 +96,23 @@ class DecoderLayer:
         kv: Mapping[int, LayerState] | Sequence[LayerState],
         backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
         wanted: WantedTokens | None = None,
+        turns: LayerTurns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, StepTokens]:
         """Returns the residual stream, the output that is still to be added to it, and the tokens that both are of:
         with `wanted` those alone.
 
-        `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by state. NOTE:
-        `residual` is updated in place.
+        `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by state.
+        `turns`: None = all tokens of the step are here. NOTE: `residual` is updated in place.
         """
         normed = add_and_norm(self._before_mixer, residual, x)
+        if turns is not None:
+            turns.take()
         queries = [
             mixer.write(normed, tokens.positions, kv[state], tokens.batches[state], backends[state])
             for mixer, state in self._mixers
         ]
+        if turns is not None:
+            turns.pass_on()
         if wanted is not None:
             tokens = tokens.only(wanted, self._kernels)
             queries = [take_queries(each, wanted.rows, self._kernels) for each in queries]
@@ -206,6 +211,7 @@ class Decoder:
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
         received: torch.Tensor | None = None,
+        turns: LayerTurns | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`. Of a stage
         but the last, the residual stream.
@@ -219,6 +225,7 @@ class Decoder:
             states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
                 those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
             received: what the stage before has returned, which is overwritten; None = this is the first.
+            turns: of the ranks with other tokens of the same requests; None = all tokens of the step are here.
         """
         residual = self.embed(input_ids) if received is None else received
         if received is not None and not len(residual):
@@ -230,7 +237,11 @@ class Decoder:
         if states is not None:
             states.begin(residual)
         chosen: list[StateBackend[Any]] = [backends[kind] for kind in self._kinds]
-        if self._stack is not None and {backend.name for backend in chosen} == {self._stack.attention}:
+        if (
+            self._stack is not None
+            and turns is None
+            and {backend.name for backend in chosen} == {self._stack.attention}
+        ):
             hidden = self._stack.forward(residual, positions, kv, batches, wanted, states)
             return self._noted(hidden, states) if self.spec.is_last else residual[: len(hidden)]
         embeddings = residual.clone() if self._keeps_embeddings else None
@@ -243,7 +254,8 @@ class Decoder:
             if states is not None:
                 states.note(index - 1, residual, x)
             asked = wanted if index == self._num_prompt_layers else None
-            residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen, asked)
+            ordered = turns if index <= self._num_prompt_layers else None
+            residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen, asked, ordered)
             if not len(residual):
                 return residual
         if self._final_norm is None:

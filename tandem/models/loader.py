@@ -226,7 +226,7 @@ def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
     try:
         yield
     except UnsupportedCheckpointError as error:
-        if links is None:
+        if links is None or links.shard.num_ranks == 1:
             raise
         raise ConfigurationError(f"tp={links.shard.num_ranks} cannot split this: {error}; or use tp=1") from error
 

@@ -29,7 +29,7 @@ class Epoch:
 
     Args:
         shared: the leader's, in a memory that only these ranks have.
-        deadline_s: the longest that an exchange within a stage waits for a rank.
+        deadline_s: the longest that an exchange within a stage or context waits for a rank.
         on_lost: told on a thread of its own, once, that the epoch has ended although nobody closed it.
     """
 
@@ -50,7 +50,8 @@ class Epoch:
         self._ranks = ranks
         level = logging.getLogger("tandem").getEffectiveLevel()
         for rank in self._ranks:
-            self._send(rank, Begin(self._id, rank, shared.num_ranks, shared.num_stages, config, deadline_s, level))
+            sizes = shared.num_ranks, shared.num_stages
+            self._send(rank, Begin(self._id, rank, *sizes, config, deadline_s, level, shared.num_contexts))
         sockets = {led.fileno(): rank for rank, led in self._ranks.items()}
         self._stop_watching = watch_for_hangup(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S

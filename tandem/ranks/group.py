@@ -45,11 +45,12 @@ class RankGroup:
 
     Args:
         config: a rank's, see `share_of`.
-        num_ranks: of all stages together.
+        num_ranks: of all stages or contexts together.
         num_stages: into which the model's layers are divided; it divides `num_ranks`.
-        deadline_s: the longest that an exchange within a stage, or a message to a rank, waits for it.
-        hosts: that have joined, and have ranks of it, all of one stage; closed with the group. None = all ranks are
-            here.
+        num_contexts: into which the tokens of prompts are divided; likewise. One of the two is 1.
+        deadline_s: the longest that an exchange within a stage or context, or a message to a rank, waits for it.
+        hosts: that have joined, and have ranks of it, all of one stage and context; closed with the group. None = all
+            ranks are here.
 
     `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
     """
@@ -60,6 +61,7 @@ class RankGroup:
         num_ranks: int,
         *,
         num_stages: int = 1,
+        num_contexts: int = 1,
         deadline_s: float = EXCHANGE_DEADLINE_S,
         hosts: JoinedHosts | None = None,
     ) -> None:
@@ -71,9 +73,11 @@ class RankGroup:
         self.num_epochs = 1
         self.on_lost: Callable[[], None] | None = None
         self._kv_memory = shared_pages.make_memory()
-        memory = make_links_memory(num_ranks, num_stages)
+        memory = make_links_memory(num_ranks, num_stages * num_contexts)
         try:
-            self._shared = SharedLinks(memory, 0, num_ranks, num_stages, deadline_s=deadline_s)
+            self._shared = SharedLinks(
+                memory, 0, num_ranks, num_stages, deadline_s=deadline_s, num_contexts=num_contexts
+            )
             self._epoch = self._begin(memory)
         finally:
             os.close(memory)
@@ -84,13 +88,18 @@ class RankGroup:
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """What the experts of each rank of the leader's stage have computed so far."""
+        """What the experts of each rank of the leader's stage or context have computed so far."""
         return self._shared.expert_rows
 
     @property
     def stages(self) -> tuple[int, ...]:
         """The stage of each rank."""
         return tuple(map(self._shared.stage_of, range(self._shared.num_ranks)))
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """The context of each rank."""
+        return tuple(map(self._shared.context_of, range(self._shared.num_ranks)))
 
     @property
     def process_ids(self) -> Mapping[int, int]:
@@ -117,7 +126,7 @@ class RankGroup:
         if self._num_fruitless >= MAX_FRUITLESS_EPOCHS:
             raise RanksLostError(f"{self._num_fruitless} groups of ranks in a row have ended before their first step")
         self.num_epochs += 1
-        memory = make_links_memory(self._shared.num_ranks, self._shared.num_stages)
+        memory = make_links_memory(self._shared.num_ranks, self._shared.num_sections)
         try:
             self._shared.open(memory)
             self._epoch = self._begin(memory)

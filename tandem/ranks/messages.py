@@ -26,6 +26,7 @@ class Begin:
     config: EngineConfig
     deadline_s: float
     log_level: int
+    num_contexts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
     logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
     watch_for_hangup([leader.fileno()], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:
-        shared = SharedLinks(memory, begin.rank, begin.num_ranks, begin.num_stages, deadline_s=begin.deadline_s)
+        sizes = begin.num_ranks, begin.num_stages
+        shared = SharedLinks(memory, begin.rank, *sizes, deadline_s=begin.deadline_s, num_contexts=begin.num_contexts)
         os.close(memory)
         shard = load_shard(begin.config, shared.links)
     except TandemError as error:

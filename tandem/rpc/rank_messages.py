@@ -11,12 +11,14 @@ class RankReport:
 
     pids: by rank; the first is the worker's own.
     num_epochs: how often the group was formed.
-    experts: what the experts of each rank of the last stage have computed; None = the model has none, or the sender
-        does not count it.
+    experts: what the experts of each rank of the last stage or context have computed; None = the model has none, or the
+        sender does not count it.
     stages: the stage of layers of each rank, from 0; () = all have parts of all layers.
+    contexts: the part of prompts of each rank, from 0; () = all have all tokens.
     """
 
     pids: tuple[int, ...]
     num_epochs: int
     experts: ExpertRows | None = None
     stages: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()

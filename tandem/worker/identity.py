@@ -90,7 +90,7 @@ def blank_state(
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
-        kind=f"{_hardware(assembly)}, {_threads(settings.num_ranks)}, {engine.model.fingerprint[:16]}",
+        kind=f"{_hardware(assembly)}, {_threads(settings)}, {engine.model.fingerprint[:16]}",
         fingerprint=pool_of(compatibility),
         block_size=layout.block_size,
         block_bytes=num_parts * layout.bytes_per_block,
@@ -102,9 +102,10 @@ def blank_state(
     )
 
 
-def _threads(num_ranks: int) -> str:
+def _threads(settings: WorkerSettings) -> str:
     own = f"{torch.get_num_threads()} threads"
-    return own if num_ranks == 1 else f"{num_ranks} ranks of {own}"
+    ranks = own if settings.num_ranks == 1 else f"{settings.num_ranks} ranks of {own}"
+    return ranks if settings.cp == 1 else f"{ranks} in {settings.cp} contexts"
 
 
 def _hardware(assembly: Assembly) -> str:

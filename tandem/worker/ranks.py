@@ -38,13 +38,13 @@ def open_ranks(
         RanksLostError: a host that has joined is lost.
     """
     refuse_moves_of_hosts(settings)
-    check_group(settings.tp, settings.pp)
+    check_group(settings.tp, settings.pp, settings.cp)
     config = settings.engine_config()
     if settings.num_ranks == 1:
         return config, None
     config = share_of(config, settings.num_ranks // settings.hosts)
     if settings.hosts == 1:
-        return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp)
+        return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp, num_contexts=settings.cp)
     hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
     hosts.on_leaving = on_leaving
     with ExitStack() as opened:
@@ -61,7 +61,8 @@ def report_of(group: RankGroup | None) -> RankReport | None:
         return None
     pids, rows = (os.getpid(), *group.process_ids.values()), group.expert_rows
     stages = group.stages if group.links.num_stages > 1 else ()
-    return RankReport(pids, group.num_epochs, rows if rows.busiest else None, stages)
+    contexts = group.contexts if group.links.num_contexts > 1 else ()
+    return RankReport(pids, group.num_epochs, rows if rows.busiest else None, stages, contexts)
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:

@@ -80,6 +80,13 @@ class WorkerSettings(EngineSettings, PeerSettings):
     pp: int = Field(
         1, ge=1, le=MAX_RANKS, description="stages of layers, each of its own processes (pipeline parallel): 1 to 8"
     )
+    cp: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="parts of a long prompt, each computed by its own processes (context parallel): 1 to 8; prefill "
+        "workers only",
+    )
     hosts: int = Field(
         1, ge=1, le=MAX_RANKS, description="hosts over which these are divided; the others run services.rank_host"
     )
@@ -117,6 +124,13 @@ class WorkerSettings(EngineSettings, PeerSettings):
             raise ValueError(f"tp={self.tp} is not divided evenly by hosts={self.hosts}; give tp 2, 4 or 8")
         if self.hosts > 1 and self.pp > 1:
             raise ValueError(f"pp={self.pp} with hosts={self.hosts}: stages are on one host yet; give pp=1 or hosts=1")
+        if self.hosts > 1 and self.cp > 1:
+            raise ValueError(f"cp={self.cp} with hosts={self.hosts}: contexts share one memory; give cp=1 or hosts=1")
+        if self.cp > 1 and self.role is not Role.PREFILL:
+            raise ValueError(
+                f"cp={self.cp} for a {self.role} worker: it divides prompts, and a decode step has one token of each "
+                "request; give cp to prefill workers, and tp to this one"
+            )
         if self.hosts > 1 and self.ranks_bind is None:
             raise ValueError(f"hosts={self.hosts} needs ranks_bind, where the others join, such as 10.0.0.1:7903")
         return self
@@ -157,7 +171,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
     @property
     def num_ranks(self) -> int:
         """Processes of this worker that compute."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp
 
     @property
     def host_kv_bytes(self) -> int:

@@ -47,8 +47,13 @@ MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
 LATE_S = 0.3
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
-ENGINES = (1, 1), (1, 1), (1, 1), (2, 1), (2, 2), (4, 2)  # ranks, and the stages that they are divided into
+ENGINES: tuple[tuple[int, dict[str, int]], ...] = (  # ranks, and the stages or contexts that they are divided into
+    *((1, {}),) * 3,
+    *((2, {}), (2, {"num_stages": 2}), (4, {"num_stages": 2})),
+    *((2, {"num_contexts": 2}), (4, {"num_contexts": 2}), (3, {"num_contexts": 3})),
+)
 WORKERS = (1, 1), (1, 1), (2, 1), (1, 2)  # ranks a stage, and stages
+CONTEXTS = 1, 1, 2, 3  # of prefill workers without stages
 
 Serve = Callable[[random.Random, Model], None]
 
@@ -88,7 +93,7 @@ def test_an_engine_answers_as_the_plainest_one(seed: int, tmp_path: Path) -> Non
 def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 8)
     expected = plain_answers(model, asks)
-    (num_ranks, num_stages), budget = rng.choice(ENGINES), rng.choice((16, 32, 100, 256))
+    (num_ranks, sections), budget = rng.choice(ENGINES), rng.choice((16, 32, 100, 256))
     block_size, is_small = rng.choice((8, 16, 32, 64, 128)), rng.random() < 0.5
     heads = () if model.head is None else (model.head,) * 4
     drafter = rng.choice(("off", "ngram", "suffix", "known", f"draft={model.plain}", *heads))
@@ -109,14 +114,12 @@ def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
             engine = build_engine(config, speculation=speculation)
             opened.callback(engine.close)
         else:
-            engine, _ = opened.enter_context(
-                led_engine(config, num_ranks, num_stages=num_stages, speculation=speculation)
-            )
+            engine, _ = opened.enter_context(led_engine(config, num_ranks, **sections, speculation=speculation))
         answers = serve(engine, asks, plans)
     for ask, plan, found, wanted in zip(asks, plans, answers, expected, strict=True):
         is_cut = plan.leaves is not None and not plan.resumes and found[-1] is None
         assert is_beginning(found, wanted) if is_cut else found == wanted, (
-            *(model, num_ranks, num_stages),
+            *(model, num_ranks, sections),
             *(config, ask, plan),
         )
 
@@ -151,6 +154,7 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 10)
     expected = plain_answers(model, asks)
     sizes = rng.choice(WORKERS), rng.choice(WORKERS)
+    num_contexts = rng.choice(CONTEXTS) if sizes[0][1] == 1 else 1
     budgets = rng.choice((16, 32, 100)), rng.choice((16, 32, 100))
     heads = () if model.head is None else (model.head,) * 4
     settings: dict[str, Any] = {
@@ -172,14 +176,14 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
     visits = [_draw_visit(rng, ask) for ask in asks]
     async with (
         asyncio.timeout(TIMEOUT_S),
-        pair_of(model.path, prefill=of_prefill, **of_decode, **settings) as pair,
+        pair_of(model.path, prefill=of_prefill | {"cp": num_contexts}, **of_decode, **settings) as pair,
     ):
         calls = (_answer(pair, str(index), ask, visits[index]) for index, ask in enumerate(asks))
         answers = await asyncio.gather(*calls)
         await at_rest(pair.prefill, pair.decode)
     for ask, visit, found, wanted in zip(asks, visits, answers, expected, strict=True):
         is_cut = found[-1] is None and visit.num_updates is not None
-        told = model, sizes, budgets, settings, ask, visit
+        told = model, sizes, num_contexts, budgets, settings, ask, visit
         assert is_beginning(found, wanted) if is_cut else found == wanted, told
 
 

@@ -276,6 +276,9 @@ def test_ranks_are_processes_of_one_pod() -> None:
     assert "TANDEM_TP" not in made.env("prefill")
     assert made.env("prefill")["TANDEM_PP"]["value"] == "2"
     assert "TANDEM_PP" not in made.env("decode")
+    contexts = render(merged(at("model.uri", "hf://Qwen/Qwen3-8B"), at("prefill.ranks.context", 2)))
+    assert contexts.env("prefill")["TANDEM_CP"]["value"] == "2"
+    assert "TANDEM_CP" not in contexts.env("decode")
 
 
 def test_ranks_in_several_pods_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:

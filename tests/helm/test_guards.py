@@ -33,6 +33,22 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("decode.ranks", {"tensor": 2, "hosts": 2, "pipeline": 2}) | at("prefill.enabled", False),
         r"decode\.ranks\.pipeline=2 with decode\.ranks\.hosts=2: .* set one of them to 1",
     ),
+    "contexts of decode": (
+        at("decode.ranks.context", 2),
+        r"decode\.ranks\.context=2: .* set prefill\.ranks\.context, and decode\.ranks\.context=1",
+    ),
+    "contexts and stages": (
+        at("prefill.ranks", {"context": 2, "pipeline": 2}),
+        r"prefill\.ranks\.context=2 with prefill\.ranks\.pipeline=2: .* set one of them to 1",
+    ),
+    "more contexts than ranks": (
+        at("prefill.ranks", {"tensor": 2, "context": 5}),
+        r"prefill\.ranks\.tensor=2 and prefill\.ranks\.context=5 are 10 ranks, .* at most 8",
+    ),
+    "contexts twice": (
+        at("prefill", {"ranks": {"context": 2}, "settings": {"cp": 2}}),
+        r"prefill\.ranks\.context and prefill\.settings\.cp are one setting: remove the latter",
+    ),
     "more hosts than ranks": (
         at("decode.ranks", {"tensor": 2, "hosts": 4}),
         r"hosts=4 with .*tensor=2: .* to 2 or fewer",

@@ -36,12 +36,13 @@ def led_engine(
     num_ranks: int,
     *,
     num_stages: int = 1,
+    num_contexts: int = 1,
     deadline_s: float = 60.0,
     speculation: Speculation | None = None,
 ) -> Iterator[tuple[Engine, RankGroup]]:
-    """An engine that leads so many ranks of all stages together, and their group."""
+    """An engine that leads so many ranks of all stages or contexts together, and their group."""
     config = share_of(config, num_ranks)
-    group = RankGroup(config, num_ranks, num_stages=num_stages, deadline_s=deadline_s)
+    group = RankGroup(config, num_ranks, num_stages=num_stages, num_contexts=num_contexts, deadline_s=deadline_s)
     try:
         engine = assemble(config, ranks=group, speculation=speculation).engine
         yield engine, group

@@ -161,6 +161,10 @@
 - name: TANDEM_PP
   value: {{ int .pool.ranks.pipeline | quote }}
 {{- end }}
+{{- if gt (int .pool.ranks.context) 1 }}
+- name: TANDEM_CP
+  value: {{ int .pool.ranks.context | quote }}
+{{- end }}
 {{- if gt (int .pool.ranks.hosts) 1 }}
 - name: TANDEM_HOSTS
   value: {{ int .pool.ranks.hosts | quote }}

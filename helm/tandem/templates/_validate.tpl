@@ -125,15 +125,25 @@
 {{- if and (gt $hosts 1) (gt $pipeline 1) -}}
 {{- fail (printf "%s.ranks.pipeline=%d with %s.ranks.hosts=%d: stages of layers are processes of one pod yet; set one of them to 1" .name $pipeline .name $hosts) -}}
 {{- end -}}
-{{- $ranks := mul $tensor $pipeline -}}
+{{- $context := int .pool.ranks.context -}}
+{{- if and (gt $context 1) (ne .name "prefill") -}}
+{{- fail (printf "%s.ranks.context=%d: prompts are divided, and a decode step has one token of each request: set prefill.ranks.context, and %s.ranks.context=1" .name $context .name) -}}
+{{- end -}}
+{{- if and (gt $context 1) (gt $pipeline 1) -}}
+{{- fail (printf "%s.ranks.context=%d with %s.ranks.pipeline=%d: a worker divides prompts or layers yet, not both; set one of them to 1" .name $context .name $pipeline) -}}
+{{- end -}}
+{{- $ranks := mul $tensor $pipeline $context -}}
 {{- $sizes := printf "%s.ranks.tensor=%d and %s.ranks.pipeline=%d" .name $tensor .name $pipeline -}}
+{{- if gt $context 1 -}}
+{{- $sizes = printf "%s.ranks.tensor=%d and %s.ranks.context=%d" .name $tensor .name $context -}}
+{{- end -}}
 {{- if gt $ranks 8 -}}
 {{- fail (printf "%s are %d ranks, and a worker has at most 8: lower one of them" $sizes $ranks) -}}
 {{- end -}}
 {{- if gt $ranks 1 -}}
 {{- $name := .name -}}
 {{- $settings := .pool.settings -}}
-{{- range $value, $setting := dict "tensor" "tp" "pipeline" "pp" -}}
+{{- range $value, $setting := dict "tensor" "tp" "pipeline" "pp" "context" "cp" -}}
 {{- if hasKey $settings $setting -}}
 {{- fail (printf "%s.ranks.%s and %s.settings.%s are one setting: remove the latter" $name $value $name $setting) -}}
 {{- end -}}

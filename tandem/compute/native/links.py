@@ -1,7 +1,7 @@
-"""All exchanges of one rank, in the memory of its group: with the group, within its stage, and with those beside it.
+"""All exchanges of one rank, in the memory of its group: with the group, within its section, and with those beside it.
 
-Ranks count from the last stage, where the leader is: rank r is number `r % width` of stage
-`num_stages - 1 - r // width`.
+Sections are stages of layers, or contexts: parts of the tokens of prompts. Ranks count from the last one, where the
+leader is: rank r is number `r % width` of section `num_sections - 1 - r // width`.
 """
 
 from tandem.compute.collectives import RankLinks
@@ -16,47 +16,72 @@ from tandem.compute.native.exchange import (
 from tandem.core.expert_rows import ExpertRows
 
 _SMALL_BYTES = 1 << 16  # where no rows of activations are exchanged
-_STAGE_DEADLINES = 6  # a stage waits for all layers of another, not for a sum of one
+_SECTION_DEADLINES = 6  # a section waits for all layers of another, not for a sum of one
 
 
 class SharedLinks:
     """Args:
     descriptor: of memory by `make_links_memory`, which may be closed after this.
-    num_ranks: of the group, a multiple of `num_stages`.
-    deadline_s: the longest that an exchange within a stage waits; others wait six times as long.
+    num_ranks: of the group, a multiple of the number of sections.
+    num_stages, num_contexts: one of them is 1, the other the number of sections.
+    deadline_s: the longest that an exchange within a section waits; others wait six times as long.
     """
 
-    def __init__(self, descriptor: int, rank: int, num_ranks: int, num_stages: int, *, deadline_s: float) -> None:
-        self.rank, self.num_ranks, self.num_stages, self.deadline_s = rank, num_ranks, num_stages, deadline_s
-        width = num_ranks // num_stages
-        stage, number = self.stage_of(rank), rank % width
-        long_s = deadline_s if num_stages == 1 else _STAGE_DEADLINES * deadline_s
-        small = BUFFER_BYTES if num_stages == 1 else _SMALL_BYTES
+    def __init__(
+        self,
+        descriptor: int,
+        rank: int,
+        num_ranks: int,
+        num_stages: int,
+        *,
+        deadline_s: float,
+        num_contexts: int = 1,
+    ) -> None:
+        assert 1 in (num_stages, num_contexts), "a group divides layers or tokens"
+        self.rank, self.num_ranks, self.deadline_s = rank, num_ranks, deadline_s
+        self.num_stages, self.num_contexts, self.num_sections = num_stages, num_contexts, num_stages * num_contexts
+        width = num_ranks // self.num_sections
+        section, number = self._section_of(rank), rank % width
+        long_s = deadline_s if self.num_sections == 1 else _SECTION_DEADLINES * deadline_s
+        small = BUFFER_BYTES if self.num_sections == 1 else _SMALL_BYTES
         self._group = SharedExchange(descriptor, rank, num_ranks, deadline_s=long_s, buffer_bytes=small)
         self._shard, before, after = self._group, None, None
-        if num_stages > 1:
-            first = num_ranks - (stage + 1) * width
+        if self.num_sections > 1:
+            first = num_ranks - (section + 1) * width
             self._shard = SharedExchange(
                 descriptor,
                 number,
                 width,
                 deadline_s=deadline_s,
-                offset=_shard_offset(num_ranks, num_stages, stage),
+                offset=_shard_offset(num_ranks, self.num_sections, section),
                 members=(range(first, first + width), num_ranks),
             )
-            before = self._pipe(descriptor, stage - 1, number, 1, long_s) if stage else None
-            after = self._pipe(descriptor, stage, number, 0, long_s) if stage + 1 < num_stages else None
+            before = self._pipe(descriptor, section - 1, number, 1, long_s) if section else None
+            after = self._pipe(descriptor, section, number, 0, long_s) if section + 1 < self.num_sections else None
         self._own = [each for each in (self._group, self._shard, before, after) if each is not None]
-        self.links = RankLinks(self._group, self._shard, stage, num_stages, before, after)
+        self.links = RankLinks(
+            self._group,
+            self._shard,
+            self.stage_of(rank),
+            num_stages,
+            before,
+            after,
+            self.context_of(rank),
+            num_contexts,
+        )
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """What the experts of this rank's stage have computed so far."""
+        """What the experts of this rank's section have computed so far."""
         return self._shard.expert_rows
 
     def stage_of(self, rank: int) -> int:
         """Of any rank of the group."""
-        return self.num_stages - 1 - rank // (self.num_ranks // self.num_stages)
+        return self._section_of(rank) if self.num_stages > 1 else 0
+
+    def context_of(self, rank: int) -> int:
+        """Of any rank of the group."""
+        return self._section_of(rank) if self.num_contexts > 1 else 0
 
     @property
     def beats(self) -> tuple[int, ...]:
@@ -82,31 +107,34 @@ class SharedLinks:
         for each in self._own:
             each.end()
 
-    def _pipe(self, descriptor: int, stage: int, number: int, end: int, deadline_s: float) -> SharedPipe:
-        """From `stage` to the next; `end`: 0 = where rows are sent."""
-        width = self.num_ranks // self.num_stages
-        sender = self.num_ranks - (stage + 1) * width + number
+    def _section_of(self, rank: int) -> int:
+        return self.num_sections - 1 - rank // (self.num_ranks // self.num_sections)
+
+    def _pipe(self, descriptor: int, section: int, number: int, end: int, deadline_s: float) -> SharedPipe:
+        """From `section` to the next; `end`: 0 = where rows are sent."""
+        width = self.num_ranks // self.num_sections
+        sender = self.num_ranks - (section + 1) * width + number
         return SharedPipe(
             descriptor,
             end,
             2,
             deadline_s=deadline_s,
-            offset=_pipe_offset(self.num_ranks, self.num_stages, stage, number),
+            offset=_pipe_offset(self.num_ranks, self.num_sections, section, number),
             members=((sender, sender - width), self.num_ranks),
         )
 
 
-def make_links_memory(num_ranks: int, num_stages: int) -> int:
+def make_links_memory(num_ranks: int, num_sections: int) -> int:
     """A descriptor of new memory for a group; the caller closes it."""
-    if num_stages == 1:
+    if num_sections == 1:
         return make_memory(num_ranks)
-    return make_memory_of(_pipe_offset(num_ranks, num_stages, num_stages - 1, 0))
+    return make_memory_of(_pipe_offset(num_ranks, num_sections, num_sections - 1, 0))
 
 
-def _shard_offset(num_ranks: int, num_stages: int, stage: int) -> int:
-    return num_bytes(num_ranks, _SMALL_BYTES) + stage * num_bytes(num_ranks // num_stages, BUFFER_BYTES)
+def _shard_offset(num_ranks: int, num_sections: int, section: int) -> int:
+    return num_bytes(num_ranks, _SMALL_BYTES) + section * num_bytes(num_ranks // num_sections, BUFFER_BYTES)
 
 
-def _pipe_offset(num_ranks: int, num_stages: int, stage: int, number: int) -> int:
-    index = stage * (num_ranks // num_stages) + number
-    return _shard_offset(num_ranks, num_stages, num_stages) + index * num_bytes(2, BUFFER_BYTES)
+def _pipe_offset(num_ranks: int, num_sections: int, section: int, number: int) -> int:
+    index = section * (num_ranks // num_sections) + number
+    return _shard_offset(num_ranks, num_sections, num_sections) + index * num_bytes(2, BUFFER_BYTES)

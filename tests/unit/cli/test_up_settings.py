@@ -110,10 +110,10 @@ def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
 
 
 def tp_of(*arguments: str, flag: str = "--tp") -> dict[str, str]:
-    """--tp, or --pp, of each worker."""
+    """--tp, or another setting of ranks, of each worker."""
     up = UpCommand.model_validate(dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"device": "cpu"})
     specs = [spec for spec in up.topology(Path("m"), random.Random(1)).specs() if spec.name.startswith(("pre", "dec"))]
-    assert not any({"TANDEM_TP", "TANDEM_PP"} & spec.env.keys() for spec in specs)
+    assert not any({"TANDEM_TP", "TANDEM_PP", "TANDEM_CP"} & spec.env.keys() for spec in specs)
     return {spec.name: spec.argv[spec.argv.index(flag) + 1] for spec in specs if flag in spec.argv}
 
 
@@ -132,3 +132,13 @@ def test_roles_have_stages_of_their_own() -> None:
     assert tp_of("prefill_pp", "3") == {}
     with pytest.raises(ConfigurationError, match="--prefill-pp=2 with --prefill 0: there are no prefill workers"):
         tp_of("prefill", "0", "prefill_pp", "2")
+
+
+def test_prefill_workers_alone_have_contexts() -> None:
+    assert tp_of("cp", "2", "tp", "2", flag="--cp") == {"prefill-0": "2"}
+    assert tp_of("cp", "2", "prefill_cp", "4", flag="--cp") == {"prefill-0": "4"}
+    assert tp_of("cp", "2") == {}
+    for setting in ("cp", "prefill_cp"):
+        words = f"--{setting.replace('_', '-')}=2 with --prefill 0: there are no prefill workers"
+        with pytest.raises(ConfigurationError, match=words):
+            tp_of("prefill", "0", setting, "2")

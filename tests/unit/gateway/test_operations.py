@@ -91,10 +91,11 @@ def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
 
 def test_workers_tell_their_ranks_or_that_there_is_one(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        cluster.workers[0].ranks = RankReport((7, 12), 2, ExpertRows((30, 50), 60), (1, 0))
+        cluster.workers[0].ranks = RankReport((7, 12), 2, ExpertRows((30, 50), 60), (1, 0), (0, 1))
         *_, ranked, single = (await client.get("/admin/workers")).json()["workers"]
         experts = {"by_rank": [30, 50], "busiest": 60, "imbalance": 1.5}
-        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2, "experts": experts, "stages": [1, 0]}
+        sections = {"stages": [1, 0], "contexts": [0, 1]}
+        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2, "experts": experts, **sections}
         assert single["ranks"] is None
 
     tell(tmp_path, story)

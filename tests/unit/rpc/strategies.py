@@ -219,6 +219,7 @@ STATUS = st.builds(
             num_epochs=COUNT,
             experts=maybe(st.builds(ExpertRows, by_rank=tuples(COUNT), busiest=COUNT)),
             stages=tuples(st.integers(0, 7)),
+            contexts=tuples(st.integers(0, 7)),
         )
     ),
 )

@@ -20,12 +20,19 @@ TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
         (TWO | {"tp": 1}, "tp=1 is not divided evenly by hosts=2"),
         (TWO | {"hosts": 3, "tp": 8}, "tp=8 is not divided evenly by hosts=3"),
         (TWO | {"pp": 2}, "pp=2 with hosts=2: stages are on one host yet; give pp=1 or hosts=1"),
+        (TWO | {"cp": 2}, "cp=2 with hosts=2: contexts share one memory; give cp=1 or hosts=1"),
+        ({"cp": 2}, "cp=2 for a decode worker: .* give cp to prefill workers, and tp to this one"),
         (TWO | {"ranks_bind": "127.0.0.1"}, "it is not host:port"),
     ],
 )
 def test_ranks_that_cannot_be_divided_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         DecodeSettings(model="m", **values)
+
+
+def test_a_prefill_worker_has_contexts_of_ranks() -> None:
+    assert PrefillSettings(model="m", cp=3).num_ranks == 3
+    assert PrefillSettings(model="m", cp=2, tp=4).num_ranks == 8
 
 
 def test_moves_of_what_is_on_other_hosts_are_refused() -> None:

@@ -22,7 +22,7 @@ from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, fro
 
 FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
-Side = int | tuple[int, int]  # ranks of a stage, and stages
+Side = int | tuple[int, ...]  # ranks of a stage, stages, and contexts
 NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
 
@@ -49,7 +49,8 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
 
 @asynccontextmanager
 async def ranked_pair(path: Path, prefill: Side, decode: Side, **both: Any) -> AsyncIterator[Pair]:
-    sizes = [{"tp": side} if isinstance(side, int) else {"tp": side[0], "pp": side[1]} for side in (prefill, decode)]
+    sides = ((side,) if isinstance(side, int) else side for side in (prefill, decode))
+    sizes = [dict(zip(("tp", "pp", "cp"), side, strict=False)) for side in sides]
     async with pair_of(path, prefill=sizes[0], **sizes[1], **COMPILED | both) as pair:
         yield pair
 
@@ -89,7 +90,7 @@ async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = Fa
         assert greedy == expected[0]
         counters = await core.engine.call(lambda engine: engine.counters)
         assert counters.num_fetched_tokens == len(PROMPT)
-        width, num_stages = (decode, 1) if isinstance(decode, int) else decode
+        width, num_stages = (decode, 1) if isinstance(decode, int) else decode[:2]
         assert core.ranked.num_ranks == num_stages * (1 if is_shared else width)
         whole = sum(used_bytes)
         assert NUM_BLOCKS * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
@@ -130,6 +131,28 @@ def test_stages_of_layers_give_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: Side, decode: Side
 ) -> None:
     asyncio.run(check(model_of(family, kv_heads), prefill, decode))
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_heads", "prefill", "decode"),
+    [
+        ("qwen2", 2, (1, 1, 2), 1),
+        *(
+            pytest.param(family, kv_heads, prefill, decode, marks=pytest.mark.slow)
+            for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4))
+            for prefill, decode in (((1, 1, 2), 2), ((1, 1, 4), (1, 2)), ((2, 1, 2), 1), ((2, 1, 4), 2))
+        ),
+    ],
+)
+def test_contexts_of_prompts_give_the_tokens_of_one_rank(
+    model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: Side, decode: Side
+) -> None:
+    asyncio.run(check(model_of(family, kv_heads), prefill, decode))
+
+
+@pytest.mark.parametrize("prefill", [(1, 1, 2), pytest.param((2, 1, 2), marks=pytest.mark.slow)])
+def test_latents_of_contexts_are_handed_over(model_of: Callable[[str, int], Path], prefill: Side) -> None:
+    asyncio.run(check(model_of("deepseek_v3", 4), prefill, 1, is_shared=True))
 
 
 def test_latents_are_pulled_once_for_all_ranks(model_of: Callable[[str, int], Path]) -> None:

@@ -42,12 +42,15 @@ const PROCESSES = [
   { title: "Doing", cell: (p) => doing(p) },
 ];
 
-/** How many processes share the model; their ids and stages of layers, and how often they were started together, when pointed at. */
+/** How many processes share the model; their ids and stages of layers or parts of prompts, and how often they were started together, when pointed at. */
 function ranksOf(process) {
   if (!process.ranks) return NONE;
-  const { pids, num_epochs, experts, stages } = process.ranks;
+  const { pids, num_epochs, experts, stages, contexts } = process.ranks;
   const balance = experts?.imbalance ? `; the busiest computes ${experts.imbalance} x the mean of experts' rows` : "";
-  const named = (pid, rank) => (stages?.length ? `${pid} (stage ${stages[rank]})` : pid);
+  const named = (pid, rank) => {
+    if (stages?.length) return `${pid} (stage ${stages[rank]})`;
+    return contexts?.length ? `${pid} (context ${contexts[rank]})` : pid;
+  };
   return el("span", { title: `pids ${pids.map(named).join(", ")}; group ${num_epochs}${balance}` }, String(pids.length));
 }
 
