@@ -98,8 +98,8 @@ class ForwardPass:
     def _run_stage(self, step: SchedulerOutput, flow: StageFlow) -> tuple[ModelInputs, torch.Tensor]:
         """Micro-batches follow one another, so that other stages compute at the same time."""
         parts, hidden = [], []
-        for part in micro_batches(step, flow.num_stages):
-            inputs = self._inputs.build(part)
+        for part in micro_batches(step, flow.num_stages, self.layout.block_size):
+            inputs = self._inputs.build(part.work, part.ends)
             received = flow.receive(inputs)
             stream = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, received=received)
             flow.send(stream)
@@ -162,9 +162,9 @@ class ForwardPass:
         counts = self._as_led(num_right, len(inputs.first_tokens))
         if not counts.any():
             return
-        ends = np.cumsum([len(part.first_tokens) for part in parts])
+        ends = np.cumsum([part.num_ended for part in parts])
         for part, own in zip(parts, np.split(counts, ends[:-1]), strict=True):
-            in_batch = own[np.argsort(part.first_tokens)].tolist()
+            in_batch = np.append(own, [0] * part.goes_on)[np.argsort(part.first_tokens)].tolist()
             for group, batch in zip(self.layout.groups, part.batches, strict=True):
                 if batch.drafted is not None and group.layers:
                     settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
