@@ -12,13 +12,11 @@ from itertools import accumulate, pairwise
 import torch
 
 from tandem.architecture.model import ModelSpec
+from tandem.architecture.stages import num_micro_batches
 from tandem.compute.collectives import RankLinks
 from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.engine.inputs import ModelInputs
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
-
-_LEAST_TOKENS = 4  # of a micro-batch: each reads all weights, so that fewer cost as much
-_PIECE_TOKENS = 64  # of a micro-batch where there are more than stages: so many that reading the weights costs little
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,8 @@ class MicroBatch:
 
 
 def micro_batches(step: SchedulerOutput, num_stages: int, block_size: int) -> Iterator[MicroBatch]:
-    """The step as parts of similar numbers of tokens: as many as there are stages, more where they have enough tokens,
-    and fewer where too few. Prompts are divided between blocks.
-    """
-    num_tokens = step.num_tokens
-    count = max(1, min(num_stages, num_tokens // _LEAST_TOKENS), num_tokens // _PIECE_TOKENS)
+    """The step as parts of similar numbers of tokens, see `num_micro_batches`. Prompts are divided between blocks."""
+    count = num_micro_batches(step.num_tokens, num_stages)
     starts = [0, *accumulate(item.num_tokens for item in step.scheduled)]
     released = step.released
     for first, end in pairwise(_cuts(step.scheduled, starts, count, block_size)):
