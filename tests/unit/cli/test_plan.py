@@ -115,7 +115,7 @@ def test_stages_are_searched_beside_widths(capsys: pytest.CaptureFixture[str]) -
 def test_the_table_of_stages_tells_what_they_send_and_how_long_they_wait(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QWEN, "--tp", "1", "--pp", "auto"]) == 0
     out = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert "1 x 2 stages 9.44 GB 73.7 KB 0 0 KB 8 KB 11% - 33%" in out
+    assert "1 x 2 stages 8.19 GB 73.7 KB 0 0 KB 8 KB 11% - 33%" in out
     assert "Idle stages: the share of a step" in out
 
 
