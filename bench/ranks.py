@@ -1,9 +1,10 @@
-"""Prefill and decode steps of a worker's ranks beside those of one rank with as many threads, and bytes of a rank.
+"""Prefill and decode steps of a worker's ranks beside those of one rank with as many threads and with one thread, and
+bytes of a rank.
 
-    python -m bench.ranks [--shape qwen3-8-layers] [--sizes 1x2,2x1] [--batches 1,16] [--save]
+    python -m bench.ranks [--shape qwen3-8-layers] [--sizes 1x2,2x1] [--batches 1,16] [--prompt-tokens 64] [--save]
 
-A size is ranks of a stage x stages. Every rank has one thread, and the single rank as many as all of them. They take
-turns in one process that leads all groups, so ranks of a size that has no turn wait for its steps.
+A size is ranks of a stage x stages. Every rank has one thread. All take turns in one process that leads all groups, so
+ranks of a size that has no turn wait for its steps.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ import torch
 from bench.checkpoints import SHAPES, random_checkpoint
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
+from tandem.architecture.stages import num_elements
 from tandem.architecture.state import DTYPE_BYTES
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
@@ -27,16 +30,25 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.ranks.group import RankGroup, share_of
 
-PROMPT_TOKENS = 64
-ONE = "one rank"
+ONE, ONE_THREAD = "one rank", "one rank, one thread"
 Size = tuple[int, int]
 
 
-def turn_s(engine: Engine, batch: int, num_steps: int, rng: random.Random) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What each system does in its turn. `chunk_tokens`: the most of a step."""
+
+    prompt_tokens: int
+    chunk_tokens: int
+    steps: int
+    rounds: int
+
+
+def turn_s(engine: Engine, batch: int, turns: Turns, rng: random.Random) -> tuple[float, float]:
     """Seconds until `batch` requests have their first tokens, and of a decode step of all of them, the median."""
-    params = SamplingParams(temperature=0.0, max_tokens=num_steps + 1, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=turns.steps + 1, ignore_eos=True)
     for _ in range(batch):
-        engine.add_request([rng.randrange(6, 250) for _ in range(PROMPT_TOKENS)], params)
+        engine.add_request([rng.randrange(6, 250) for _ in range(turns.prompt_tokens)], params)
     times: list[float] = []
     start_s = time.perf_counter()
     first_s = 0.0
@@ -49,44 +61,43 @@ def turn_s(engine: Engine, batch: int, num_steps: int, rng: random.Random) -> tu
     return first_s, statistics.median(times[1:])
 
 
-def measure(path: Path, sizes: Sequence[Size], batches: Sequence[int], rounds: int, steps: int, shape: str) -> Report:
+def measure(path: Path, sizes: Sequence[Size], batches: Sequence[int], turns: Turns, shape: str) -> Report:
     """One size after the other beside one rank: the medians of each, and that of the ratios of neighbouring turns."""
     rows: list[Row] = []
     for width, num_stages in sizes:
         num_ranks, name = width * num_stages, f"tp {width}, pp {num_stages}"
-        config = EngineConfig(str(path), num_threads=num_ranks, kv_cache_bytes=256 << 20, max_num_batched_tokens=1024)
+        config = EngineConfig(str(path), num_threads=num_ranks, kv_cache_bytes=256 << 20)
+        config = replace(config, max_num_batched_tokens=turns.chunk_tokens)
         share = share_of(config, num_ranks)
         with contextlib.ExitStack() as opened:
             group = RankGroup(share, num_ranks, num_stages=num_stages)
             opened.callback(group.close)
             assemblies = {name: assemble(share, ranks=group), ONE: assemble(config)}
             engines = {system: assembly.engine for system, assembly in assemblies.items()}
+            systems = {name: (engines[name], 1), ONE: (engines[ONE], num_ranks), ONE_THREAD: (engines[ONE], 1)}
             rows += [row for system, each in assemblies.items() for row in _bytes(shape, system, each)]
             for batch in batches:
                 prefill: dict[str, list[float]] = defaultdict(list)
                 decode: dict[str, list[float]] = defaultdict(list)
                 load, rng = ForeignLoad(), random.Random(batch)
-                for _ in range(rounds):
-                    for system, engine in engines.items():
-                        torch.set_num_threads(num_ranks if system == ONE else 1)
-                        first_s, step_s = turn_s(engine, batch, steps, rng)
+                for _ in range(turns.rounds):
+                    for system, (engine, num_threads) in systems.items():
+                        torch.set_num_threads(num_threads)
+                        first_s, step_s = turn_s(engine, batch, turns, rng)
                         prefill[system].append(1000 * first_s)
                         decode[system].append(1000 * step_s)
                 foreign, workload = load.cores(), f"{shape}, batch {batch}"
-                rows += _rows(workload, f"prefill of {PROMPT_TOKENS} tokens each", prefill, name, foreign)
+                rows += _rows(workload, f"prefill of {turns.prompt_tokens} tokens each", prefill, name, foreign)
                 rows += _rows(workload, "decode step", decode, name, foreign)
             for engine in engines.values():
                 engine.close()
-    return Report("ranks", {"shape": shape, "rounds": rounds, "steps": steps}, rows)
+    return Report("ranks", {"shape": shape, **asdict(turns)}, rows)
 
 
 def _bytes(shape: str, system: str, assembly: Assembly) -> list[Row]:
     """Of the leader, which has a part of every kind of weight but the embedding."""
     model = assembly.model
-    num_elements = sum(tensor.size for tensor in model.tensors())
-    if model.tie_word_embeddings and not model.is_first:  # NOTE: the head is read a second time there
-        num_elements += model.head.size
-    weights = num_elements * DTYPE_BYTES[model.dtype]
+    weights = num_elements(model) * DTYPE_BYTES[model.dtype]
     page_bytes = assembly.arena.layout.page_bytes
     return [
         Row(shape, system, "weights of the leader", weights / 1e6, "MB"),
@@ -95,20 +106,25 @@ def _bytes(shape: str, system: str, assembly: Assembly) -> list[Row]:
 
 
 def _rows(workload: str, metric: str, found: dict[str, list[float]], name: str, foreign: float) -> list[Row]:
-    ratios = tuple(one / many for one, many in zip(found[ONE], found[name], strict=True))
+    ratios = {
+        one: tuple(first / own for first, own in zip(found[one], found[name], strict=True)) for one in (ONE, ONE_THREAD)
+    }
     return [
         *(
             Row(workload, system, metric, statistics.median(times), "ms", samples=tuple(times))
             for system, times in found.items()
         ),
-        Row(
-            workload,
-            name,
-            f"{metric}: speed over one rank",
-            statistics.median(ratios),
-            "x",
-            samples=ratios,
-            foreign_cores=foreign,
+        *(
+            Row(
+                workload,
+                name,
+                f"{metric}: speed over {one}",
+                statistics.median(each),
+                "x",
+                samples=each,
+                foreign_cores=foreign,
+            )
+            for one, each in ratios.items()
         ),
     ]
 
@@ -119,17 +135,22 @@ def main() -> None:
     parser.add_argument("--sizes", default="1x2,2x1", help="ranks of a stage x stages")
     parser.add_argument("--batches", default="1,16", help="numbers of requests")
     parser.add_argument("--steps", type=int, default=12, help="of decode in each turn")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--chunk-tokens", type=int, default=1024, help="the most of a step")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     sizes = [tuple(map(int, size.split("x"))) for size in arguments.sizes.split(",")]
     batches = [int(number) for number in arguments.batches.split(",")]
-    if not all(len(size) == 2 and min(size) > 0 for size in sizes) or min(*batches, arguments.steps) < 1:
-        parser.error("--sizes: as 1x2,2x1; --batches and --steps: at least 1")
+    if not all(len(size) == 2 and min(size) > 0 for size in sizes) or min(*batches, arguments.prompt_tokens) < 1:
+        parser.error("--sizes: as 1x2,2x1; --batches and --prompt-tokens: at least 1")
+    if arguments.steps < 2 or arguments.chunk_tokens < 64:
+        parser.error("--steps: at least 2; --chunk-tokens: at least 64, as many as requests run")
     prioritise()
     pairs = [(size[0], size[1]) for size in sizes]
     path = random_checkpoint(arguments.shape)
-    report = measure(path, pairs, batches, arguments.rounds, arguments.steps, arguments.shape)
+    turns = Turns(arguments.prompt_tokens, arguments.chunk_tokens, arguments.steps, arguments.rounds)
+    report = measure(path, pairs, batches, turns, arguments.shape)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")

@@ -81,16 +81,6 @@ class NextNames:
     final_norm: str
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpan:
-    """Of a model of `num_layers` layers, those of one stage: `first` to `end - 1`. `num_prompt_layers`: the model's."""
-
-    first: int
-    end: int
-    num_layers: int
-    num_prompt_layers: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
@@ -106,7 +96,9 @@ class ModelSpec:
             is served.
         next_names: what else their module has.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
-        span: of a stage, which layers it has; the first stage has the embedding, and the last the head. None = all.
+        has_embedding: whether it begins with tokens; a stage but the first begins with the stream of the one before.
+        has_head: whether it ends with final norm and head; a stage but the last ends with the residual stream.
+        prompt_layers: of a stage, its `num_prompt_layers`; None = those of the layers.
     """
 
     family: str
@@ -128,7 +120,9 @@ class ModelSpec:
     next_names: NextNames | None = field(default=None, repr=False)
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
-    span: LayerSpan | None = field(default=None, repr=False)
+    has_embedding: bool = field(default=True, repr=False)
+    has_head: bool = field(default=True, repr=False)
+    prompt_layers: int | None = field(default=None, repr=False)
 
     @property
     def longest_length(self) -> int:
@@ -139,16 +133,6 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it begins with tokens, and has the embedding."""
-        return self.span is None or self.span.first == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it ends with logits, and has final norm and head."""
-        return self.span is None or self.span.end == self.span.num_layers
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
@@ -184,8 +168,8 @@ class ModelSpec:
         those tokens only whose logits are asked for. Of a stage, counted from its first layer: 0 or less, and it gets
         no others; more than its layers, and it passes all on.
         """
-        if self.span is not None:
-            return self.span.num_prompt_layers - self.span.first
+        if self.prompt_layers is not None:
+            return self.prompt_layers
         keeping = [
             index
             for index, layer in enumerate(self.layers)
@@ -215,22 +199,26 @@ class ModelSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
-        if self.is_first:
+        if self.embedding is not None:
             yield self.embedding
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
-        if self.is_last:
+        if self.head is not None:
             yield from self.final_norm.tensors()
             if not self.tie_word_embeddings:
                 yield self.head
 
     @property
-    def embedding(self) -> TensorSpec:
-        """A row for each token."""
+    def embedding(self) -> TensorSpec | None:
+        """A row for each token; None = it has none."""
+        if not self.has_embedding:
+            return None
         return TensorSpec(EMBEDDING, (self.vocab_size, self.hidden_size))
 
     @property
-    def head(self) -> TensorSpec:
-        """The weight of the head; tied, it is made of the embedding."""
+    def head(self) -> TensorSpec | None:
+        """The weight of the head; tied, it is made of the embedding. None = it has none."""
+        if not self.has_head:
+            return None
         if self.head_tokens is None:
             source = Source(EMBEDDING) if self.tie_word_embeddings else None
             return TensorSpec(HEAD, (self.vocab_size, self.hidden_size), source, is_weight=True)
@@ -241,7 +229,7 @@ class ModelSpec:
     def weights(self) -> Iterator[TensorSpec]:
         """Those of all linear maps; the head, tied or not, is the last."""
         yield from (tensor for tensor in self.tensors() if tensor.is_weight and tensor.name != HEAD)
-        if self.is_last:
+        if self.head is not None:
             yield self.head
 
 

@@ -10,10 +10,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
-from tandem.architecture.model import LayerSpan, LayerSpec, ModelSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
+
+LEAST_TOKENS = 4  # of a micro-batch: each reads all weights, so that fewer cost as much
+PIECE_TOKENS = 64  # of a micro-batch where there are more than stages: so many that reading the weights costs little
 
 
 def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
@@ -31,6 +34,27 @@ def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
                 f"tp={width} with {name}={number} are {width * number} ranks, and a worker has at most {MAX_RANKS}; "
                 f"give {name}={max(1, MAX_RANKS // width)} or less, or a smaller tp"
             )
+
+
+def num_micro_batches(num_tokens: float, num_stages: int, piece_tokens: int = PIECE_TOKENS) -> int:
+    """Of a step of so many tokens: as many as there are stages, more where each has `piece_tokens`, and fewer where too
+    few. Requests that cannot be divided may make it fewer.
+    """
+    if num_stages == 1:
+        return 1
+    return int(max(1, min(num_stages, num_tokens // LEAST_TOKENS), num_tokens // piece_tokens))
+
+
+def idle_share(num_tokens: float, num_stages: int) -> float:
+    """Of the time of such a step, the share in which a stage waits for the others: the bubble."""
+    return (num_stages - 1) / (num_micro_batches(num_tokens, num_stages) + num_stages - 1)
+
+
+def num_elements(stage: ModelSpec) -> int:
+    """Numbers of the weights of a stage. NOTE: a head that is tied to the embedding of another stage is a copy."""
+    own = sum(tensor.size for tensor in stage.tensors())
+    head = stage.head if stage.tie_word_embeddings and stage.embedding is None else None
+    return own if head is None else own + head.size
 
 
 def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
@@ -81,7 +105,9 @@ def stage_of(model: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
         model,
         layers=tuple(_moved(layer, first) for layer in model.layers[first:end]),
         head_tokens=model.head_tokens or (0, model.vocab_size),
-        span=LayerSpan(first, end, model.num_layers, model.num_prompt_layers),
+        has_embedding=stage == 0,
+        has_head=stage == num_stages - 1,
+        prompt_layers=model.num_prompt_layers - first,
     )
 
 

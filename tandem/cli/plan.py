@@ -15,6 +15,8 @@ from pydantic import Field, field_validator
 from rich.console import Console
 
 from tandem.architecture.cost import ModelCost
+from tandem.architecture.shards import WIDTHS
+from tandem.architecture.stages import check_group
 from tandem.cli.model_cost import named_model
 from tandem.cli.plan_bill import bill_as_json, print_bill
 from tandem.cli.plan_drafts import planned_drafts
@@ -26,13 +28,14 @@ from tandem.core.config import MAX_SPECULATIVE_TOKENS
 from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import serves_prompts
 from tandem.loadtest.text_lengths import parse_lengths
+from tandem.planning.group_size import GroupSize
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
-from tandem.planning.widths import WidthSearch, search_widths, width_facts
+from tandem.planning.widths import WidthSearch, search_widths, sizes_of, width_facts
 from tandem.process.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
 
@@ -58,8 +61,14 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
     tp: str | None = Field(
         None,
         pattern="^(auto|1|2|4|8)$",
-        description="ranks of a worker, one an accelerator: 1, 2, 4 or 8; auto: searched for each pool; omitted: "
-        "--accelerators",
+        description="ranks of a worker that share each layer, one an accelerator: 1, 2, 4 or 8; auto: searched for "
+        "each pool; omitted: --accelerators",
+    )
+    pp: str = Field(
+        "1",
+        pattern="^(auto|[1-8])$",
+        description="stages of layers of a worker, each of --tp ranks: 1 to 8; auto: 1, 2, 4 and 8 are searched for "
+        "each pool; needs --tp",
     )
     decode_hardware: str | None = Field(None, description="accelerator of decode workers; omitted: as prefill")
     decode_accelerators: int | None = Field(
@@ -159,22 +168,27 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         rates = self.rate or [_mean_rate(recorded)]
         site_of = partial(self._site, model, self._profile(recorded))
         if self.tp is None:
-            return study(site_of(self.accelerators, self.decode_accelerators or self.accelerators), rates), None
+            if self.pp != "1":
+                raise ConfigurationError(f"--pp={self.pp} without --tp; give --tp=1, 2, 4, 8 or auto with it")
+            prefill, decode = self.accelerators, self.decode_accelerators or self.accelerators
+            return study(site_of(GroupSize(prefill), GroupSize(decode)), rates), None
         if self.accelerators != 1 or self.decode_accelerators is not None:
             raise ConfigurationError(f"--tp={self.tp} with --accelerators or --decode-accelerators; give one of them")
-        if self.tp != _AUTO:
-            width = width_facts(model, int(self.tp)).width
-            return study(site_of(width, width), rates), None
-        found = search_widths(site_of, max(rates))
+        widths, stages = (WIDTHS if each == _AUTO else (int(each),) for each in (self.tp, self.pp))
+        if _AUTO not in (self.tp, self.pp):
+            check_group(int(self.tp), int(self.pp))
+            size = width_facts(model, GroupSize(int(self.tp), int(self.pp))).size
+            return study(site_of(size, size), rates), None
+        found = search_widths(site_of, max(rates), sizes_of(widths, stages))
         return study(site_of(found.prefill, found.decode), rates), found
 
-    def _site(self, model: ModelCost, profile: Profile, num_prefill: int, num_decode: int) -> DeploymentSite:
-        """With workers of so many accelerators."""
-        prefill = self._roofline(model, self.hardware, num_prefill)
-        decode = self._roofline(model, self.decode_hardware or self.hardware, num_decode)
+    def _site(self, model: ModelCost, profile: Profile, prefill: GroupSize, decode: GroupSize) -> DeploymentSite:
+        """With workers of these sizes, a rank an accelerator."""
+        prefilling = self._roofline(model, self.hardware, prefill)
+        decoding = self._roofline(model, self.decode_hardware or self.hardware, decode)
         return DeploymentSite(
-            prefill=replace(prefill, drafts=self._prefill_drafts(model, num_prefill)),
-            decode=replace(decode, drafts=self._drafts(model, num_decode)),
+            prefill=replace(prefilling, drafts=self._prefill_drafts(model, prefill.num_ranks)),
+            decode=replace(decoding, drafts=self._drafts(model, decode.num_ranks)),
             link=find_link(self.link),
             profile=profile,
             goals=self._goals(),
@@ -196,11 +210,18 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         drafts = self._drafts(model, num_accelerators) if serves_prompts(self.speculate) else None
         return None if drafts is None or drafts.head is None else drafts
 
-    def _roofline(self, model: ModelCost, hardware: str, num_accelerators: int) -> Roofline:
+    def _roofline(self, model: ModelCost, hardware: str, size: GroupSize) -> Roofline:
         assumptions = Assumptions(
             mfu=self.mfu, mbu=self.mbu, reserve_share=self.reserve_share, products_8bit=self.products_8bit
         )
-        return Roofline(model, find_accelerator(hardware), num_accelerators, assumptions)
+        return Roofline(
+            model,
+            find_accelerator(hardware),
+            size.num_ranks,
+            assumptions,
+            num_stages=size.num_stages,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     def _profile(self, recorded: Sequence[TraceRequest]) -> Profile:
         if recorded:

@@ -225,11 +225,16 @@ def _together(choice: SizedDeployment) -> str:
 
 
 def _hardware(roofline: Roofline) -> str:
-    return f"{roofline.num_accelerators} x {roofline.hardware.name}"
+    stages = "" if roofline.num_stages == 1 else f" in {roofline.num_stages} stages"
+    return f"{roofline.num_accelerators} x {roofline.hardware.name}{stages}"
 
 
 def _is_same(one: Roofline, other: Roofline) -> bool:
-    return (one.hardware, one.num_accelerators) == (other.hardware, other.num_accelerators)
+    return (one.hardware, one.num_accelerators, one.num_stages) == (
+        other.hardware,
+        other.num_accelerators,
+        other.num_stages,
+    )
 
 
 def _count(num_accelerators: int) -> str:

@@ -103,8 +103,8 @@ class ForwardPass:
     def _run_stage(self, step: SchedulerOutput, flow: StageFlow) -> tuple[ModelInputs, torch.Tensor]:
         """Micro-batches follow one another, so that other stages compute at the same time."""
         parts, hidden = [], []
-        for part in micro_batches(step, flow.num_stages):
-            inputs = self._inputs.build(part)
+        for part in micro_batches(step, flow.num_stages, self.layout.block_size):
+            inputs = self._inputs.build(part.work, part.ends)
             received = flow.receive(inputs)
             stream = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, received=received)
             flow.send(stream)
@@ -117,7 +117,7 @@ class ForwardPass:
     ) -> tuple[ModelInputs, torch.Tensor]:
         """This context's tokens. Where a step has no prompt that is worth a division, the last one computes all."""
         parts = token_parts(step.scheduled, links.context, links.num_contexts, self.layout.block_size)
-        inputs = self._inputs.build(step, parts or ())
+        inputs = self._inputs.build(step, parts=parts or ())
         if parts is None and not links.is_last:
             return inputs, torch.empty(0, 0)
         shared = None if parts is None else turns
@@ -181,9 +181,9 @@ class ForwardPass:
         counts = self._as_led(num_right, len(inputs.first_tokens))
         if not counts.any():
             return
-        ends = np.cumsum([len(part.first_tokens) for part in parts])
+        ends = np.cumsum([part.num_ended for part in parts])
         for part, own in zip(parts, np.split(counts, ends[:-1]), strict=True):
-            in_batch = own[np.argsort(part.first_tokens)].tolist()
+            in_batch = np.append(own, [0] * part.goes_on)[np.argsort(part.first_tokens)].tolist()
             for group, batch in zip(self.layout.groups, part.batches, strict=True):
                 if batch.drafted is not None and group.layers:
                     settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])

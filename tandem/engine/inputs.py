@@ -7,7 +7,8 @@ of context.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
+_WHOLE: Mapping[str, int] = MappingProxyType({})  # all requests are in one piece
 _LEAST_KNOWN = 64  # blocks of several pages before one is forgotten
 
 
@@ -31,6 +33,7 @@ class ModelInputs:
     group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
     logits choose a token, one and then one a draft of each request that samples; `first_rows` each request's first.
     `first_tokens`: each request's first among all tokens. `parts`: of a step that is computed in micro-batches, those.
+    `goes_on`: of such a part, whether the next one has more tokens of its last request.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -41,6 +44,12 @@ class ModelInputs:
     wanted: WantedTokens | None = None
     first_tokens: tuple[int, ...] = ()
     parts: "tuple[ModelInputs, ...]" = ()
+    goes_on: bool = False
+
+    @property
+    def num_ended(self) -> int:
+        """Its requests without the one that goes on."""
+        return len(self.first_tokens) - self.goes_on
 
 
 class InputBuilder:
@@ -79,8 +88,15 @@ class InputBuilder:
         self._filled = [0] * max_num_requests
         self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
-    def build(self, step: SchedulerOutput, parts: Sequence[TokenPart] = ()) -> ModelInputs:
-        """The inputs of `step`, which schedules at least one token. `parts`: of these of its tokens; none = of all."""
+    def build(
+        self, step: SchedulerOutput, step_ends: Mapping[str, int] = _WHOLE, parts: Sequence[TokenPart] = ()
+    ) -> ModelInputs:
+        """The inputs of `step`, which schedules at least one token.
+
+        Args:
+            step_ends: `MicroBatch.ends`.
+            parts: of these of its tokens; none = of all.
+        """
         for request_id in step.released:
             self._forget(request_id)
         rows = np.array([self._update_row(item) for item in step.scheduled], dtype=np.int64)
@@ -100,6 +116,9 @@ class InputBuilder:
         num_drafts = np.array([item.num_drafts for item in scheduled], dtype=np.int64)
         drafts = num_drafts if num_drafts.any() else None
         batches = self._attention_batches(groups, rows[order], positions, query_start, ends, drafts, parts)
+        if step_ends:
+            whole_ends = np.array([step_ends.get(item.request_id, 0) for item in scheduled], dtype=np.int64)
+            batches |= self._with_passed_states(batches, rows[order], ends - lengths, ends, whole_ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -122,7 +141,32 @@ class InputBuilder:
             first_rows=tuple(first_rows.tolist()),
             wanted=wanted,
             first_tokens=tuple(first_tokens.tolist()),
+            goes_on=step_ends.get(step.scheduled[-1].request_id, 0) > step.scheduled[-1].end,
         )
+
+    def _with_passed_states(
+        self,
+        batches: Mapping[int, AttentionBatch],
+        rows: IntArray,
+        starts: IntArray,
+        ends: IntArray,
+        whole_ends: IntArray,
+    ) -> dict[int, AttentionBatch]:
+        """The batches of states that cannot be rewound, where requests are in pieces: between two pieces a state is in
+        the block of the step's last token of the request, unless its own block keeps it anyway.
+
+        `whole_ends`: of each request the end of its last piece; 0 = it is in one.
+        """
+        found = {}
+        for group in (group for group in batches if not self._can_rewind[group]):
+            tables = batches[group].block_tables.numpy().copy()
+            for index in np.flatnonzero(whole_ends).tolist():
+                passing = self._tables[group][rows[index], (whole_ends[index] - 1) // self._block_size]
+                for place in (starts[index] - 1, ends[index] - 1):
+                    if place >= 0 and tables[index, place // self._block_size] == NULL_BLOCK:
+                        tables[index, place // self._block_size] = passing
+            found[group] = replace(batches[group], block_tables=torch.from_numpy(tables))
+        return found
 
     def _wanted(
         self, rows: IntArray, positions: IntArray, query_start: IntArray, ends: IntArray, num_wanted: IntArray

@@ -1,50 +1,87 @@
-"""Steps in stages of layers: micro-batches, which follow one another through the stages, and what passes between those.
+"""Steps in stages of layers: micro-batches, which follow one another through the stages, and what those pass on.
 
-A micro-batch has whole requests, and kernels compute a row in the same way whatever the others are, so the division
-changes no bit. All ranks divide a step alike.
+A micro-batch has neighbouring tokens of a step: whole requests, and pieces of long prompts. Kernels compute a row in
+the same way whatever the others are, so the division changes no bit. All ranks divide a step alike.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 
 from tandem.architecture.model import ModelSpec
+from tandem.architecture.stages import num_micro_batches
 from tandem.compute.collectives import RankLinks
 from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.engine.inputs import ModelInputs
-from tandem.scheduler.output import SchedulerOutput
-
-_LEAST_TOKENS = 4  # of a micro-batch: each reads all weights, so that fewer cost as much
+from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 
 
-def micro_batches(step: SchedulerOutput, most: int) -> Iterator[SchedulerOutput]:
-    """The step as at most `most` steps of neighbouring requests, of similar numbers of tokens."""
-    ends = [0]
-    for item in step.scheduled:
-        ends.append(ends[-1] + item.num_tokens)
-    count = max(1, min(most, ends[-1] // _LEAST_TOKENS))
-    cuts = [0]
-    for part in range(1, count):
-        wanted = ends[-1] * part / count
-        cuts.append(min(range(len(ends)), key=lambda i: abs(ends[i] - wanted)))
-    cuts.append(len(step.scheduled))
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A part of a step. `ends`: of requests of which it has a piece, the end of all that the step computes of them."""
+
+    work: SchedulerOutput
+    ends: Mapping[str, int]
+
+
+def micro_batches(step: SchedulerOutput, num_stages: int, block_size: int) -> Iterator[MicroBatch]:
+    """The step as parts of similar numbers of tokens, see `num_micro_batches`. Prompts are divided between blocks."""
+    count = num_micro_batches(step.num_tokens, num_stages)
+    starts = [0, *accumulate(item.num_tokens for item in step.scheduled)]
     released = step.released
-    for first, end in pairwise(cuts):
-        if first < end:
-            yield replace(step, scheduled=step.scheduled[first:end], released=released)
-            released = ()
+    for first, end in pairwise(_cuts(step.scheduled, starts, count, block_size)):
+        pieces = [
+            (item, _piece(item, max(first - start, 0), min(end - start, item.num_tokens)))
+            for start, item in zip(starts, step.scheduled, strict=False)
+            if start < end and first < start + item.num_tokens
+        ]
+        scheduled = tuple(piece for _, piece in pieces)
+        ends = {item.request_id: item.end for item, piece in pieces if piece is not item}
+        yield MicroBatch(replace(step, scheduled=scheduled, released=released), ends)
+        released = ()
+
+
+def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: int, block_size: int) -> list[int]:
+    """Where `count` parts begin and end, counted in tokens of the step; fewer where requests cannot be divided."""
+    cuts = {0, starts[-1]}
+    for part in range(1, count):
+        wanted = starts[-1] * part / count
+        index = bisect_left(starts, wanted) - 1
+        item, start = scheduled[index], starts[index]
+        possible = [start, starts[index + 1]]
+        if not item.num_drafts and not item.scores_prompt:
+            before = int(item.start + wanted - start) // block_size * block_size + start - item.start
+            possible += [cut for cut in (before, before + block_size) if start < cut < starts[index + 1]]
+        cuts.add(min(possible, key=lambda cut: abs(cut - wanted)))
+    return sorted(cuts)
+
+
+def _piece(item: ScheduledRequest, first: int, end: int) -> ScheduledRequest:
+    """Tokens `first` to `end - 1` of those that a step computes of a request. Its first piece has its new blocks."""
+    if end - first == item.num_tokens:
+        return item
+    return replace(
+        item,
+        start=item.start + first,
+        token_ids=item.token_ids[first:end],
+        samples=item.samples and end == item.num_tokens,
+        blocks=None if first else item.blocks,
+    )
 
 
 def joined_inputs(parts: Sequence[ModelInputs], hidden: Sequence[torch.Tensor]) -> ModelInputs:
-    """Those of a step, as they index its hidden states: `hidden`, of each micro-batch, one after the other."""
+    """Those of a step, as they index its hidden states: `hidden`, of each micro-batch, one after the other. Of a
+    request in several pieces it has the first row and the first token of the last one.
+    """
     sample_rows, first_rows, first_tokens = [], [], []
     num_rows = num_tokens = 0
     for part, rows in zip(parts, hidden, strict=True):
         sample_rows.append(part.sample_rows + num_rows)
-        first_rows += [row + num_rows for row in part.first_rows]
-        first_tokens += [token + num_tokens for token in part.first_tokens]
+        first_rows += [row + num_rows for row in part.first_rows[: part.num_ended]]
+        first_tokens += [token + num_tokens for token in part.first_tokens[: part.num_ended]]
         num_rows += len(rows)
         num_tokens += len(part.input_ids)
     return replace(

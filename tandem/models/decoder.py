@@ -180,12 +180,12 @@ class Decoder:
         self.spec = spec
         self.parameters = parameters
         self._kernels = kernels
-        self._embedding = TokenEmbedding.take(spec, parameters, kernels) if spec.is_first else None
+        self._embedding = TokenEmbedding.take_optional(spec, parameters, kernels)
         self._embedding_scale = spec.embedding_scale
         if self._embedding is not None and spec.rounds_embedding_scale:
             self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
-        self._head = parameters.weights[HEAD] if spec.is_last else None
-        self._final_norm = Norm.take(spec.final_norm, parameters, kernels) if spec.is_last else None
+        self._head = None if spec.head is None else parameters.weights[HEAD]
+        self._final_norm = None if spec.head is None else Norm.take(spec.final_norm, parameters, kernels)
         ropes = [mixer.rope for mixer in spec.mixers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, parameters.device)
         self._layers = tuple(
@@ -213,8 +213,8 @@ class Decoder:
         received: torch.Tensor | None = None,
         turns: LayerTurns | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`. Of a stage
-        but the last, the residual stream.
+        """Hidden states after the final norm, [num_tokens, hidden], and without one the residual stream; writes what
+        the step leaves into `kv`.
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
@@ -224,15 +224,14 @@ class Decoder:
                 `ModelSpec.wanted_states`; None = all.
             states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
                 those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
-            received: what the stage before has returned, which is overwritten; None = this is the first.
+            received: the residual stream that it begins with, which is overwritten: of the tokens that are `wanted`
+                where `num_prompt_layers` is below 1; None = it begins with the embeddings.
             turns: of the ranks with other tokens of the same requests; None = all tokens of the step are here.
         """
         residual = self.embed(input_ids) if received is None else received
-        if received is not None and not len(residual):
+        if not len(residual):
             return residual
-        if wanted is not None and self.spec.span is not None and not 1 <= self._num_prompt_layers <= len(self._layers):
-            if self._num_prompt_layers < 1:
-                input_ids, positions = (each.index_select(0, wanted.rows) for each in (input_ids, positions))
+        if wanted is not None and self._num_prompt_layers > len(self._layers):
             wanted = None
         if states is not None:
             states.begin(residual)
@@ -243,12 +242,14 @@ class Decoder:
             and {backend.name for backend in chosen} == {self._stack.attention}
         ):
             hidden = self._stack.forward(residual, positions, kv, batches, wanted, states)
-            return self._noted(hidden, states) if self.spec.is_last else residual[: len(hidden)]
+            return residual[: len(hidden)] if self._final_norm is None else self._noted(hidden, states)
         embeddings = residual.clone() if self._keeps_embeddings else None
         prepared = prepare_by_state(chosen, dict(enumerate(batches)), kv, self._readers)
         tokens = StepTokens(input_ids, positions, prepared, embeddings)
         if wanted is not None:
             wanted = replace(wanted, batches=prepare_by_state(chosen, wanted.batches, kv, self._readers))
+            if self._num_prompt_layers < 1:
+                tokens = tokens.only(wanted, self._kernels)
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers, 1):
             if states is not None:
@@ -264,8 +265,8 @@ class Decoder:
 
     @property
     def embedding(self) -> TokenEmbedding:
-        """Of the first stage."""
-        assert self._embedding is not None, "the first stage has the embedding"
+        """Of a model that begins with tokens."""
+        assert self._embedding is not None, "this stage begins with the residual stream"
         return self._embedding
 
     def _noted(self, hidden: torch.Tensor, states: HiddenStates | None) -> torch.Tensor:
@@ -282,7 +283,7 @@ class Decoder:
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
         head = self._head if head is None else head
-        assert head is not None, "the last stage has the head"
+        assert head is not None, "this stage ends with the residual stream"
         logits = head(hidden, out_dtype=torch.float32)
         cap, scale = self.spec.logit_softcap, self.spec.logit_scale
         logits = logits if scale == 1.0 else logits.mul_(scale)

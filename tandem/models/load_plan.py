@@ -30,12 +30,13 @@ class LoadingPlan:
         """
         tensors = [tensor for tensor in spec.tensors() if not tensor.is_weight]
         weights = [(weight, choose_format(weight, formats)) for weight in spec.weights()]
-        table = next((each for each in formats if each.has_table(spec.embedding)), None)
-        if table is not None and spec.is_first:
-            tensors.remove(spec.embedding)
+        embedding = spec.embedding
+        table = None if embedding is None else next((each for each in formats if each.has_table(embedding)), None)
+        if embedding is not None and table is not None:
+            tensors.remove(embedding)
             if spec.tie_word_embeddings and spec.head_tokens is None:
                 weights = [entry for entry in weights if entry != (spec.head, table)]
-            weights.append((spec.embedding, table))
+            weights.append((embedding, table))
         return cls(tuple(tensors), tuple(weights))
 
     @classmethod

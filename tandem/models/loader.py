@@ -204,7 +204,7 @@ def _load(
     weights = parameters.weights
     return (
         parameters
-        if HEAD in weights or not spec.is_last
+        if HEAD in weights or spec.head is None
         else Parameters(parameters.tensors, {**weights, HEAD: weights[EMBEDDING]})
     )
 
@@ -239,7 +239,7 @@ def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collective
             weights[tensor.name] = SummedWeight(weights[tensor.name], collectives)
         elif tensor.is_gathered:
             weights[tensor.name] = GatheredWeight(weights[tensor.name], collectives)
-    if shard.head_tokens is not None and shard.is_last:
+    if shard.head_tokens is not None and shard.head is not None:
         bounds = head_bounds(shard.vocab_size, collectives.num_ranks)
         weights[HEAD] = JoinedWeight(weights[HEAD], collectives, bounds)
     return Parameters(parameters.tensors, weights, collectives)

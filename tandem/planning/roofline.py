@@ -4,9 +4,12 @@ Peaks come from the data sheet, and `Assumptions` gives the shares of them that 
 is the physical lower bound. Source: Williams, Waterman and Patterson, "Roofline" (2009), applied to prefill and decode.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.architecture.cost import ModelCost
+from tandem.architecture.stages import PIECE_TOKENS, num_micro_batches
 from tandem.planning.hardware import Accelerator, NetworkLink
 from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
@@ -64,12 +67,23 @@ class HandOffEstimate:
         return self.exposed_ms / self.ms if self.ms else 0.0
 
 
+class _Passes(NamedTuple):
+    """A step through stages: of how many micro-batches it consists, and how often a stage's time passes until its end.
+
+    One stage after another computes each, and all stages compute at once.
+    """
+
+    num_parts: int
+    num_passes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node.
 
     `drafts`: how it drafts, or of a prefill worker, for whom; None = not at all. One of the accelerators holds a draft
-    model or head, whole.
+    model or head, whole. `num_stages`: of consecutive layers, each on as many of the accelerators. `chunk_tokens`: the
+    most of a prompt in one step.
     """
 
     model: ModelCost
@@ -77,6 +91,13 @@ class Roofline:
     num_accelerators: int = 1
     assumptions: Assumptions = TYPICAL
     drafts: PlannedDrafts | None = None
+    num_stages: int = 1
+    chunk_tokens: int = 2048
+
+    @property
+    def width(self) -> int:
+        """Accelerators over which each layer is split."""
+        return self.num_accelerators // self.num_stages
 
     @property
     def flops(self) -> float:
@@ -111,10 +132,16 @@ class Roofline:
         products = 2.0 * (self.model.num_prompt_parameters * missing + self.model.num_table_parameters)
         attention = self.model.attention_flops(num_tokens, num_cached_tokens)
         compute_s = (products / self._product_flops + attention / self.flops) / self.assumptions.mfu
+        passes = self._passes(min(missing, self.chunk_tokens))
         memory_s = self.prefill_bytes(num_tokens, num_cached_tokens) / self._reached_bytes_per_s
+        if passes.num_parts > 1:  # NOTE: each reads all weights
+            num_parts = passes.num_parts * max(1.0, missing / self.chunk_tokens)
+            swept = num_parts * self.model.swept_weight_bytes(missing / num_parts)
+            memory_s = (swept + self.model.kv_bytes(num_tokens)) / self._reached_bytes_per_s
+        computed_ms = 1000 * max(compute_s, memory_s) * passes.num_passes / passes.num_parts
         reduce_ms = missing * self._reduce_ms_per_token + self._reduce_latency_ms
-        head_ms = self._head_ms(num_tokens, num_cached_tokens)
-        return self.assumptions.prompt_overhead_ms + 1000 * max(compute_s, memory_s) + reduce_ms + head_ms
+        others_ms = reduce_ms + self._stream_ms(missing, passes) + self._head_ms(num_tokens, num_cached_tokens)
+        return self.assumptions.prompt_overhead_ms + computed_ms + others_ms
 
     def step_flops(self, num_running: float, context_tokens: float) -> float:
         """FLOPs of one decode step of `num_running` requests with `context_tokens` each."""
@@ -217,8 +244,8 @@ class Roofline:
 
     @property
     def speed(self) -> Speed:
-        """Linear speed model of the worker, never faster than the roofline up to 256 requests with full windows and
-        without drafts.
+        """Linear speed model of a worker of one stage, never faster than the roofline up to 256 requests with full
+        windows and without drafts.
 
         Prompts: windowed layers cost as if every query attended to a full window. Steps: the chord from 0 to 256
         requests of the matrix products' time, which is convex: it grows once the batch is compute-bound. Recurrent
@@ -261,8 +288,24 @@ class Roofline:
         memory, which rows of a request read together.
         """
         kv_ms = 1000 * num_running * self.model.read_bytes(context_tokens) / self._reached_bytes_per_s
-        overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
-        return overhead_ms + self._running_ms(num_rows) + self._products_ms(num_rows) + kv_ms
+        passes = self._passes(num_rows)
+        overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms + self._stream_ms(num_rows, passes)
+        part_ms = self._products_ms(num_rows / passes.num_parts) + kv_ms / passes.num_parts
+        return overhead_ms + self._running_ms(num_rows) + passes.num_passes * part_ms
+
+    def _passes(self, num_tokens: float) -> _Passes:
+        """Of a step. A piece of a prompt has so many tokens that its products take longer than reading the weights."""
+        bytes_per_s = self._product_flops * self.assumptions.mfu * self.model.weight_bits / 16
+        ridge = bytes_per_s / self._reached_bytes_per_s
+        num_parts = num_micro_batches(num_tokens, self.num_stages, max(PIECE_TOKENS, math.ceil(ridge)))
+        return _Passes(num_parts, num_parts + self.num_stages - 1)
+
+    def _stream_ms(self, num_tokens: float, passes: _Passes) -> float:
+        """Time of the residual stream from stage to stage, 16 bits a number: of a micro-batch once it is computed."""
+        if self.num_stages == 1:
+            return 0.0
+        num_bytes = 2 * self.model.hidden_size * num_tokens / passes.num_parts / self.width
+        return passes.num_passes * (self.assumptions.all_reduce_ms + 1000 * num_bytes / self.hardware.peer_bytes_per_s)
 
     @property
     def _product_flops(self) -> float:
@@ -285,13 +328,13 @@ class Roofline:
 
     @property
     def _reduce_latency_ms(self) -> float:
-        """Latency of two all-reduces per layer over the worker's accelerators; 0 with one accelerator."""
-        return 2 * self.model.num_layers * self.assumptions.all_reduce_ms if self.num_accelerators > 1 else 0.0
+        """Latency of two all-reduces per layer over the accelerators that split it; 0 with one accelerator."""
+        return 2 * self.model.num_layers * self.assumptions.all_reduce_ms if self.width > 1 else 0.0
 
     @property
     def _reduce_ms_per_token(self) -> float:
         """Transfer time of a ring all-reduce: `2 (n - 1) / n` times a token's 16-bit hidden state, twice per layer."""
-        n = self.num_accelerators
+        n = self.width
         num_bytes = 2 * self.model.num_layers * self.model.hidden_size * 2 * 2 * (n - 1) / n
         return 1000 * num_bytes / self.hardware.peer_bytes_per_s
 

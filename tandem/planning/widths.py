@@ -1,5 +1,5 @@
-"""Search of how many ranks a worker of each pool should have: what each width costs in bytes and exchanges, which pair
-of widths is the cheapest that meets the objectives, and why the others are not chosen.
+"""Search of how many ranks a worker of each pool should have: what each size costs in bytes, exchanges and idle time,
+which pair of sizes is the cheapest that meets the objectives, and why the others are not chosen.
 
 A rank is an accelerator. What it keeps is counted from its part of the model (`architecture.shards`): of weights that
 ranks do not divide each has a copy.
@@ -13,32 +13,41 @@ from tandem.architecture.cost import ModelCost
 from tandem.architecture.exchange_cost import exchange_bytes
 from tandem.architecture.expert_balance import expected_imbalance
 from tandem.architecture.shards import WIDTHS, expert_bounds, shard_model
+from tandem.architecture.stages import idle_share, num_elements, stage_of
+from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
+from tandem.planning.group_size import GroupSize
 from tandem.planning.pool_sizing import size_pools
 from tandem.planning.sizing import DeploymentSite, Sizing
 
 STEP_TOKENS = 1, 16, 64
+CHUNK_TOKENS = 512  # of a prompt in one step, as on a CPU
+_STREAM_BYTES = 2.0  # of a number of the residual stream
 _ANY_DTYPE = "bfloat16"  # NOTE: shares of bytes do not depend on it
-Choices = dict[tuple[int, int], Sizing]
+Choices = dict[tuple[GroupSize, GroupSize], Sizing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthFacts:
-    """What each rank of so many has and sends.
+    """What each rank of a group has and sends, and how long it waits.
 
     Args:
         weight_bytes: of the rank with the most.
-        kv_bytes_per_token: that a rank keeps.
-        num_exchanges, exchanged_bytes_per_token: of one step, see `exchange_bytes`.
+        kv_bytes_per_token: that a rank keeps, of the stage with the most.
+        num_exchanges, exchanged_bytes_per_token: of one step in all its stages, see `exchange_bytes`.
+        stream_bytes_per_token: that a rank sends to the next stage.
+        idle_share: by tokens of a step, see `stages.idle_share`.
         experts: whole ones of a layer that the rank with the most has; None = there are none.
         expert_imbalance: by tokens of a step, see `expected_imbalance`.
     """
 
-    width: int
+    size: GroupSize
     weight_bytes: float
     kv_bytes_per_token: float
     num_exchanges: int
     exchanged_bytes_per_token: float
+    stream_bytes_per_token: float
+    idle_share: Mapping[int, float]
     experts: int | None
     expert_imbalance: Mapping[int, float]
 
@@ -47,20 +56,20 @@ class WidthFacts:
 class WidthSearch:
     """What was found.
 
-    facts: of the widths that divide the model.
+    facts: of the sizes that divide the model.
     refusals: of the others, the reason.
-    prefill, decode: the widths chosen.
-    choices: by widths of prefill and decode.
+    prefill, decode: the sizes chosen.
+    choices: by sizes of prefill and decode workers.
     """
 
     facts: Sequence[WidthFacts]
-    refusals: dict[int, str]
-    prefill: int
-    decode: int
+    refusals: dict[GroupSize, str]
+    prefill: GroupSize
+    decode: GroupSize
     choices: Choices
 
-    def reason(self, *, prefill: int | None = None, decode: int | None = None) -> str:
-        """Why the chosen widths were better than those with this one for one of the pools."""
+    def reason(self, *, prefill: GroupSize | None = None, decode: GroupSize | None = None) -> str:
+        """Why the chosen sizes were better than those with this one for one of the pools."""
         best = self.choices[self.prefill, self.decode]
         found = self.choices[prefill or self.prefill, decode or self.decode]
         if found is best:
@@ -73,47 +82,64 @@ class WidthSearch:
         return f"costs ${more:,.2f} an hour more"
 
 
-def search_widths(site_of: Callable[[int, int], DeploymentSite], rate_per_s: float) -> WidthSearch:
-    """The widths of both pools with which the fewest objectives are missed, for the least money.
+def sizes_of(widths: Sequence[int] = WIDTHS, stages: Sequence[int] = (1,)) -> Sequence[GroupSize]:
+    """All of so many ranks a layer and so many stages that a worker may have."""
+    sizes = (GroupSize(width, num_stages) for width in widths for num_stages in stages)
+    return sorted((size for size in sizes if size.num_ranks <= MAX_RANKS), key=lambda size: (size.num_ranks, size))
+
+
+def search_widths(
+    site_of: Callable[[GroupSize, GroupSize], DeploymentSite], rate_per_s: float, sizes: Sequence[GroupSize]
+) -> WidthSearch:
+    """Those of `sizes` for both pools with which the fewest objectives are missed, for the least money.
 
     Args:
-        site_of: the site with so many ranks a prefill and a decode worker.
+        site_of: the site with prefill and decode workers of these sizes.
+
+    Raises:
+        ConfigurationError: none of them divides the model.
     """
-    cost = site_of(1, 1).prefill.model
+    cost = site_of(GroupSize(), GroupSize()).prefill.model
     facts, refusals = [], {}
-    for width in WIDTHS:
+    for size in sizes:
         try:
-            facts.append(width_facts(cost, width))
+            facts.append(width_facts(cost, size))
         except ConfigurationError as error:
-            refusals[width] = str(error)
-    widths = [each.width for each in facts]
-    choices = {(p, d): size_pools(site_of(p, d), rate_per_s) for p in widths for d in widths}
+            refusals[size] = str(error)
+    if not facts:
+        raise ConfigurationError("; ".join(dict.fromkeys(refusals.values())))
+    divide = [each.size for each in facts]
+    choices = {(p, d): size_pools(site_of(p, d), rate_per_s) for p in divide for d in divide}
     prefill, decode = min(choices, key=lambda pair: _order(choices[pair], pair))
     return WidthSearch(facts, refusals, prefill, decode, choices)
 
 
-def width_facts(cost: ModelCost, width: int) -> WidthFacts:
+def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
     """Counted from the parts of all ranks. Raises `ConfigurationError` where the model has no such parts."""
-    model = replace(cost.model, dtype=_ANY_DTYPE)
+    model, width, num_stages = replace(cost.model, dtype=_ANY_DTYPE), size.width, size.num_stages
     shards = [shard_model(model, rank, width) for rank in range(width)]
+    parts = [stage_of(shard, stage, num_stages) for shard in shards for stage in range(num_stages)]
     whole = sum(tensor.size for tensor in model.tensors())
-    largest = max(sum(tensor.size for tensor in shard.tensors()) for shard in shards)
     state = sum(spec.bytes_per_token for spec in model.kv_specs)
-    kept = sum(spec.bytes_per_token for spec in shards[0].kv_specs)
+    kept = max(sum(spec.bytes_per_token for spec in part.kv_specs) for part in parts)
     exchanged = exchange_bytes(shards[0], width)
     routed = next((layer.routed for layer in model.layers if layer.routed is not None), None)
     bounds = expert_bounds(routed.num_experts, width) if routed is not None else ()
     return WidthFacts(
-        width=width,
-        weight_bytes=cost.weight_bytes * largest / whole,
+        size=size,
+        weight_bytes=cost.weight_bytes * max(map(num_elements, parts)) / whole,
         kv_bytes_per_token=cost.kv_bytes_per_token * kept / state if state else 0.0,
         num_exchanges=len(exchanged),
         exchanged_bytes_per_token=sum(exchanged),
+        stream_bytes_per_token=0.0 if num_stages == 1 else _STREAM_BYTES * model.hidden_size,
+        idle_share={num_tokens: idle_share(num_tokens, num_stages) for num_tokens in (*STEP_TOKENS, CHUNK_TOKENS)},
         experts=None if routed is None else max(end - first for first, end in pairwise(bounds)),
         expert_imbalance={} if routed is None else {n: expected_imbalance(routed, bounds, n) for n in STEP_TOKENS},
     )
 
 
-def _order(sizing: Sizing, widths: tuple[int, int]) -> tuple[float, ...]:
-    cost = round(sizing.usd_per_hour, 2)
-    return len(sizing.problems), cost, sizing.num_accelerators, sum(widths), sizing.ttft.high_ms
+def _order(sizing: Sizing, sizes: tuple[GroupSize, GroupSize]) -> tuple[float, ...]:
+    """Of as many ranks those with fewer stages first, which have less to wait for."""
+    cost, (prefill, decode) = round(sizing.usd_per_hour, 2), sizes
+    num_ranks, num_stages = prefill.num_ranks + decode.num_ranks, prefill.num_stages + decode.num_stages
+    return len(sizing.problems), cost, sizing.num_accelerators, num_ranks, sizing.ttft.high_ms, num_stages

@@ -123,7 +123,7 @@ def _with(served: TargetModel, load: Callable[..., LoadedHead]) -> LoadedHead:
 
 def _refuse_stages(config: EngineConfig, served: TargetModel) -> None:
     """NOTE: a head reads hidden states of several layers, and the embedding, which only the first stage has."""
-    if served.model.spec.span is not None:
+    if served.model.spec.embedding is None:
         raise ConfigurationError(
             f"speculate={config.speculate!r} is not served with pp above 1 yet; use ngram, suffix or draft=DIR, or pp=1"
         )

@@ -91,6 +91,7 @@ def _load_whole_head(
 ) -> tuple[Weight, int]:
     """The output head of the whole model of which `part` is one rank's, and its bytes. `names`: as `stored_names`."""
     weight = replace(part, head_tokens=None).head
+    assert weight is not None, "the leader is in the last stage"
     made_of = weight.name if weight.source is None else weight.source.tensor
     stored = {EMBEDDING: names[HEAD], **names} if HEAD in names else names  # NOTE: one may serve as both
     own = {name: source for name, source in stored.items() if name.startswith(made_of.removesuffix("weight"))}

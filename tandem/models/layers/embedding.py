@@ -20,8 +20,10 @@ class TokenEmbedding:
     kernels: Kernels
 
     @classmethod
-    def take(cls, spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> "TokenEmbedding":
-        """The model's."""
+    def take_optional(cls, spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> "TokenEmbedding | None":
+        """The model's; None = it has none."""
+        if spec.embedding is None:
+            return None
         table = parameters.tensors.get(EMBEDDING)
         if table is not None:
             return cls(table, table.dtype, kernels)

@@ -31,8 +31,8 @@ def build_stack(
         if mixture is None and not isinstance(layer.feed_forward, GatedSpec):
             return None
         layers.append(_layer(layer, mixture, parameters, tables))
-    # NOTE: of a stage but the last only the residual stream is used, which does not depend on the norm
-    last = model.final_norm if model.is_last else model.layers[-1].before_mixer
+    # NOTE: without a head only the residual stream is used, which does not depend on the norm
+    last = model.layers[-1].before_mixer if model.head is None else model.final_norm
     return kernels.stack(shape, layers, _norm(last, parameters))
 
 

@@ -53,9 +53,10 @@ def test_stages_have_every_tensor_once(model: ModelSpec, num_stages: int) -> Non
     assert sum((stage.layers for stage in stages), ()) == model.layers
     names = [tensor.name for stage in stages for tensor in stage.tensors()]
     assert sorted(names) == sorted(tensor.name for tensor in model.tensors())
-    assert [stage.is_first for stage in stages] == [True] + [False] * (num_stages - 1)
+    assert [stage.embedding for stage in stages] == [model.embedding] + [None] * (num_stages - 1)
     heads = [tensor for stage in stages for tensor in stage.weights() if tensor.name == "lm_head.weight"]
     assert heads == [stages[-1].head]
+    assert [stage.head for stage in stages[:-1]] == [None] * (num_stages - 1)
     sizes = [stage.num_layers for stage in stages]
     assert max(sizes) - min(sizes) <= 1
     assert states_of_stages(model, num_stages) == tuple(sizes)

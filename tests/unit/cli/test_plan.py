@@ -103,6 +103,22 @@ def test_widths_are_searched_and_the_plan_is_of_those_chosen(capsys: pytest.Capt
     assert plan_json(capsys, "--tp", "2")["workers"]["decode"]["num_accelerators"] == 2
 
 
+def test_stages_are_searched_beside_widths(capsys: pytest.CaptureFixture[str]) -> None:
+    value = plan_json(capsys, "--tp", "2", "--pp", "auto")
+    assert [(each["width"], each["num_stages"]) for each in value["widths"]["divide"]] == [(2, 1), (2, 2), (2, 4)]
+    assert (value["widths"]["decode"], value["widths"]["decode_stages"]) == (2, 1)
+    assert value["widths"]["divide"][1]["as_decode"].startswith("costs $")
+    assert main([*QWEN, "--tp", "2", "--pp", "2"]) == 0
+    assert "4 x h100 in 2 stages" in capsys.readouterr().out
+
+
+def test_the_table_of_stages_tells_what_they_send_and_how_long_they_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QWEN, "--tp", "1", "--pp", "auto"]) == 0
+    out = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "1 x 2 stages 8.19 GB 73.7 KB 0 0 KB 8 KB 11% - 33%" in out
+    assert "Idle stages: the share of a step" in out
+
+
 def test_what_cannot_be_met_ends_with_one_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QWEN, "--input-tokens", "40000", "--ttft-ms", "500"]) == 1
     out = capsys.readouterr().out
@@ -221,6 +237,9 @@ def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.Captur
         (["--context", "0"], "--context="),
         (["--tp", "3"], "--tp='3'"),
         (["--tp", "2", "--accelerators", "2"], "--tp=2 with --accelerators or --decode-accelerators; give one of them"),
+        (["--tp", "auto", "--pp", "9"], "--pp='9'"),
+        (["--pp", "2"], "--pp=2 without --tp; give --tp=1, 2, 4, 8 or auto with it"),
+        (["--tp", "4", "--pp", "4"], "tp=4 with pp=4 are 16 ranks, and a worker has at most 8; give pp=2 or less"),
         (["--prefix-hit", "1"], "--prefix-hit="),
         (["--mfu", "2"], "--mfu="),
         (["--trace", "no.csv"], "'no.csv' cannot be read"),
