@@ -195,7 +195,8 @@ def assemble(
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
-    if speculation is not None and speculation.carrier is not None:
+    has_all = ranks is None or ranks.num_ranks_here == ranks.links.shard.num_ranks * ranks.links.num_stages
+    if speculation is not None and speculation.carrier is not None and has_all:
         engine.draft_states = DraftHandOver(speculation.carrier, kv, pages)
     return Assembly(engine, arena, model.spec, masks, pages)
 

@@ -132,7 +132,7 @@ class JoinedHosts:
         for host in list(self._hosts.values()):
             host.close()
 
-    def _publish(self, epoch: int, hosts: list[RemoteHost], rank: int, number: int, view: memoryview) -> None:
+    def _publish(self, epoch: int, hosts: Sequence[RemoteHost], rank: int, number: int, view: memoryview) -> None:
         for host in hosts:
             host.tell(Frame(FrameKind.PUBLISH, rank, epoch, number, len(view)), view)
 

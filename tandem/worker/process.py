@@ -157,8 +157,6 @@ async def serving_worker(
         engine = AsyncEngine(assembly.engine)
         if ranks is not None:
             recover_from(ranks, engine)
-        if settings.hosts > 1:  # NOTE: it would be stored in pages of all hosts
-            assembly.engine.draft_states = None
         _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
