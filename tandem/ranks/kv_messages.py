@@ -1,4 +1,4 @@
-"""What a leader asks of another host about the KV there, and the answers. A call has a number, and its answers too."""
+"""Calls of a leader about the KV of another host, and their answers. Both have the number of the call."""
 
 from array import array
 from collections.abc import Mapping

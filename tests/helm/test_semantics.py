@@ -119,7 +119,7 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
         pool, rules = _pool_of(policy), policy["spec"]["ingress"]
         if pool.endswith("-hosts"):
             assert all(rule["from"] for rule in rules)
-            assert [rule["ports"] for rule in rules][0] == [{"port": "kv"}], "workers read their KV"
+            assert rules[0]["ports"] == [{"port": "kv"}], "workers read their KV"
             assert all(rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
             continue
         named = {port["port"] for rule in rules for port in rule.get("ports", [])}

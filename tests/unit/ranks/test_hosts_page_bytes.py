@@ -1,4 +1,4 @@
-"""What several hosts have looked at is put together as if all pages were in one place; a host that is lost, refuses."""
+"""Checksums of several hosts are put together as if all pages were in one place; a host that fails is named."""
 
 import random
 from collections.abc import Sequence
