@@ -6,18 +6,21 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.compute.arena import Arena
+from tandem.compute.page_bytes import PagePart
 from tandem.kvcache.ranked_layout import Parts, RankedLayout
 
 OPAQUE = -1
 """In place of a KV group: whole pages whose bytes mean something to those who named them. They move between workers of
 equal ranks and stages only."""
 
-_Part = tuple[int, int, int, int]  # rank, page of its block, start and end of bytes there
+_Part = tuple[int, int, int, int]  # as a `PagePart`, with the page's place in its block
 
 
 @dataclass(frozen=True)
 class RankedPages:
-    """`pages`: [num_ranks, num_blocks, page_bytes] uint8, of which this process may read and write all."""
+    """`pages`: [num_ranks, num_blocks, page_bytes] uint8, of which this process may read and write all. Those of ranks
+    of other hosts have nothing in them here.
+    """
 
     ranked: RankedLayout
     pages: torch.Tensor
@@ -50,7 +53,7 @@ class RankedPages:
         if self.pages.is_cuda:
             torch.cuda.current_stream(self.pages.device).synchronize()
 
-    def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[torch.Tensor]]:
+    def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
         """For each of our ranks, what comes from a worker so divided into a block of these pages: the pages, or what is
         used of them.
         """
@@ -58,14 +61,14 @@ class RankedPages:
         whole = (self.pages.shape[2],) * len(block)
         for rank in range(self.ranked.num_ranks):
             ends = whole if is_whole else self.ranked.used_bytes(group, rank)
-            yield [self.pages[rank, page, :end] for page, end in zip(block, ends, strict=True)]
+            yield [(rank, page, 0, end) for page, end in zip(block, ends, strict=True)]
 
-    def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[torch.Tensor]]:
+    def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
         """For each rank of a reader, the parts of our block of these pages that its block will consist of, in order."""
         if reader == self.ranked.parts or group == OPAQUE:
             return self.own(group, block, reader)
         parts = self._parts_of(group, reader)
-        return ([self.pages[rank, block[page], start:end] for rank, page, start, end in each] for each in parts)
+        return ([(rank, block[page], start, end) for rank, page, start, end in each] for each in parts)
 
     def _parts_of(self, group: int, divided: Parts) -> list[list[_Part]]:
         found = self._parts.get((group, divided))

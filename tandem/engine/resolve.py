@@ -206,7 +206,7 @@ def assemble(
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
-    if speculation is not None and speculation.carrier is not None:
+    if speculation is not None and speculation.carrier is not None and (ranks is None or _has_all(ranks)):
         engine.draft_states = DraftHandOver(speculation.carrier, kv, pages, partial(_note_drafting, engine))
     return Assembly(engine, arena, model.spec, masks, pages)
 
@@ -381,3 +381,9 @@ def _identity(model: LoadedModel, drafter: str | None) -> ModelIdentity:
         drafter,
         cost.read_bytes,
     )
+
+
+def _has_all(ranks: Ranks) -> bool:
+    """Whether none is on another host."""
+    links = ranks.links
+    return ranks.num_ranks_here == links.shard.num_ranks * links.num_stages * links.num_contexts

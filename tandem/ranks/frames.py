@@ -29,11 +29,13 @@ class FrameKind(IntEnum):
     BEGIN = 18  # start the ranks of `epoch`
     KILL = 19  # `rank`
     END = 20  # end the ranks of `epoch`
+    KV_CALL = 21  # call `number`, see `kv_messages`; of no epoch
 
     STARTED = 32  # process ids, a `NUMBER` each
     LOST = 33  # `rank` has ended; words that say how
     ENDED = 34  # no rank of `epoch` is left
     LEAVING = 35  # this host is to be stopped, once its ranks are not needed
+    KV_ANSWER = 36  # an answer to call `number`
 
 
 @dataclass(frozen=True, slots=True)

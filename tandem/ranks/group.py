@@ -6,7 +6,7 @@ steps before have written stays.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,6 +25,7 @@ from tandem.ranks.epoch import Epoch
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.led import LedRank, LocalRank
 from tandem.ranks.messages import Step
+from tandem.ranks.remote import RemoteHost
 from tandem.scheduler.output import SchedulerOutput
 
 EXCHANGE_DEADLINE_S = 20.0
@@ -66,6 +67,7 @@ class RankGroup:
         hosts: JoinedHosts | None = None,
     ) -> None:
         self._config, self._deadline_s, self._hosts = config, deadline_s, hosts
+        self.other_hosts: Sequence[RemoteHost] = () if hosts is None else hosts.others
         self.num_ranks_here = num_ranks if hosts is None else hosts.num_ranks_here
         self._prepared: tuple[str, ShardSizes] | None = None
         self._num_fruitless = 0

@@ -7,6 +7,7 @@ ranks outlives an epoch, and not the link.
 import contextlib
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,8 +20,11 @@ from tandem.core.machine import random_id
 from tandem.ranks.forwarding import forward
 from tandem.ranks.frames import NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S
+from tandem.ranks.host_kv import HostKV, KVEndpoint
+from tandem.ranks.kv_messages import KVAnswer, KVCall
 from tandem.ranks.led import END_S, LocalRank, await_ends
 from tandem.ranks.link import Link
+from tandem.ranks.messages import pack, unpack
 from tandem.ranks.rendezvous import Direction, Proof, join
 
 LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
@@ -42,10 +46,11 @@ class RankHost:
 
     Args:
         release: what the leader must have too.
+        endpoint: where peers read the KV of its ranks.
     """
 
-    def __init__(self, address: tuple[str, int], proof: Proof, release: str) -> None:
-        self._address, self._proof, self._release = address, proof, release
+    def __init__(self, address: tuple[str, int], proof: Proof, release: str, endpoint: KVEndpoint) -> None:
+        self._address, self._proof, self._release, self._endpoint = address, proof, release, endpoint
         self._is_leaving = threading.Event()
         self._link: Link | None = None
         self.has_joined = False
@@ -70,7 +75,7 @@ class RankHost:
                 with self._joined() as link:
                     complaint = ""
                     if not self._is_leaving.is_set():
-                        LedHost(link, self._set_joined).run()
+                        LedHost(link, self._endpoint, self._set_joined).run()
             except (TransportError, OSError) as error:
                 if str(error) != complaint:
                     complaint = str(error)
@@ -100,9 +105,10 @@ class RankHost:
 class LedHost:
     """What a host does for one leader. `on_place`: called when it has a place in the group."""
 
-    def __init__(self, link: Link, on_place: Callable[[], None]) -> None:
+    def __init__(self, link: Link, endpoint: KVEndpoint, on_place: Callable[[], None]) -> None:
         self._link, self._on_place = link, on_place
         self._kv_memory = shared_pages.make_memory()
+        self._kv = HostKV(endpoint, self._kv_memory, self._answer)
         self._place = (0, 0, 0)
         self._epoch: _Epoch | None = None
         self._closed = threading.Event()
@@ -114,6 +120,7 @@ class LedHost:
             FrameKind.PUBLISH: self._mirror,
             FrameKind.KILL: self._kill,
             FrameKind.END: self._end,
+            FrameKind.KV_CALL: self._take_call,
             FrameKind.BEATS: lambda frame: None,
         }
 
@@ -141,6 +148,7 @@ class LedHost:
             self._link.close()
             self._closed.set()
             self._end_ranks()
+            self._kv.close()
             beats.join()
             os.close(self._kv_memory)
 
@@ -157,6 +165,21 @@ class LedHost:
 
     def _size_kv(self, frame: Frame) -> None:
         shared_pages.set_size(self._kv_memory, frame.number)
+
+    def _take_call(self, frame: Frame) -> None:
+        try:
+            call = unpack(self._link.receive_bytes(frame.size))
+        except pickle.UnpicklingError as error:
+            raise TransportError(f"the leader does not follow the protocol: {error}") from error
+        if not isinstance(call, KVCall):
+            raise TransportError(f"the leader says {type(call).__name__}, which is no call")
+        self._kv.take(frame.number, call)
+
+    def _answer(self, number: int, answer: KVAnswer) -> None:
+        """NOTE: a leader that has ended needs none."""
+        data = pack(answer)
+        with contextlib.suppress(OSError):
+            self._link.send(Frame(FrameKind.KV_ANSWER, number=number, size=len(data)), data)
 
     def _begin(self, frame: Frame) -> None:
         self._end_ranks()

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tandem.compute.native.exchange_mirror import ExchangeMirror
@@ -103,7 +103,7 @@ class JoinedHosts:
         mirror = ExchangeMirror(memory, self._num_ranks)
         ranks: dict[int, LedRank] = {}
         with self._changed:
-            hosts = [host for _, host in sorted(self._hosts.items())]
+            hosts = self.others
         try:
             for host in hosts:
                 ranks |= host.begin(epoch, mirror, [other for other in hosts if other is not host])
@@ -120,6 +120,11 @@ class JoinedHosts:
         for host in self._hosts.values():
             host.tell(Frame(FrameKind.KV, number=num_bytes))
 
+    @property
+    def others(self) -> Sequence[RemoteHost]:
+        """In the order of their ranks."""
+        return [host for _, host in sorted(self._hosts.items())]
+
     def close(self) -> None:
         """Harmless if repeated."""
         self._closed.set()
@@ -127,7 +132,7 @@ class JoinedHosts:
         for host in list(self._hosts.values()):
             host.close()
 
-    def _publish(self, epoch: int, hosts: list[RemoteHost], rank: int, number: int, view: memoryview) -> None:
+    def _publish(self, epoch: int, hosts: Sequence[RemoteHost], rank: int, number: int, view: memoryview) -> None:
         for host in hosts:
             host.tell(Frame(FrameKind.PUBLISH, rank, epoch, number, len(view)), view)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tandem.core.config import EngineConfig
 from tandem.engine.ranks import ShardSizes
+from tandem.ranks.kv_messages import KVAnswer, KVCall
 from tandem.scheduler.output import SchedulerOutput
 
 
@@ -70,15 +71,19 @@ class Step:
 
 FromLeader = Begin | Prepare | Step
 ToLeader = Loaded | Refused | Prepared
+Message = FromLeader | ToLeader | KVCall | KVAnswer
 
-_ROOMS = ("tandem.core.", "tandem.kvcache.", "tandem.scheduler.", "tandem.engine.ranks", __name__)
+_ROOMS = (
+    *("tandem.core.", "tandem.kvcache.", "tandem.scheduler.", "tandem.engine.ranks", "tandem.compute.page_bytes"),
+    *(__name__, "tandem.ranks.kv_messages"),
+)
 _PLAIN = {
     *(("builtins", name) for name in ("bytearray", "complex", "frozenset", "set")),
     *(("array", name) for name in ("array", "_array_reconstructor")),
 }
 
 
-def pack(message: FromLeader | ToLeader) -> bytes:
+def pack(message: Message) -> bytes:
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 

@@ -9,6 +9,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from tandem.compute.native.exchange_mirror import ExchangeMirror
 from tandem.core.errors import RanksLostError, TransportError
 from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
+from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded
 from tandem.ranks.link import Link
 from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
 
@@ -23,6 +25,9 @@ _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
 _MAX_WORDS = 16  # that a rank has said and nobody has read
 _MAX_WORD_BYTES = 1 << 16
+_MAX_ANSWER_BYTES = 1 << 24
+
+OnAnswer = Callable[[KVAnswer], None]
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +124,8 @@ class RemoteHost:
         self._lock = threading.Lock()
         self._epoch: _Epoch | None = None
         self._ended = -1  # the last epoch whose ranks it was told to end
+        self._calls: dict[int, OnAnswer] = {}
+        self._num_calls = 0
         self.lost: str | None = None
         self._does: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.PUBLISH: self._publish,
@@ -128,6 +135,7 @@ class RemoteHost:
             FrameKind.LOST: self._lose_rank,
             FrameKind.ENDED: self._end,
             FrameKind.LEAVING: self._leave,
+            FrameKind.KV_ANSWER: self._take_answer,
         }
         self.tell(Frame(FrameKind.PLACE, size=PLACE.size), PLACE.pack(*place))
         self._thread = threading.Thread(target=self._read, name="tandem-host", daemon=True)
@@ -180,12 +188,35 @@ class RemoteHost:
             self._ended = number
         self.tell(Frame(FrameKind.END, epoch=number))
 
+    def call(self, call: KVCall, on_answer: OnAnswer) -> None:
+        """Asks about the KV there. `on_answer` has each answer, on another thread, and `Failed` once it is lost."""
+        with self._lock:
+            lost = self.lost
+            self._num_calls += 1
+            number = self._num_calls
+            if lost is None:
+                self._calls[number] = on_answer
+        if lost is not None:
+            on_answer(Failed(f"{self.name} is lost: {lost}"))
+            return
+        data = pack(call)
+        self.tell(Frame(FrameKind.KV_CALL, number=number, size=len(data)), data)
+
+    def ask(self, call: KVCall) -> "Future[KVAnswer]":
+        """As `call`, of which there is one answer."""
+        future: Future[KVAnswer] = Future()
+        self.call(call, future.set_result)
+        return future
+
     def lose(self, why: str) -> None:
         with self._lock:
             if self.lost is not None:
                 return
             self.lost, epoch = why, self._epoch
+            calls, self._calls = self._calls, {}
         self._link.close()
+        for on_answer in calls.values():
+            on_answer(Failed(f"{self.name} is lost: {why}"))
         if epoch is not None:
             for rank in epoch.ranks.values():
                 rank.end(f"with {self.name}: {why}")
@@ -273,6 +304,22 @@ class RemoteHost:
         if epoch is not None:
             for rank in epoch.ranks.values():
                 rank.end("as it was told")
+
+    def _take_answer(self, frame: Frame) -> None:
+        if frame.size > _MAX_ANSWER_BYTES:
+            raise TransportError(f"it answers call {frame.number} in {frame.size} bytes")
+        try:
+            answer = unpack(self._link.receive_bytes(frame.size))
+        except pickle.UnpicklingError as error:
+            raise TransportError(str(error)) from error
+        if not isinstance(answer, KVAnswer):
+            raise TransportError(f"it answers call {frame.number} by {type(answer).__name__}")
+        is_last = not isinstance(answer, ReadEnded) or answer.is_over
+        with self._lock:
+            on_answer = self._calls.pop(frame.number, None) if is_last else self._calls.get(frame.number)
+        if on_answer is None:
+            raise TransportError(f"it answers call {frame.number}, which nobody has made")
+        on_answer(answer)
 
     def _leave(self, _: Frame) -> None:
         self._on_leaving(self)

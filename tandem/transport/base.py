@@ -28,6 +28,9 @@ class MemoryPool:
         piece_bytes: the parts of a page that workers of other widths keep in other places, and that they read by
             themselves; None = only whole pages are read.
         stages: as in a `RankedLayout`.
+        num_hosts: among which the ranks are divided evenly. Each has room for all blocks, and fills those of its own
+            ranks; where ranks share one part, each host has a copy of it.
+        host: this one of them.
     """
 
     address: int
@@ -38,6 +41,8 @@ class MemoryPool:
     num_ranks: int = 1
     piece_bytes: int | None = None
     stages: tuple[int, ...] = ()
+    num_hosts: int = 1
+    host: int = 0
 
     def __post_init__(self) -> None:
         if self.address <= 0 or not 0 < self.page_bytes < 2**32 or not 2 <= self.num_blocks < 2**31:
@@ -51,10 +56,23 @@ class MemoryPool:
                 f"{self} is no pool: ranks have equal numbers of blocks, and blocks whole pieces, in all fewer "
                 "than 2**31"
             )
+        if not 0 <= self.host < self.num_hosts or (self.num_ranks > 1 and self.num_ranks % self.num_hosts):
+            raise ConfigurationError(f"{self} is no pool: hosts have equally many ranks")
 
     @property
     def num_bytes(self) -> int:
         return self.page_bytes * self.num_blocks
+
+    @property
+    def bytes_per_host(self) -> int:
+        """Of consecutive blocks, those of the first host first; all, where each host has a copy."""
+        return self.num_bytes if self.num_ranks == 1 else self.num_bytes // self.num_hosts
+
+    @property
+    def held_bytes(self) -> range:
+        """What is in this memory, of all that there is room for."""
+        start = 0 if self.num_ranks == 1 else self.host * self.bytes_per_host
+        return range(start, start + self.bytes_per_host)
 
     @property
     def is_cpu(self) -> bool:

@@ -6,7 +6,7 @@ one-sided, over RDMA or CUDA IPC; where UCX would emulate them over TCP, our own
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -89,11 +89,12 @@ class TransportChoice:
     reason: str
 
 
-def choose(local: Site, remote: Site, override: str = AUTO) -> TransportChoice:
+def choose(local: Site, remote: Site, override: str = AUTO, offered: Collection[str] = TRANSPORTS) -> TransportChoice:
     """Returns the fastest transport that is safe for this pair.
 
     Args:
         override: the name of one transport, or "auto".
+        offered: names of those by which the peer can be read, for "auto".
 
     Raises:
         ConfigurationError: the override is unknown or cannot work, or nothing can; the message says why.
@@ -109,6 +110,7 @@ def choose(local: Site, remote: Site, override: str = AUTO) -> TransportChoice:
         if override == "nixl" and not (local.nixl or remote.nixl):
             return TransportChoice("nixl", LinkPath.UNKNOWN_NIXL, f"set by hand, although {chosen}")
         raise ConfigurationError(f"transport={override} cannot serve this pair: {chosen}")
+    candidates |= {name: f"no {name}: the peer does not offer it" for name in rules if name not in offered}
     for candidate in candidates.values():
         if isinstance(candidate, TransportChoice):
             refused = [why for why in candidates.values() if isinstance(why, str)]

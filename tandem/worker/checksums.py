@@ -7,19 +7,16 @@ Only pages that nothing writes are read: leased ones, and fetched ones before th
 is always compared and must be finite: all tokens that follow depend on each of its numbers.
 """
 
-import math
 import random
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-
-import torch
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from tandem.compute.arena import Arena, NumberSpan, constant_spans
+from tandem.compute.page_bytes import LocalPageBytes, NumberParts, PageBytes
 from tandem.compute.ranked_pages import RankedPages
 from tandem.kvcache.ranked_layout import Parts
 
 GroupBlock = tuple[int, tuple[int, ...]]  # KV group, pages of a block
-_AT_ONCE = 64  # pages, whose copies take little memory
 
 
 class PageChecksums:
@@ -28,10 +25,19 @@ class PageChecksums:
     Args:
         share: share of a read's blocks to compare beside constant states, at least one block; 1 = all.
         pages: of all ranks; None = of the arena's.
+        found: looks at them; None = all are in this process's memory.
     """
 
-    def __init__(self, arena: Arena, share: float, seed: int = 0, pages: RankedPages | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        share: float,
+        seed: int = 0,
+        pages: RankedPages | None = None,
+        found: PageBytes | None = None,
+    ) -> None:
         self._pages = pages or RankedPages.of(arena)
+        self._bytes = found or LocalPageBytes(self._pages.pages)
         ranked = self._pages.ranked
         layouts = [ranked.layout_of(rank) for rank in range(ranked.num_ranks)]
         self._states = {
@@ -50,46 +56,34 @@ class PageChecksums:
         return sorted(states.union(self._random.sample(others, count)))
 
     def first_not_finite(self, blocks: Sequence[GroupBlock]) -> int | None:
-        """Position of the first of these blocks with a constant state that has a number which is not finite."""
+        """Position of the first of these blocks with a constant state that has a number which is not finite; raises as
+        `PageBytes`.
+        """
+        wanted: list[NumberParts] = []
+        positions: list[int] = []
         for position, (group, block) in enumerate(blocks):
             for rank, spans in enumerate(self._states.get(group, ())):
-                for span, numbers in spans.items():
-                    parts = ([block[page] for page in part] for part in _parts(numbers))
-                    if not all(self._are_finite(rank, span, part) for part in parts):
-                        return position
-        return None
-
-    def _are_finite(self, rank: int, span: tuple[int, int, torch.dtype], pages: list[int]) -> bool:
-        start, end, dtype = span
-        numbers = self._pages.pages[rank][pages, start:end].view(dtype)
-        return all(math.isfinite(bound) for bound in torch.aminmax(numbers))
+                for (start, end, dtype), places in spans.items():
+                    wanted.append(NumberParts(rank, tuple(block[place] for place in places), start, end, dtype))
+                    positions.append(position)
+        found = self._bytes.are_finite(wanted) if wanted else []
+        return next((position for position, finite in zip(positions, found, strict=True) if not finite), None)
 
     def arrived(self, blocks: Iterable[GroupBlock], source: Parts) -> list[int]:
-        """For each block one checksum for each of our ranks, as the reader of a worker so divided.
-
-        Takes about a millisecond for each 2 MB and releases the interpreter lock.
+        """For each block one checksum for each of our ranks, as the reader of a worker so divided; raises as
+        `PageBytes`.
         """
-        return [_crc32(parts) for block in blocks for parts in self._pages.own(*block, source)]
+        return self._bytes.crc32s(list(chain.from_iterable(self._pages.own(*block, source) for block in blocks)))
 
     def as_read(self, blocks: Iterable[GroupBlock], reader: Parts) -> list[int]:
         """The same as the source, for each block one checksum for each of the reader's ranks."""
-        return [_crc32(parts) for block in blocks for parts in self._pages.as_read(*block, reader)]
+        return self._bytes.crc32s(list(chain.from_iterable(self._pages.as_read(*block, reader) for block in blocks)))
 
 
-def _crc32(parts: Iterable[torch.Tensor]) -> int:
-    value = 0
-    for part in parts:
-        value = zlib.crc32(part.cpu().numpy().data, value)
-    return value
-
-
-def _by_place(spans: Iterable[NumberSpan]) -> dict[tuple[int, int, torch.dtype], list[int]]:
+def _by_place(spans: Iterable[NumberSpan]) -> dict[tuple[int, int, str], list[int]]:
     """The pages of a block that have numbers of one dtype at the same place."""
-    found: dict[tuple[int, int, torch.dtype], list[int]] = {}
+    found: dict[tuple[int, int, str], list[int]] = {}
     for span in spans:
-        found.setdefault((span.start, span.end, span.dtype), []).append(span.page)
+        dtype = str(span.dtype).removeprefix("torch.")
+        found.setdefault((span.start, span.end, dtype), []).append(span.page)
     return found
-
-
-def _parts(pages: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (pages[start : start + _AT_ONCE] for start in range(0, len(pages), _AT_ONCE))

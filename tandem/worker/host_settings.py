@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr
 
 from tandem.process.peer_settings import PeerSettings
 from tandem.process.settings import Address, required_secret
+from tandem.ranks.host_kv import KVEndpoint
 from tandem.rpc.credentials import Credentials, ProcessRole
 
 
@@ -17,6 +18,12 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
 
     leader: Address = Field(description="host:port at which the worker waits for its hosts (its --ranks-bind)")
     cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
+    kv_bind: Address = Field(
+        "127.0.0.1:0", description="host:port at which peers read the KV of these ranks; port 0 = any free one"
+    )
+    advertise_host: str | None = Field(
+        None, description="host under which peers reach kv_bind, required if that is a wildcard; omitted: its own"
+    )
     host: str = Field("127.0.0.1", description="address of the metrics server")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
@@ -36,4 +43,9 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
 
     def own_credentials(self) -> Credentials:
         """Raises as `PeerSettings.credentials`."""
-        return self.credentials(self.secret, ProcessRole.BOTH, [self.leader])
+        return self.credentials(self.secret, ProcessRole.BOTH, [self.leader, self.kv_bind])
+
+    def endpoint(self, credentials: Credentials) -> KVEndpoint:
+        """Where peers read the KV of its ranks."""
+        host, _, port = self.kv_bind.rpartition(":")
+        return KVEndpoint(self.secret, host.strip("[]"), int(port), self.advertise_host, credentials.tls)

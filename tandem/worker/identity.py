@@ -19,20 +19,16 @@ from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
 
-def compatibility_of(assembly: Assembly, alone: str | None = None) -> dict[str, str]:
+def compatibility_of(assembly: Assembly) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
-
-    `alone`: the incarnation of a worker some of whose KV is on other hosts, so that no other shares its blocks.
 
     The number of ranks is none of them: their parts are those of the same whole. Where ranks group layers in another
     way than one does, blocks have other layers, and only workers of the same number share them.
     """
     ranked = assembly.pages.ranked
     ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
-    hosts = {} if alone is None else {"hosts": alone}
     return {
         **ranks,
-        **hosts,
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(ranked.whole),
         "layout_version": str(LAYOUT_VERSION),
@@ -52,8 +48,8 @@ def device_name(assembly: Assembly) -> str:
     return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
 
 
-def pool_of_arena(assembly: Assembly) -> MemoryPool:
-    """The KV memory of all ranks as a `MemoryPool` for transports."""
+def pool_of_arena(assembly: Assembly, num_hosts: int = 1) -> MemoryPool:
+    """The KV memory of all ranks as a `MemoryPool` for transports of this host, the first."""
     pages, ranked = assembly.pages.pages, assembly.pages.ranked
     num_ranks, num_blocks, page_bytes = pages.shape
     return MemoryPool(
@@ -65,6 +61,7 @@ def pool_of_arena(assembly: Assembly) -> MemoryPool:
         num_ranks=num_ranks,
         piece_bytes=ranked.piece_bytes if ranked.is_shared and not pages.is_cuda else None,
         stages=ranked.stages,
+        num_hosts=num_hosts,
     )
 
 

@@ -1,7 +1,6 @@
 """Refuses settings by which state would leave a worker whose state cannot be moved."""
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.snapshot import Role
 from tandem.worker.settings import WorkerSettings
 
 
@@ -17,9 +16,4 @@ def refuse_moves_of_hosts(settings: WorkerSettings) -> None:
         raise ConfigurationError(
             f"host_kv_gib={settings.host_kv_gib:g} with hosts={settings.hosts}: the host tier holds no blocks of other "
             "hosts yet; leave host_kv_gib at 0"
-        )
-    if settings.role is Role.PREFILL:
-        raise ConfigurationError(
-            f"hosts={settings.hosts}: KV on other hosts cannot be handed over yet, which is all that a prefill worker "
-            "is for; give it hosts=1, or have decode workers compute prompts themselves"
         )

@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from tandem.process.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDisco
 from tandem.process.discovery_choice import open_discovery
 from tandem.process.ports import free_ports
 from tandem.process.signals import exit_when_told
+from tandem.ranks.remote import RemoteHost
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
@@ -41,6 +42,7 @@ from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
 from tandem.telemetry.tracing import Tracing
 from tandem.tls.files import TlsFiles
+from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.choose import Site
 from tandem.transport.inproc import InprocRegistry
@@ -51,7 +53,7 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
-from tandem.worker.ranks import open_ranks, recover_from, report_of
+from tandem.worker.ranks import open_ranks, page_bytes_of, recover_from, report_of
 from tandem.worker.reports import Reports
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import WorkerSettings
@@ -160,12 +162,14 @@ async def serving_worker(
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
-        compatibility = compatibility_of(assembly, incarnation if settings.hosts > 1 else None)
+        compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
+        pool, others = pool_of_arena(assembly, settings.hosts), () if ranks is None else ranks.other_hosts
         transports = await asyncio.to_thread(
-            _open_transports, settings, assembly, identity, site, registry, credentials.tls
+            _open_transports, settings, pool, identity, site, registry, credentials.tls, others
         )
+        page_bytes = page_bytes_of(assembly, pool, others)
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
         tracing = Tracing.configure(me.worker_id, settings.otlp_endpoint)
@@ -176,7 +180,7 @@ async def serving_worker(
             engine=engine,
             leases=LeaseBook(settings.lease_ttl_s, clock, lambda name: engine.post(lambda e: e.kv.drop(name))),
             transports=transports,
-            checksums=PageChecksums(assembly.arena, settings.checksum_share, pages=assembly.pages),
+            checksums=PageChecksums(assembly.arena, settings.checksum_share, pages=assembly.pages, found=page_bytes),
             metrics=WorkerMetrics(
                 prometheus,
                 settings.model_name,
@@ -284,15 +288,16 @@ async def _open_feeds(
 
 def _open_transports(
     settings: WorkerSettings,
-    assembly: Assembly,
+    pool: MemoryPool,
     identity: Identity,
     site: Site,
     registry: InprocRegistry | None,
     tls: TlsFiles | None,
+    others: Sequence[RemoteHost],
 ) -> Transports:
     advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0].strip("[]")
     return Transports(
-        pool_of_arena(assembly),
+        pool,
         identity,
         # NOTE: what others would register is memory, and that of ranks elsewhere has nothing in it
         wanted=settings.transport if settings.hosts == 1 else "tcp",
@@ -302,6 +307,7 @@ def _open_transports(
         registry=registry,
         tls=tls,
         has_rdma=site.has_rdma,
+        other_hosts=others,
     )
 
 

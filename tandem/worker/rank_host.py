@@ -24,8 +24,9 @@ def run_rank_host(settings: RankHostSettings) -> int:
 async def _run(settings: RankHostSettings) -> int:
     """NOTE: before it has joined, nothing is lost by an end at once."""
     exit_when_told()
-    proof = proof_of(settings.own_credentials())
-    host = RankHost(settings.leader_address, proof, await asyncio.to_thread(own_release))
+    credentials = settings.own_credentials()
+    release, endpoint = await asyncio.to_thread(own_release), settings.endpoint(credentials)
+    host = RankHost(settings.leader_address, proof_of(credentials), release, endpoint)
 
     def health() -> tuple[int, dict[str, object]]:
         return (200 if host.has_joined else 503), {"status": "joined" if host.has_joined else "joining"}

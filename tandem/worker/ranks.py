@@ -1,18 +1,23 @@
 """The ranks of a worker: started before its engine, which has them formed anew when one of them ends."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from tandem.architecture.stages import check_group
+from tandem.compute.page_bytes import LocalPageBytes, PageBytes
 from tandem.core.config import EngineConfig
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
+from tandem.engine.resolve import Assembly
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.hosts_page_bytes import HostsPageBytes
 from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Proof
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
+from tandem.transport.base import MemoryPool
 from tandem.worker.moves import refuse_moves_of_hosts
 from tandem.worker.settings import WorkerSettings
 
@@ -53,6 +58,12 @@ def open_ranks(
         group = RankGroup(config, settings.tp, hosts=hosts)
         opened.pop_all()
         return config, group
+
+
+def page_bytes_of(assembly: Assembly, pool: MemoryPool, others: Sequence[RemoteHost]) -> PageBytes:
+    """Looks at the pages of all ranks, on all hosts."""
+    own = LocalPageBytes(assembly.pages.pages)
+    return HostsPageBytes(own, pool, others) if others else own
 
 
 def report_of(group: RankGroup | None) -> RankReport | None:

@@ -209,7 +209,7 @@ class Sources:
     async def _open(self, client: WorkerClient, theirs: Greeting) -> KVSource:
         """Connects by the chosen transport; by tcp if the transport was chosen automatically and fails."""
         site = Site.from_fields(theirs.site)
-        choice = choose(self._core.site, site, self._core.transports.wanted)
+        choice = choose(self._core.site, site, self._core.transports.wanted, theirs.cards)
         try:
             transport, peer = await self._reach(choice, theirs)
         except TransportError as error:

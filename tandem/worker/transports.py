@@ -1,14 +1,18 @@
 """Transports by which peers can read this worker's blocks and by which it reads those of peers."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from tandem.core.errors import ConfigurationError, TransportError
+from tandem.ranks.hosts_transport import HostsTransport
+from tandem.ranks.remote import RemoteHost
 from tandem.tls.files import TlsFiles
 from tandem.transport.base import KVTransport, MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.choose import AUTO, TRANSPORTS
 from tandem.transport.inproc import InprocRegistry
+from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,7 @@ class Transports:
         registry: of the transports of this process; None = no inproc.
         tls: this worker's certificate, for the tcp transport; None = plain.
         has_rdma: whether this host has RDMA devices. Without them nixl is opened for GPU memory only, or if wanted.
+        other_hosts: that have parts of the pool, which tcp alone reads.
 
     Raises:
         ConfigurationError: the requested one, or every one, does not work here.
@@ -43,6 +48,7 @@ class Transports:
         registry: InprocRegistry | None = None,
         tls: TlsFiles | None = None,
         has_rdma: bool = False,
+        other_hosts: Sequence[RemoteHost] = (),
     ) -> None:
         if wanted not in (AUTO, *TRANSPORTS):
             raise ConfigurationError(
@@ -52,7 +58,7 @@ class Transports:
             "inproc": lambda: _inproc(pool, identity, registry),
             "cma": lambda: _cma(pool, identity),
             "nixl": lambda: _nixl(pool, identity, bind_host),
-            "tcp": lambda: _tcp(pool, identity, bind_host, kv_port, advertise_host, tls),
+            "tcp": lambda: _tcp(pool, identity, TcpConfig(bind_host, kv_port, advertise_host, tls=tls), other_hosts),
         }
         useful = {"inproc": registry is not None, "nixl": has_rdma or not pool.is_cpu}
         self.wanted = wanted
@@ -124,9 +130,12 @@ def _nixl(pool: MemoryPool, identity: Identity, bind_host: str) -> KVTransport:
     return NixlTransport(pool, identity, bind_host)
 
 
-def _tcp(
-    pool: MemoryPool, identity: Identity, bind_host: str, port: int, advertise_host: str | None, tls: TlsFiles | None
-) -> KVTransport:
-    from tandem.transport.tcp.transport import TcpConfig, TcpTransport
-
-    return TcpTransport(pool, identity, TcpConfig(bind_host, port, advertise_host, tls=tls))
+def _tcp(pool: MemoryPool, identity: Identity, config: TcpConfig, others: Sequence[RemoteHost]) -> KVTransport:
+    own = TcpTransport(pool, identity, config)
+    if not others:
+        return own
+    with ExitStack() as opened:
+        opened.callback(own.close)
+        whole = HostsTransport(own, pool, identity, others)
+        opened.pop_all()
+        return whole

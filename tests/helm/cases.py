@@ -97,7 +97,7 @@ FLAGS: dict[str, Values] = {
     },
     "announce": NO_REDIS,
     "hosts": {
-        "prefill": {"enabled": False},
+        "prefill": {"ranks": {"tensor": 2, "hosts": 2}},
         "decode": {"ranks": {"tensor": 8, "hosts": 4}},
         "monitoring": {"enabled": True},
     },

@@ -297,7 +297,9 @@ def test_ranks_in_several_pods_are_one_group(monkeypatch: pytest.MonkeyPatch) ->
     settings = kind()
     assert isinstance(settings, RankHostSettings)
     assert settings.leader_address == ("a.b", 7903)
-    assert settings.metrics_port == host["ports"][0]["containerPort"]
+    ports = {each["name"]: each["containerPort"] for each in host["ports"]}
+    assert (settings.metrics_port, settings.kv_bind) == (ports["metrics"], f"0.0.0.0:{ports['kv']}")
+    assert settings.advertise_host == "$(POD_IP)"
     assert settings.secret == SECRETS.encode()
 
 

@@ -49,13 +49,13 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("prefill", {"ranks": {"context": 2}, "settings": {"cp": 2}}),
         r"prefill\.ranks\.context and prefill\.settings\.cp are one setting: remove the latter",
     ),
+    "hosts beside the planner": (
+        at("decode.ranks", {"tensor": 2, "hosts": 2}) | at("planner.enabled", True),
+        r"decode\.ranks\.hosts=2 with planner\.enabled: .* scale the LeaderWorkerSet by hand",
+    ),
     "more hosts than ranks": (
         at("decode.ranks", {"tensor": 2, "hosts": 4}),
         r"hosts=4 with .*tensor=2: .* to 2 or fewer",
-    ),
-    "hosts beside prefill": (
-        at("decode.ranks", {"tensor": 2, "hosts": 2}),
-        r"decode\.ranks\.hosts=2: .*handed over yet.*set prefill\.enabled=false",
     ),
     "ranks twice": (
         at("decode", {"ranks": {"tensor": 2}, "settings": {"tp": 2}}),

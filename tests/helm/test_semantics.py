@@ -118,7 +118,9 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
         (target,) = _selected(made, policy["spec"]["podSelector"]["matchLabels"])
         pool, rules = _pool_of(policy), policy["spec"]["ingress"]
         if pool.endswith("-hosts"):
-            assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules), "they are not asked"
+            assert all(rule["from"] for rule in rules)
+            assert rules[0]["ports"] == [{"port": "kv"}], "workers read their KV"
+            assert all(rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
             continue
         named = {port["port"] for rule in rules for port in rule.get("ports", [])}
         assert named <= _ports(dict(pods(made.objects))[target])
@@ -136,7 +138,7 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
 def test_a_group_of_pods_is_one_worker() -> None:
     """Its leader alone is one for routers, its hosts alone reach where ranks join, and one budget is for all of it."""
     made = rendered("hosts")
-    leader, host = (pod for name, pod in pods(made.objects) if name.startswith("LeaderWorkerSet"))
+    leader, host = (pod for name, pod in pods(made.objects) if name.startswith("LeaderWorkerSet") and "decode" in name)
     assert _labels(leader)["tandem.dev/role"] == "decode"
     assert "tandem.dev/role" not in _labels(host)
     joining = [
@@ -145,10 +147,12 @@ def test_a_group_of_pods_is_one_worker() -> None:
         for rule in policy["spec"]["ingress"]
         if {"port": "ranks"} in rule["ports"]
     ]
-    assert [
-        [_matches(each["podSelector"]["matchLabels"], _labels(pod)) for pod in (leader, host)] for each in joining[0]
-    ] == [[False, True]]
-    assert len(joining) == 1
+    admitted = [
+        [_matches(each["podSelector"]["matchLabels"], _labels(pod)) for pod in (leader, host)]
+        for let_in in joining
+        for each in let_in
+    ]
+    assert sorted(admitted) == [[False, False], [False, True]], "prefill's by its own, and decode's by its own"
     assert "wait --for=condition=Available" in made.notes
     assert "scale leaderworkerset/" in made.notes
     budget = made.get("PodDisruptionBudget", "decode")["spec"]["selector"]["matchLabels"]

@@ -34,15 +34,23 @@ spec:
 
 {{/* Environment of a further host. LeaderWorkerSet's variables come before a container's own. */}}
 {{- define "tandem.env.hosts" }}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
 - name: TANDEM_LEADER
   value: $(LWS_LEADER_ADDRESS):7903
+- name: TANDEM_KV_BIND
+  value: "{{ include "tandem.anyBind" .root }}:7902"
+- name: TANDEM_ADVERTISE_HOST
+  value: $(POD_IP)
 - name: TANDEM_HOST
   value: {{ include "tandem.anyAddress" .root | quote }}
 - name: TANDEM_METRICS_PORT
   value: "7901"
 {{- end }}
 
-{{/* Further hosts are asked by nobody but probes and Prometheus; they join their leaders. Takes root, name, policy. */}}
+{{/* Workers read KV of further hosts, which join their leaders. Takes root, name, policy. */}}
 {{- define "tandem.hostsPolicy" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -56,15 +64,26 @@ spec:
     matchLabels:
       {{- include "tandem.selector" . | nindent 6 }}
   policyTypes: [Ingress{{ if .policy.egress }}, Egress{{ end }}]
-  {{- if and .root.Values.monitoring.enabled .policy.metricsFrom }}
   ingress:
+    - from:
+        - podSelector:
+            matchExpressions:
+              - key: app.kubernetes.io/component
+                operator: In
+                values: [prefill, prefill-hosts, decode, decode-hosts]
+            matchLabels:
+              {{- include "tandem.releaseLabels" .root | nindent 14 }}
+        {{- with .policy.extraFrom }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - port: kv
+    {{- if and .root.Values.monitoring.enabled .policy.metricsFrom }}
     - from:
         {{- toYaml .policy.metricsFrom | nindent 8 }}
       ports:
         - port: metrics
-  {{- else }}
-  ingress: []
-  {{- end }}
+    {{- end }}
   {{- if .policy.egress }}
   egress:
     {{- include "tandem.egress" . | nindent 4 }}

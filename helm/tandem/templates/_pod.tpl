@@ -108,6 +108,7 @@ metrics: 7801
 metrics: 7951
 {{- else if .hosts -}}
 metrics: 7901
+kv: 7902
 {{- else -}}
 grpc: 7900
 metrics: 7901

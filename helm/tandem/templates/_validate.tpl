@@ -118,8 +118,8 @@
 {{- if gt $hosts $tensor -}}
 {{- fail (printf "%s.ranks.hosts=%d with %s.ranks.tensor=%d: each pod needs a rank; set hosts to %d or fewer" .name $hosts .name $tensor $tensor) -}}
 {{- end -}}
-{{- if and (gt $hosts 1) (or (eq .name "prefill") .root.Values.prefill.enabled) -}}
-{{- fail (printf "%s.ranks.hosts=%d: KV in other pods cannot be handed over yet, so no prefill worker can serve beside it: set prefill.enabled=false, and have decode workers compute prompts" .name $hosts) -}}
+{{- if and (gt $hosts 1) .root.Values.planner.enabled -}}
+{{- fail (printf "%s.ranks.hosts=%d with planner.enabled: the planner scales Deployments alone yet: set planner.enabled=false, and scale the LeaderWorkerSet by hand, HPA or KEDA" .name $hosts) -}}
 {{- end -}}
 {{- $pipeline := int .pool.ranks.pipeline -}}
 {{- if and (gt $hosts 1) (gt $pipeline 1) -}}

@@ -150,10 +150,11 @@ class BlockServer:
     def _why_not(self, runs: list[tuple[int, int]], unit_bytes: int | None) -> str | None:
         if unit_bytes is None:
             return "this pool is read as whole pages only, and pieces of them were asked for"
-        last = self._pool.num_bytes // unit_bytes - 1
+        held = self._pool.held_bytes
+        start, last = max(NULL_BLOCK + 1, held.start // unit_bytes), held.stop // unit_bytes - 1
         for first, count in runs:
-            if first <= NULL_BLOCK or count < 1 or first + count - 1 > last:
-                return f"{count} blocks from block {first} on are outside this pool's blocks 1 to {last}"
+            if first < start or count < 1 or first + count - 1 > last:
+                return f"{count} blocks from block {first} on are outside this pool's blocks {start} to {last}"
         total = sum(count for _, count in runs)
         return None if total <= last else f"{total} blocks are more than the {last} of this pool"
 

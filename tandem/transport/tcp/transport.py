@@ -9,7 +9,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
 from tandem.tls.files import TlsFiles
 from tandem.transport.base import MemoryPool, Peer
-from tandem.transport.blocks import plan_read
+from tandem.transport.blocks import Run, plan_read
 from tandem.transport.card import Card, Identity, accept, describe, seal
 from tandem.transport.memory import PoolBytes
 from tandem.transport.peers import LinkPace, PeerTable
@@ -46,7 +46,9 @@ class TcpConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _HostLink:
+    """Connections to one host of a peer."""
+
     queue: ReadQueue
     pace: LinkPace
     streams: tuple[Stream, ...]
@@ -57,6 +59,26 @@ class _Link:
             stream.abort()
         for stream in self.streams:
             stream.join()
+
+    def read(
+        self, runs: list[Run], unit_bytes: int, is_in_pieces: bool, limit_s: float | None, clock: Clock
+    ) -> Transfer:
+        transfer = Transfer(sum(run.num_blocks for run in runs) * unit_bytes, clock)
+        allowance_s = self.pace.begin(transfer.num_bytes)
+        until_s = transfer.started_s + (allowance_s if limit_s is None else limit_s)
+        self.queue.put(PendingRead(transfer, runs, unit_bytes, is_in_pieces, until_s))
+        return transfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Connections to all hosts of a peer."""
+
+    hosts: tuple[_HostLink, ...]
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.close()
 
 
 class TcpTransport:
@@ -86,12 +108,29 @@ class TcpTransport:
         self.address = Address(config.advertise_host or config.bind_host, self._server.port)
 
     def card(self) -> bytes:
-        return seal(describe(self.name, self._identity, self._pool, str(self.address).encode()), self._identity)
+        return self.card_of((self.address,))
+
+    def card_of(self, addresses: Sequence[Address]) -> bytes:
+        """The card of a pool on several hosts, at these addresses each.
+
+        NOTE: behind several is a blank, so that releases which know one address refuse them.
+        """
+        found = " ".join(map(str, addresses)) + " " * (len(addresses) > 1)
+        return seal(describe(self.name, self._identity, self._pool, found.encode()), self._identity)
 
     def connect(self, card: bytes) -> Peer:
         self._peers.check_open()
         accepted = accept(card, self.name, self._identity, self._pool)
-        address = _parse_address(accepted)
+        hosts: list[_HostLink] = []
+        try:
+            for address in _addresses_of(accepted):
+                hosts.append(self._connected(accepted, address))
+            return self._peers.add(accepted, _Link(tuple(hosts)))
+        except TransportError:
+            _Link(tuple(hosts)).close()
+            raise
+
+    def _connected(self, accepted: Card, address: Address) -> _HostLink:
         limit_s = time.monotonic() + HANDSHAKE_S
         tls = self._config.tls
         connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address), tls=tls)
@@ -105,12 +144,7 @@ class TcpTransport:
             Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect, tls)
             for index in range(self._config.num_streams)
         )
-        link = _Link(queue, pace, streams)
-        try:
-            return self._peers.add(accepted, link)
-        except TransportError:
-            link.close()
-            raise
+        return _HostLink(queue, pace, streams)
 
     def read(
         self,
@@ -119,14 +153,23 @@ class TcpTransport:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        link = self._peers.get(peer)
-        unit_bytes = peer.unit_bytes
+        """NOTE: a run is of one host, since between those of two lies a null block."""
+        hosts, unit_bytes, held = self._peers.get(peer).hosts, peer.unit_bytes, self._pool.held_bytes
         runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
-        transfer = Transfer(len(remote_blocks) * unit_bytes, self._clock)
-        allowance_s = link.pace.begin(transfer.num_bytes)
-        limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
-        link.queue.put(PendingRead(transfer, runs, unit_bytes, unit_bytes != self._pool.page_bytes, limit_s))
-        return transfer
+        if any(not held.start <= run.local * unit_bytes < held.stop for run in runs):
+            raise TransportError(f"blocks of another host than {self._pool.host} are not to be read here")
+        parts: dict[int, list[Run]] = {}
+        for run in runs:
+            parts.setdefault(self._host_of(run.remote, peer, len(hosts)), []).append(run)
+        is_in_pieces = unit_bytes != self._pool.page_bytes
+        begun = [
+            hosts[host].read(part, unit_bytes, is_in_pieces, deadline_s, self._clock) for host, part in parts.items()
+        ]
+        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+
+    def _host_of(self, unit: int, peer: Peer, num_hosts: int) -> int:
+        """The host of a peer that has this; where all have it, hosts of a reader ask different ones."""
+        return self._pool.host % num_hosts if peer.num_ranks == 1 else unit * num_hosts // peer.num_blocks
 
     def disconnect(self, peer: Peer) -> None:
         link = self._peers.pop(peer)
@@ -139,8 +182,20 @@ class TcpTransport:
         self._server.close()
 
 
-def _parse_address(card: Card) -> Address:
-    host, separator, port = card.metadata.decode(errors="replace").rpartition(":")
+def _addresses_of(card: Card) -> list[Address]:
+    """Of each host of a peer.
+
+    Raises:
+        IncompatiblePeerError: one of them is none, or they cannot share its ranks.
+    """
+    found = [_parse_address(card, each) for each in card.metadata.decode(errors="replace").split() or [""]]
+    if card.num_ranks > 1 and card.num_ranks % len(found):
+        raise IncompatiblePeerError(f"peer {card.incarnation} has {card.num_ranks} ranks on {len(found)} hosts")
+    return found
+
+
+def _parse_address(card: Card, words: str) -> Address:
+    host, separator, port = words.rpartition(":")
     if not separator or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise IncompatiblePeerError(f"the card of peer {card.incarnation} has no address: {card.metadata[:80]!r}")
     return Address(host, int(port))

@@ -20,6 +20,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.ranks.frames import Frame, FrameKind
 from tandem.ranks.host import LedHost
+from tandem.ranks.host_kv import KVEndpoint
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
 from tandem.ranks.messages import Loaded, pack, unpack
@@ -31,6 +32,7 @@ from tests.helpers.engines import drain
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.rank_hosts import engine_over_hosts, proof, rank_host
 from tests.helpers.ranked import PARAMS, PROMPTS, answers, ranked_config
+from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 RELEASE = "of the test"
@@ -179,7 +181,7 @@ def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     link = Link(incoming, outgoing, lambda: True)
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(LedHost(link, lambda: None).run)
+        running = pool.submit(LedHost(link, KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(bytes([34]) + bytes(19))
         with pytest.raises(TransportError, match="ENDED, which is for hosts"):
             running.result(timeout=20)

@@ -37,8 +37,7 @@ def test_a_prefill_worker_has_contexts_of_ranks() -> None:
 
 def test_moves_of_what_is_on_other_hosts_are_refused() -> None:
     refuse_moves_of_hosts(DecodeSettings(model="m", **TWO))
-    with pytest.raises(ConfigurationError, match=r"hosts=2: KV on other hosts cannot be handed over yet"):
-        refuse_moves_of_hosts(PrefillSettings(model="m", **TWO))
+    refuse_moves_of_hosts(PrefillSettings(model="m", **TWO))
     with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with hosts=2: .* leave host_kv_gib at 0"):
         refuse_moves_of_hosts(DecodeSettings(model="m", host_kv_gib=1, **TWO))
 
@@ -49,4 +48,7 @@ def test_plain_text_beyond_this_machine_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1:7903 is beyond this machine, where processes need TLS"):
         RankHostSettings(**values).own_credentials()
     assert RankHostSettings(**values, insecure=True).own_credentials().tls is None
+    here = values | {"leader": "127.0.0.1:7903", "kv_bind": "10.0.0.2:7902"}
+    with pytest.raises(ConfigurationError, match=r"10\.0\.0\.2:7902 is beyond this machine"):
+        RankHostSettings(**here).own_credentials()
     assert DecodeSettings(model="m", **TWO).rank_addresses == ("127.0.0.1:7903",)

@@ -1,8 +1,7 @@
 """Hand-offs between workers of any numbers of ranks: the tokens of one rank, and no byte more than was missing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,17 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.timeline import Stage
-from tandem.rpc.messages import ConfirmCall, GenerateCall
+from tandem.rpc.messages import ConfirmCall
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
-from tests.helpers.handoffs import PROMPT, call_of
+from tests.helpers.handoffs import call_of
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.ranked_pairs import Side, alone, answered, check, ranked_pair
 from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
-from tests.helpers.workers import GREEDY, SAMPLED, TIMEOUT_S, Pair, at_rest, front_of, pair_of
+from tests.helpers.workers import at_rest, front_of
 
 FAMILIES = BUILDERS | EXPERT_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
-COMPILED: dict[str, Any] = {"native_kernels": True, "attention_backend": "auto", "dtype": "auto"}
-Side = int | tuple[int, ...]  # ranks of a stage, stages, and contexts
-NUM_BLOCKS = 12  # of the prompt's 90 tokens
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,64 +41,6 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
         return made[family, kv_heads]
 
     return model
-
-
-@asynccontextmanager
-async def ranked_pair(path: Path, prefill: Side, decode: Side, **both: Any) -> AsyncIterator[Pair]:
-    sides = ((side,) if isinstance(side, int) else side for side in (prefill, decode))
-    sizes = [dict(zip(("tp", "pp", "cp"), side, strict=False)) for side in sides]
-    async with pair_of(path, prefill=sizes[0], **sizes[1], **COMPILED | both) as pair:
-        yield pair
-
-
-async def answered(pair: Pair, call: GenerateCall) -> tuple[list[int], list[Stage]]:
-    """Tokens, and the transfers that they took."""
-    tokens: list[int] = []
-    stages: tuple[Stage, ...] = ()
-    async with asyncio.timeout(TIMEOUT_S):
-        async for update in pair.to_decode.generate(call):
-            tokens += update.output.token_ids
-            stages = update.timeline or stages
-    return tokens, [stage for stage in stages if stage.name == "transfer"]
-
-
-def moved(transfers: list[Stage]) -> int:
-    return sum(int(stage.attributes["num_bytes"]) for stage in transfers)
-
-
-async def alone(path: Path) -> list[list[int]]:
-    """A worker of one rank that computes the prompt itself: greedy and sampled tokens."""
-    async with ranked_pair(path, 1, 1) as pair:
-        calls = [call_of(pair, params=params, request_id=str(i)) for i, params in enumerate((GREEDY, SAMPLED))]
-        found = [await answered(pair, replace(call, prefill=None)) for call in calls]
-        assert not any(transfers for _, transfers in found)
-        return [tokens for tokens, _ in found]
-
-
-async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = False) -> None:
-    """`is_shared`: ranks have one copy of the state, so that it is pulled once."""
-    expected = await alone(path)
-    async with ranked_pair(path, prefill, decode) as pair:
-        core = pair.decode.core
-        ranks, groups = range(core.ranked.num_ranks), range(len(core.ranked.whole.groups))
-        used_bytes = [sum(sum(core.ranked.used_bytes(group, rank)) for rank in ranks) for group in groups]
-        greedy, transfers = await answered(pair, call_of(pair))
-        assert greedy == expected[0]
-        counters = await core.engine.call(lambda engine: engine.counters)
-        assert counters.num_fetched_tokens == len(PROMPT)
-        width, num_stages = (decode, 1) if isinstance(decode, int) else decode[:2]
-        assert core.ranked.num_ranks == num_stages * (1 if is_shared else width)
-        whole = sum(used_bytes)
-        assert NUM_BLOCKS * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
-        if len(used_bytes) == 1:
-            assert moved(transfers) == NUM_BLOCKS * whole
-        again, more = await answered(pair, call_of(pair, params=SAMPLED, request_id="again"))
-        assert again == expected[1]
-        if not core.ranked.whole.is_bounded:
-            assert moved(more) <= whole, "what is held already was pulled again"
-        elsewhere, all_of_it = await answered(pair, call_of(pair, salt="another", request_id="elsewhere"))
-        assert (elsewhere, moved(all_of_it)) == (greedy, moved(transfers))
-        await at_rest(pair.prefill, pair.decode)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +74,11 @@ def test_stages_of_layers_give_the_tokens_of_one_rank(
 @pytest.mark.parametrize(
     ("family", "kv_heads", "prefill", "decode"),
     [
-        ("qwen2", 2, (1, 1, 2), 1),
+        ("qwen2", 2, (1, 1, 1, 2), 1),
         *(
             pytest.param(family, kv_heads, prefill, decode, marks=pytest.mark.slow)
             for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4))
-            for prefill, decode in (((1, 1, 2), 2), ((1, 1, 4), (1, 2)), ((2, 1, 2), 1), ((2, 1, 4), 2))
+            for prefill, decode in (((1, 1, 1, 2), 2), ((1, 1, 1, 4), (1, 2)), ((2, 1, 1, 2), 1), ((2, 1, 1, 4), 2))
         ),
     ],
 )
@@ -150,7 +88,7 @@ def test_contexts_of_prompts_give_the_tokens_of_one_rank(
     asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
 
-@pytest.mark.parametrize("prefill", [(1, 1, 2), pytest.param((2, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("prefill", [(1, 1, 1, 2), pytest.param((2, 1, 1, 2), marks=pytest.mark.slow)])
 def test_latents_of_contexts_are_handed_over(model_of: Callable[[str, int], Path], prefill: Side) -> None:
     asyncio.run(check(model_of("deepseek_v3", 4), prefill, 1, is_shared=True))
 

@@ -1,0 +1,181 @@
+"""`KVTransport` of a worker on several hosts: peers read each host's part there, and each host reads what it lacks.
+
+The leader plans and is told; bytes go from the host that has them to the host that needs them.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from tandem.core.addresses import is_loopback
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
+from tandem.ranks.kv_messages import (
+    ClosePool,
+    ConnectPeer,
+    DisconnectPeer,
+    Failed,
+    KVAnswer,
+    OpenPool,
+    PoolOpened,
+    ReadEnded,
+    ReadPeer,
+)
+from tandem.ranks.remote import RemoteHost
+from tandem.transport.base import MemoryPool, Peer
+from tandem.transport.card import Identity
+from tandem.transport.tcp.client import Address
+from tandem.transport.tcp.transport import TcpTransport
+from tandem.transport.transfer import Transfer
+
+_OPEN_S = 30.0
+_CONNECT_S = 30.0  # NOTE: of all hosts of a peer, each within its own handshake's time
+_CLOSE_S = 5.0
+
+
+class HostsTransport:
+    """Implements `KVTransport` with those of all hosts.
+
+    Args:
+        own: of the leader's host, for `pool`.
+        pool: the leader's, which has room for the blocks of all hosts.
+        others: in the order of their ranks.
+
+    Raises:
+        ConfigurationError: a host cannot let peers read its KV, or not where they could reach it.
+    """
+
+    name = "tcp"
+
+    def __init__(
+        self,
+        own: TcpTransport,
+        pool: MemoryPool,
+        identity: Identity,
+        others: Sequence[RemoteHost],
+        clock: Clock | None = None,
+    ) -> None:
+        self._own, self._pool, self._others, self._clock = own, pool, others, clock or SystemClock()
+        calls = [
+            OpenPool(
+                identity.incarnation,
+                dict(identity.compatibility),
+                pool.page_bytes,
+                pool.num_blocks,
+                pool.num_ranks,
+                pool.piece_bytes,
+                pool.num_hosts,
+                host,
+            )
+            for host in range(1, pool.num_hosts)
+        ]
+        asked = [other.ask(call) for other, call in zip(others, calls, strict=True)]
+        self._addresses = [own.address]
+        for other, future in zip(others, asked, strict=True):
+            answer = future.result(_OPEN_S)
+            if not isinstance(answer, PoolOpened):
+                raise ConfigurationError(f"{other.name} cannot let peers read its KV: {_words(answer)}")
+            self._addresses.append(_reachable(other, Address(answer.host, answer.port), own.address))
+
+    def card(self) -> bytes:
+        return self._own.card_of(self._addresses)
+
+    def connect(self, card: bytes) -> Peer:
+        peer = self._own.connect(card)
+        asked = [other.ask(ConnectPeer(peer.connection, card)) for other in self._others]
+        try:
+            for other, future in zip(self._others, asked, strict=True):
+                answer = future.result(_CONNECT_S)
+                if isinstance(answer, Failed):
+                    kind = IncompatiblePeerError if answer.is_for_good else TransportError
+                    raise kind(f"{other.name}: {answer.reason}")
+        except TimeoutError as error:
+            self.disconnect(peer)
+            raise TransportError(f"not all hosts have connected within {_CONNECT_S:g} s") from error
+        except TransportError:
+            self.disconnect(peer)
+            raise
+        return peer
+
+    def read(
+        self,
+        peer: Peer,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """NOTE: the own part first, whose arguments are checked at once."""
+        if len(remote_blocks) != len(local_blocks):
+            return self._own.read(peer, remote_blocks, local_blocks, deadline_s)  # which refuses it
+        remote, local = np.asarray(remote_blocks, dtype=np.int64), np.asarray(local_blocks, dtype=np.int64)
+        begun: list[Transfer] = []
+        for host in range(self._pool.num_hosts):
+            theirs, ours = remote, local
+            if self._pool.num_ranks > 1:
+                mine = local * peer.unit_bytes // self._pool.bytes_per_host == host
+                theirs, ours = remote[mine], local[mine]
+            if not len(ours):
+                continue
+            if host == 0:
+                begun.append(self._own.read(peer, theirs.tolist(), ours.tolist(), deadline_s))
+            else:
+                begun.append(self._read_there(self._others[host - 1], peer, theirs, ours, deadline_s))
+        if not begun:
+            return self._own.read(peer, remote_blocks, local_blocks, deadline_s)
+        return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
+
+    def disconnect(self, peer: Peer) -> None:
+        self._own.disconnect(peer)
+        for other in self._others:
+            other.ask(DisconnectPeer(peer.connection))
+
+    def close(self) -> None:
+        """NOTE: a host that does not answer is lost, and its memory with it."""
+        self._own.close()
+        asked = [other.ask(ClosePool()) for other in self._others]
+        for other, future in zip(self._others, asked, strict=True):
+            try:
+                future.result(_CLOSE_S)
+            except TimeoutError:
+                other.lose(f"it has not ended its reads within {_CLOSE_S:g} s")
+
+    def _read_there(
+        self,
+        other: RemoteHost,
+        peer: Peer,
+        remote: "np.typing.NDArray[np.int64]",
+        local: "np.typing.NDArray[np.int64]",
+        deadline_s: float | None,
+    ) -> Transfer:
+        transfer = Transfer(len(local) * peer.unit_bytes, self._clock)
+
+        def ended(answer: KVAnswer) -> None:
+            """NOTE: what a lost host was to fill is lost too, so nothing can be written any more."""
+            if isinstance(answer, ReadEnded) and answer.error is None:
+                transfer.succeed()
+                return
+            is_over = not isinstance(answer, ReadEnded) or answer.is_over
+            transfer.fail(TransportError(f"{other.name}: {_words(answer)}"), is_over=is_over)
+
+        units = array("I", remote.tolist()), array("I", local.tolist())
+        other.call(ReadPeer(peer.connection, *units, deadline_s), ended)
+        return transfer
+
+
+def _reachable(other: RemoteHost, theirs: Address, own: Address) -> Address:
+    if is_loopback(theirs.host) and not is_loopback(own.host):
+        raise ConfigurationError(
+            f"{other.name} lets peers read its KV at {theirs}, which they cannot reach; give its services.rank_host "
+            "--kv-bind and, where that is a wildcard, --advertise-host"
+        )
+    return theirs
+
+
+def _words(answer: KVAnswer) -> str:
+    match answer:
+        case Failed(reason):
+            return reason
+        case ReadEnded(error):
+            return error or "it has ended"
+    return f"it answers {type(answer).__name__}"
