@@ -46,8 +46,8 @@ class ExportedStatus(Protocol):
     def links(self) -> Sequence[_Link]: ...
 
 
-class Kept(Protocol):
-    """The part of `kvcache.kept_blocks.KeptUsage` that is exported."""
+class Promised(Protocol):
+    """The part of `kvcache.promised_blocks.PromisedUsage` that is exported."""
 
     @property
     def num_host(self) -> int: ...
@@ -127,7 +127,7 @@ class WorkerMetrics:
         )
         pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
         self._pins = {outcome: pins.labels(outcome) for outcome in ("whole", "part", "none")}
-        self._last_kept: dict[str, int] = {}
+        self._last_promised: dict[str, int] = {}
         self._leases = Gauge("tandem_leases", "leases on this worker's blocks by state", ["state"], registry=registry)
         self._transfer_s = Histogram(
             "tandem_transfer_seconds", "duration of a KV transfer", buckets=_TRANSFER_S, registry=registry
@@ -181,14 +181,14 @@ class WorkerMetrics:
         """Export the state that requests hold now, and the pages of it, bytes."""
         _replace(self._held_bytes, {"state": num_bytes, "pages": page_bytes})
 
-    def observe_kept(self, kept: Kept, block_bytes: int) -> None:
+    def observe_promised(self, kept: Promised, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""
         self._block_bytes.set(block_bytes)
         self._host_bytes.set(kept.num_host * block_bytes)
         totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
         for event, total in totals.items():
-            self._kept_blocks.labels(event).inc(total - self._last_kept.get(event, 0))
-        self._last_kept = totals
+            self._kept_blocks.labels(event).inc(total - self._last_promised.get(event, 0))
+        self._last_promised = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
         """Counts the results of pins of a request that ended here; nothing where another worker computed its prompt."""

@@ -8,7 +8,7 @@ from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
-from tandem.kvcache.kept_blocks import KeptUsage
+from tandem.kvcache.promised_blocks import PromisedUsage
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerStatus
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -213,8 +213,8 @@ def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_
     granted = tuple(Pin(num_tokens, 60.0) for num_tokens in (16, 16, 32, 0))
     metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=granted), 16)
     metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=()), 16)
-    metrics.observe_kept(KeptUsage(num_host=3, num_moved=5, num_restored=2), 1000)
-    metrics.observe_kept(KeptUsage(num_host=2, num_moved=6, num_restored=2, num_broken=1), 1000)
+    metrics.observe_promised(PromisedUsage(num_host=3, num_moved=5, num_restored=2), 1000)
+    metrics.observe_promised(PromisedUsage(num_host=2, num_moved=6, num_restored=2, num_broken=1), 1000)
     found = exported(registry)
     outcomes = {outcome: found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")}
     assert outcomes == {"whole": 2, "part": 1, "none": 1}
