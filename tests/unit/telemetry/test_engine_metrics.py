@@ -18,7 +18,12 @@ BUCKET_ENDS = ("1.0", "2.0", "3.0", "4.0", "+Inf")
 
 
 def status(
-    *, blocks: dict[str, int], num_accepted: int = 0, num_waiting: int = 0, links: tuple[str, ...] = ()
+    *,
+    blocks: dict[str, int],
+    num_accepted: int = 0,
+    num_waiting: int = 0,
+    links: tuple[str, ...] = (),
+    num_total_blocks: int = 100,
 ) -> WorkerStatus:
     state = WorkerState(
         worker_id="decode-0",
@@ -28,7 +33,7 @@ def status(
         block_size=16,
         block_bytes=1024,
         chunk_tokens=512,
-        num_total_blocks=100,
+        num_total_blocks=num_total_blocks,
         num_free_blocks=60,
         num_running=num_accepted,
     )
@@ -98,6 +103,18 @@ def test_links_and_states_that_are_gone_are_not_exported() -> None:
     ]
 
 
+def test_the_latest_of_several_statuses_is_exported() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for number, num_total_blocks in ((1, 100), (2, 100), (3, 50)):
+        blocks = {"free": number, "used": 2 * number}
+        metrics.observe_status(status(blocks=blocks, links=("prefill-0",), num_total_blocks=num_total_blocks))
+    found = exported(registry)
+    assert {state: found["tandem_kv_blocks", (("state", state),)] for state in blocks} == blocks
+    sizes = [dict(labels)["num_gpu_blocks"] for name, labels in found if name == "vllm:cache_config_info"]
+    assert sizes == ["50"]
+
+
 def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
     """A rate over a series that begins at 1 misses its first event, and a dashboard finds no series at all."""
     registry = CollectorRegistry()
@@ -107,6 +124,8 @@ def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
         labels = (*LABELS[:1], ("finished_reason", reason.value), *LABELS[1:])
         assert found["vllm:request_success_total", labels] == 0
     assert [found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")] == [0, 0, 0]
+    events = ("moved", "restored", "broken")
+    assert [found["tandem_kv_kept_blocks_total", (("event", event),)] for event in events] == [0, 0, 0]
 
 
 def test_a_request_is_counted_and_timed_by_stage() -> None:
