@@ -49,7 +49,7 @@ from tandem.rpc.client import client_of
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.message_forms import GENERATE_CALL, PAIR_CALL
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, WorkerAddress, WorkerStatus
-from tandem.rpc.told_prompts import KeptPrompts, PromptSender, ToldPrompts
+from tandem.rpc.told_prompts import PromptSender, RememberedPrompts, ToldPrompts
 from tandem.text.tokenizer import Tokenizer
 
 MESSAGE_TOKENS = 500
@@ -160,7 +160,7 @@ class Routing:
         )
         self._lookup = lookup
         self._loop = asyncio.Runner()
-        self._told, self._kept = ToldPrompts(), KeptPrompts()
+        self._told, self._kept = ToldPrompts(), RememberedPrompts()
 
     def pair(self, call: PairCall) -> float:
         """Core-ms of a pairing, from the bytes of the call."""
@@ -201,7 +201,7 @@ class Working:
             word_tokenizer(Path(directory), VOCAB_SIZE)
             self._bench = Bench(Tokenizer.load(Path(directory)), 2 * MAX_WORKER_TOKENS // BLOCK_SIZE)
         self._bench.decoder.prepare(1.2)
-        self._told, self._kept = ToldPrompts(), KeptPrompts()
+        self._told, self._kept = ToldPrompts(), RememberedPrompts()
 
     def first_step(self, given: GenerateCall) -> float:
         """Core-ms from the bytes of the call to the end of its first step, without the executor."""

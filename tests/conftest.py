@@ -21,11 +21,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # NOTE: read when triton is first imported, by whichever test module
 
 
+def pytest_sessionstart() -> None:
+    """What collecting makes stays to the end, so no collector looks through it again and again meanwhile."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Collected tests and their imports are near a million objects: looking through them stops this process for one or
     two seconds, in which what is tested goes on. They stay to the end anyway.
     """
     _rest_collector()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,7 +39,7 @@ class Settlements:
         self._clock = clock or SystemClock()
         self._accepted: deque[tuple[float, ChargeSettlement]] = deque(maxlen=MAX_RESENT)
         self._waiting: deque[_Item] = deque()
-        self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
+        self._unsaved: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
         self._is_journal_empty = True
         self._is_journal_failing = False
@@ -85,13 +85,13 @@ class Settlements:
         await asyncio.gather(*self._senders, return_exceptions=True)
         if self._keeper is not None:
             await self._keeper
-        if self._journal is not None and self._unkept and not await self._write(self._journal):
-            _logger.error("%d settlements are lost: the journal cannot be written", len(self._unkept))
+        if self._journal is not None and self._unsaved and not await self._write(self._journal):
+            _logger.error("%d settlements are lost: the journal cannot be written", len(self._unsaved))
 
     def add(self, settlement: ChargeSettlement) -> asyncio.Event:
         """Queues a settlement; returns an event that is set once the store has accepted it."""
         item = _Item(settlement)
-        self._unkept[item] = None
+        self._unsaved[item] = None
         self._queue(item)
         if self._is_away and not self._is_journal_failing:  # NOTE: if it is, only the senders try again, now and then
             self._keep()
@@ -137,7 +137,7 @@ class Settlements:
                 self._waiting.appendleft(item)
                 self._has_work.set()  # NOTE: another sender may have found nothing meanwhile
         if is_taken:
-            self._unkept.pop(item, None)
+            self._unsaved.pop(item, None)
             self._accepted.append((self._clock.now_s(), item.settlement))
             item.has_it.set()
             self._finish()
@@ -172,7 +172,7 @@ class Settlements:
 
     async def _update(self, journal: Journal) -> None:
         """While the store is unavailable, adds waiting settlements; once none waits, clears the journal."""
-        while self._is_away and self._unkept:
+        while self._is_away and self._unsaved:
             if not await self._write(journal):
                 break
         if not self.num_waiting and not self._is_journal_empty:
@@ -180,7 +180,7 @@ class Settlements:
 
     async def _write(self, journal: Journal) -> bool:
         """Writes the settlements that are in memory only; returns whether that succeeded."""
-        items = tuple(self._unkept)
+        items = tuple(self._unsaved)
         self._is_journal_empty = False
         try:
             await asyncio.to_thread(journal.add, [item.settlement for item in items])
@@ -189,7 +189,7 @@ class Settlements:
             return False
         self._is_journal_failing = False
         for item in items:
-            self._unkept.pop(item, None)
+            self._unsaved.pop(item, None)
         return True
 
     def _clear(self, journal: Journal) -> None:

@@ -27,7 +27,7 @@ class StateBill:
 
     state: str
     num_layers: int
-    kept_bytes: float
+    held_bytes: float
     read_bytes: float
     scanned_bytes: float
 
@@ -131,7 +131,7 @@ class ModelCost:
     def kv_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps, a begun token counted whole."""
         length = math.ceil(num_tokens)
-        return float(sum(count * self._kept_bytes(state, length) for state, count in self._states.items()))
+        return float(sum(count * self._held_bytes(state, length) for state, count in self._states.items()))
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
@@ -152,7 +152,7 @@ class ModelCost:
             StateBill(
                 names[state],
                 count,
-                0.0 if state is None else count * self._kept_bytes(state, num_tokens),
+                0.0 if state is None else count * self._held_bytes(state, num_tokens),
                 count * sum(each.num_read(num_tokens) * bits + each.token_bytes for each in mixer.passes),
                 count * sum(each.scanned_size * each.num_scanned(num_tokens) * bits for each in mixer.passes),
             )
@@ -214,7 +214,7 @@ class ModelCost:
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
 
-    def _kept_bytes(self, state: StateSpec, num_tokens: int) -> float:
+    def _held_bytes(self, state: StateSpec, num_tokens: int) -> float:
         growing = state.bytes(num_tokens) - state.bytes_per_request
         return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
 

@@ -15,7 +15,7 @@ def bill_as_json(model: ModelCost, num_tokens: int) -> dict[str, Any]:
         "model": model.name,
         "context_tokens": num_tokens,
         "kv_bits": model.kv_bits,
-        "kept_bytes": model.kv_bytes(num_tokens),
+        "held_bytes": model.kv_bytes(num_tokens),
         "read_bytes": model.read_bytes(num_tokens),
         "layers": [asdict(line) for line in model.state_bill(num_tokens)],
     }
@@ -30,7 +30,7 @@ def print_bill(console: Console, model: ModelCost, num_tokens: int) -> None:
         table.add_column(name, justify="right")
     lines = model.state_bill(num_tokens)
     for line in lines:
-        sizes = line.kept_bytes, line.read_bytes, line.scanned_bytes
+        sizes = line.held_bytes, line.read_bytes, line.scanned_bytes
         table.add_row(line.state, str(line.num_layers), *map(_size, sizes))
     scanned = sum(line.scanned_bytes for line in lines)
     totals = map(_size, (model.kv_bytes(num_tokens), model.read_bytes(num_tokens), scanned))

@@ -118,12 +118,12 @@ class Constraint:
     def _apply_mask(self, row: torch.Tensor) -> None:
         mask = self._mask
         assert mask is not None, "a mask was to be made before the sampling"
-        kept_ids = self._kept_ids(mask).to(row.device)
-        kept = row[kept_ids]
+        allowed_ids = self._allowed_ids(mask).to(row.device)
+        kept = row[allowed_ids]
         mask.ban(row)
-        row[kept_ids] = kept
+        row[allowed_ids] = kept
 
-    def _kept_ids(self, mask: Mask) -> torch.Tensor:
+    def _allowed_ids(self, mask: Mask) -> torch.Tensor:
         """Allowed though they are not text of the grammar's: ends, and the marker that opens the thinking."""
         parts = [self._end_ids] if mask.may_end else []
         if self._opening is not None:

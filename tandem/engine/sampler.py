@@ -229,19 +229,19 @@ def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
     numbers = _uniforms(states)
     chosen = torch.zeros_like(peaks, dtype=torch.int64)
-    is_kept = torch.zeros_like(peaks, dtype=torch.bool)
+    is_accepted = torch.zeros_like(peaks, dtype=torch.bool)
     for _ in range(_TRIES):
         tried = inverse_cdf(weights, _float64(rows, numbers)).unsqueeze(1)
         numbers = [following(number) for number in numbers]
-        chosen = torch.where(is_kept, chosen, tried)
-        is_kept |= _is_kept(rows, weights, total, tried, states)
-        if bool(is_kept.all()):
+        chosen = torch.where(is_accepted, chosen, tried)
+        is_accepted |= _is_accepted(rows, weights, total, tried, states)
+        if bool(is_accepted.all()):
             return chosen.squeeze(1), peaks.squeeze(1)
     walked = _walk_top_p(rows, total, states, numbers).unsqueeze(1)
-    return torch.where(is_kept, chosen, walked).squeeze(1), peaks.squeeze(1)
+    return torch.where(is_accepted, chosen, walked).squeeze(1), peaks.squeeze(1)
 
 
-def _is_kept(
+def _is_accepted(
     rows: torch.Tensor,
     weights: torch.Tensor,
     total: torch.Tensor,

@@ -22,7 +22,7 @@ from tandem.gateway.known_conversations import Beginning
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
-from tandem.gateway.parsing.call_rules import kept_tools
+from tandem.gateway.parsing.call_rules import enforced_tools
 from tandem.gateway.parts import AnswerParser
 from tandem.gateway.prompt_encoder import ChainRoot, EncodedPrompt, EncodingCounts, NotKnownError, check_length
 from tandem.gateway.request import ChoiceResult
@@ -187,7 +187,7 @@ async def _only_offered(asked: Conversation, model: ServedModel, info: ModelInfo
     """
     found = set()
     one = ToolChoice(ToolMode.REQUIRED, is_parallel=False)
-    for tool in kept_tools(asked.tools, asked.tool_choice):
+    for tool in enforced_tools(asked.tools, asked.tool_choice):
         try:
             await _check(await _written(replace(asked, tools=(tool,), tool_choice=one), model), model, info)
         except InvalidRequestError as error:

@@ -36,7 +36,7 @@ Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, ch
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPlaces:
+class ResumePlaces:
     """Where a later body may be resumed, as numbers of the messages that are read.
 
     Args:
@@ -100,7 +100,7 @@ class KnownConversation:
     def of(
         cls,
         spans: MessageSpans,
-        places: KeptPlaces,
+        places: ResumePlaces,
         calls: Mapping[str, str],
         beginning: Beginning,
         *,

@@ -1,7 +1,7 @@
 """KV cache manager: allocates blocks to owners (requests) and to holds, and releases them. It counts pages.
 
 A hold protects blocks from reuse beyond the life of their owner: a peer may read leased blocks, a transfer may still
-write pinned ones. A pinned prefix stays in the cache until a deadline (`kept_prefixes`).
+write pinned ones. A pinned prefix stays in the cache until a deadline (`pinned_prefixes`).
 Invariant, checked by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
 owner's block table or to a hold.
 """
@@ -19,10 +19,10 @@ from tandem.core.events import BlockEvent, BlockEventSink
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.checkpoints import Checkpoints
-from tandem.kvcache.kept_blocks import KeptBlocks
-from tandem.kvcache.kept_prefixes import KeptPrefixes
 from tandem.kvcache.needs import Needs
+from tandem.kvcache.pinned_prefixes import PinnedPrefixes
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
 
@@ -82,8 +82,8 @@ class KVCacheManager:
         states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
         self._pool = BlockPool(num_blocks, self._cache, frozenset(states), int(num_blocks * _STATE_SHARE))
         self._checkpoints = Checkpoints(layout, self._pool, self._cache)
-        kept = KeptBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
-        self.kept = KeptPrefixes(layout, self._pool, self._cache, kept, lambda: self.num_unpromised)
+        kept = PromisedBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
+        self.kept = PinnedPrefixes(layout, self._pool, self._cache, kept, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
         self._in_flight: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""Placement of the parts of a block in its pages. Pure arithmetic.
+"""Byte offsets of the parts of a block in its pages. Pure arithmetic.
 
 A block of a KV group has a part of each layer, and a part consists of pieces that lie in one page each: the whole
 part, or the matrix of each head and what follows them. The block's pages are filled in order, `[kind of
@@ -16,7 +16,7 @@ from tandem.architecture.state import Segment, StateSpec
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of one kind: of each layer `count` of `num_bytes`."""
+    """One kind of piece: each layer has `count` of them, of `num_bytes` each."""
 
     count: int
     num_bytes: int
@@ -31,7 +31,10 @@ class PageOffset:
 
 
 def pieces_of(spec: StateSpec, block_size: int) -> tuple[Pieces, ...]:
-    """By kind, those of one layer: a segment that may be cut has one a head, others in a row are one together."""
+    """The kinds of pieces of one layer.
+
+    A segment that may be cut by heads has one piece a head. Neighbouring segments that may not are one piece together.
+    """
     found = []
     for is_cut, run in groupby(spec.segments(block_size), key=lambda segment: segment.is_cut):
         if is_cut:
@@ -43,7 +46,7 @@ def pieces_of(spec: StateSpec, block_size: int) -> tuple[Pieces, ...]:
 
 @dataclass(frozen=True)
 class BlockPlacement:
-    """Places of the pieces of a block that has parts of `num_layers` layers, in pages of `page_bytes`.
+    """Offsets of all pieces of a block, which holds parts of `num_layers` layers in pages of `page_bytes`.
 
     No piece is larger than a page.
     """
@@ -57,21 +60,21 @@ class BlockPlacement:
         return self._end.page + 1
 
     def place(self, kind: int, layer: int, number: int) -> PageOffset:
-        """Of piece `number` of a kind, of the layer with index `layer` in the group."""
+        """Returns the offset of piece `number` of a kind. `layer`: index of its layer in the group."""
         return self._place(kind, layer * self.pieces[kind].count + number)
 
     def per_page(self, kind: int) -> int:
-        """Most pieces of a kind that lie in one page."""
+        """The number of pieces of a kind in a page that is full of them."""
         return self._per_page(self.pieces[kind])
 
     def num_together(self, kind: int, layer: int, number: int) -> int:
-        """Pieces of a kind that lie in one page from this one on."""
+        """The number of pieces of a kind from this one to the end of its page."""
         index = layer * self.pieces[kind].count + number
         num_first, per_page = self._num_first(kind), self.per_page(kind)
         return num_first - index if index < num_first else per_page - (index - num_first) % per_page
 
     def runs(self, kind: int) -> Iterator[tuple[PageOffset, int]]:
-        """Each page that has pieces of a kind: the first of them, and how many there are."""
+        """Yields, for each page with pieces of a kind, the offset of the first of them and their number."""
         index, count = 0, self.num_layers * self.pieces[kind].count
         while index < count:
             num = min(count - index, self.num_together(kind, 0, index))
@@ -79,12 +82,12 @@ class BlockPlacement:
             index += num
 
     def used_bytes(self, page: int) -> int:
-        """Of a page of the block; the rest of it means nothing."""
+        """The number of bytes in use at the beginning of a page; the rest means nothing."""
         return self._used[page]
 
     @cached_property
     def _starts(self) -> tuple[PageOffset, ...]:
-        """Where each kind begins at the earliest, and the end."""
+        """The earliest offset of each kind, then the end of the last one."""
         starts = [PageOffset(0, 0)]
         for kind, pieces in enumerate(self.pieces):
             last = self._place_from(starts[-1], pieces, self.num_layers * pieces.count - 1)
@@ -126,12 +129,15 @@ class BlockPlacement:
 
 @lru_cache(maxsize=1024)
 def placement_of(spec: StateSpec, num_layers: int, block_size: int, page_bytes: int) -> BlockPlacement:
-    """Of a block of `num_layers` layers that keep the same state."""
+    """The placement of a block of `num_layers` layers that have the same kind of state."""
     return BlockPlacement(pieces_of(spec, block_size), num_layers, page_bytes)
 
 
 def segment_places(segments: Sequence[Segment]) -> tuple[tuple[int, int], ...]:
-    """Of each segment, the kind of its pieces, and its first byte in the piece where that holds several segments."""
+    """For each segment, the kind of its pieces and its first byte in such a piece.
+
+    The byte is 0 unless the piece holds several segments.
+    """
     places, kind, start = [], -1, 0
     for index, segment in enumerate(segments):
         if index == 0 or segment.is_cut or segments[index - 1].is_cut:

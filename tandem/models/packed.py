@@ -202,9 +202,9 @@ def _has_origin(path: Path) -> bool:
         return True
 
 
-def _delete(path: Path, kept_s: float) -> None:
+def _delete(path: Path, max_age_s: float) -> None:
     with suppress(OSError):  # NOTE: another process deletes too
         age_s = time.time() - path.stat().st_mtime
-        if age_s > kept_s:
+        if age_s > max_age_s:
             _log.info("deleting %s, not used for %d days", path, age_s // 86400)
             path.unlink()

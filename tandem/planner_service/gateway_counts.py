@@ -17,6 +17,12 @@ OVERLOAD_CODES = ("capacity_exceeded", "unavailable", "timeout")
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
 _BORN = "tandem_gateway_arrivals_created"
+_READ = (
+    *("tandem_gateway_arrivals_", "tandem_gateway_arrived_prompt_tokens_", "tandem_gateway_prefix_cache_"),
+    *("tandem_gateway_rejected_", "tandem_gateway_turned_away_"),
+    *("vllm:request_success_", "vllm:request_generation_tokens_sum", _TTFT, _TPOT),
+)
+"""Beginnings of the lines that are read. The others are not even parsed: they are most of a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,8 @@ def parse_counts(text: str) -> GatewayCounts:
     """
     samples: dict[str, list[Sample]] = {}
     try:
-        for family in text_string_to_metric_families(text):
+        read = "\n".join(line for line in text.splitlines() if line.startswith(_READ))
+        for family in text_string_to_metric_families(read):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(sample)
         return _counts_of(samples)

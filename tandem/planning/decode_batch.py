@@ -63,7 +63,7 @@ class DecodeBatch:
 
     def kv_use(self, num_running: float, promised: float) -> float:
         """Share of the KV memory used by `num_running` requests and by `promised` more whose KV is reserved."""
-        mean_bytes = self.roofline.kept_bytes(self.profile.mean_context)
+        mean_bytes = self.roofline.held_bytes(self.profile.mean_context)
         memory = self.roofline.kv_memory_bytes
         return (num_running + promised) * mean_bytes / memory if memory > 0 else math.inf
 

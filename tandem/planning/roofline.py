@@ -180,7 +180,7 @@ class Roofline:
         kv_s = num_running * drafter.network.read_bytes(context_tokens) / bytes_per_s
         return self.assumptions.step_overhead_ms + 1000 * (max(sweep_s, compute_s) + kv_s)
 
-    def kept_bytes(self, num_tokens: float) -> float:
+    def held_bytes(self, num_tokens: float) -> float:
         """State that a context of so many tokens keeps, the drafter's included."""
         drafted = 0.0 if self.drafts is None else self.drafts.kv_bytes(num_tokens)
         return self.model.kv_bytes(num_tokens) + drafted
@@ -211,7 +211,7 @@ class Roofline:
 
     def max_running(self, context_tokens: float) -> int:
         """Number of requests with that context whose KV fits at once."""
-        return max(0, int(self.kv_memory_bytes / self.kept_bytes(context_tokens)))
+        return max(0, int(self.kv_memory_bytes / self.held_bytes(context_tokens)))
 
     def max_running_within(self, tpot_ms: float, context_tokens: float) -> int:
         """Largest batch whose step takes at most `tpot_ms`; 0 if a step of one request takes longer."""

@@ -40,7 +40,7 @@ class Study:
         """Whether both kinds of workers hold the model and its longest request; if not, the sizes are meaningless."""
         longest = self.site.profile.longest
         return all(
-            roofline.kv_memory_bytes >= roofline.kept_bytes(longest)
+            roofline.kv_memory_bytes >= roofline.held_bytes(longest)
             for roofline in (self.site.prefill, self.site.decode)
         )
 

@@ -16,7 +16,7 @@ _NUM_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """`of_stream`: relative error of the residual stream behind the layer, all layers up to it quantised."""
+    """Error of one layer. `of_stream`: relative error of its output if all layers up to it are quantised."""
 
     layer: int
     of_stream: float
@@ -25,7 +25,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """`bytes_before` and `bytes_after`: of the files of weights."""
+    """What a quantisation did. `bytes_before`, `bytes_after`: sizes of the weight files."""
 
     model: str
     recipe: Recipe

@@ -5,7 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -125,7 +125,10 @@ def _start(memory: int, kv_memory: int) -> tuple[Connection, subprocess.Popen[by
     own = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")} | own
     with theirs:
-        command = [sys.executable, "-m", "tandem.ranks.rank", *map(str, (theirs.fileno(), memory, kv_memory))]
-        passed = [theirs.fileno(), memory, kv_memory]
-        process = subprocess.Popen(command, pass_fds=passed, env=environment, stdin=subprocess.DEVNULL)
-    return ours, process
+        return ours, start_process((theirs.fileno(), memory, kv_memory), environment)
+
+
+def start_process(descriptors: Sequence[int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process of a rank, which inherits the descriptors: of its socket, the group's memory and that of KV."""
+    command = [sys.executable, "-m", "tandem.ranks.rank", *map(str, descriptors)]
+    return subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)

@@ -44,7 +44,7 @@ from tandem.rpc.status import (
     details_of,
     metadata_of,
 )
-from tandem.rpc.told_prompts import KeptPrompts
+from tandem.rpc.told_prompts import RememberedPrompts
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -115,7 +115,7 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
     table.unary(methods.STATUS, lambda _: handler.status())
     table.stream(methods.WATCH, handler.watch)
     table.unary(methods.DRAIN, lambda _: handler.drain())
-    prompts = KeptPrompts()
+    prompts = RememberedPrompts()
 
     def generate(call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         return handler.generate(prompts.whole(call))
@@ -133,7 +133,7 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
 
 def fill_router(handler: RouterHandler, table: MethodTable) -> None:
     """Registers the methods of a router."""
-    prompts = KeptPrompts()
+    prompts = RememberedPrompts()
 
     async def pair(call: PairCall) -> PairingAnswer:
         return await handler.pair(prompts.whole(call))

@@ -34,7 +34,7 @@ Key = tuple[str, CacheScope, int, bytes]
 C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
 
 
-class KeptPrompts:
+class RememberedPrompts:
     """Prompts that callers named, in the process that is called. Owned by one event loop."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:

@@ -46,8 +46,8 @@ class ExportedStatus(Protocol):
     def links(self) -> Sequence[_Link]: ...
 
 
-class Kept(Protocol):
-    """The part of `kvcache.kept_blocks.KeptUsage` that is exported."""
+class Promised(Protocol):
+    """The part of `kvcache.promised_blocks.PromisedUsage` that is exported."""
 
     @property
     def num_host(self) -> int: ...
@@ -57,6 +57,25 @@ class Kept(Protocol):
     def num_restored(self) -> int: ...
     @property
     def num_broken(self) -> int: ...
+
+
+class LabelledGauge:
+    """A gauge with one label, whose values all change at once.
+
+    NOTE: to find the gauge of a label's value costs more than to set it, so they are looked up when they change.
+    """
+
+    def __init__(self, name: str, meaning: str, label: str, registry: CollectorRegistry) -> None:
+        self._gauge = Gauge(name, meaning, [label], registry=registry)
+        self._by_label: dict[str, Gauge] = {}
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """Export these values; labels that are not among them are removed."""
+        if self._by_label.keys() != values.keys():
+            self._gauge.clear()
+            self._by_label = {label: self._gauge.labels(label) for label in values}
+        for label, value in values.items():
+            self._by_label[label].set(value)
 
 
 class WorkerMetrics:
@@ -98,7 +117,8 @@ class WorkerMetrics:
         self._cache_config = Gauge(
             "vllm:cache_config_info", "always 1", ["block_size", "num_gpu_blocks", "engine"], registry=registry
         )
-        self._blocks = Gauge("tandem_kv_blocks", "KV blocks by state", ["state"], registry=registry)
+        self._cache_sizes: tuple[int, int] | None = None
+        self._blocks = LabelledGauge("tandem_kv_blocks", "KV blocks by state", "state", registry)
         self._block_bytes = Gauge("tandem_kv_block_bytes", "bytes of a KV block", registry=registry)
         self._read_bytes = Counter(
             "tandem_state_read_bytes",
@@ -115,20 +135,21 @@ class WorkerMetrics:
             registry=registry,
         )
         self._last_rows = ExpertRows()
-        self._held_bytes = Gauge(
+        self._held_bytes = LabelledGauge(
             "tandem_state_held_bytes",
             "state (KV and others) that the next queries of requests see, and all pages that requests hold",
-            ["of"],
-            registry=registry,
+            "of",
+            registry,
         )
         self._host_bytes = Gauge("tandem_kv_host_bytes", "host memory that holds pinned prefixes", registry=registry)
-        self._kept_blocks = Counter(
+        kept_blocks = Counter(
             "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
         )
+        self._kept_blocks = {event: kept_blocks.labels(event) for event in ("moved", "restored", "broken")}
         pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
         self._pins = {outcome: pins.labels(outcome) for outcome in ("whole", "part", "none")}
-        self._last_kept: dict[str, int] = {}
-        self._leases = Gauge("tandem_leases", "leases on this worker's blocks by state", ["state"], registry=registry)
+        self._last_promised: dict[str, int] = {}
+        self._leases = LabelledGauge("tandem_leases", "leases on this worker's blocks by state", "state", registry)
         self._transfer_s = Histogram(
             "tandem_transfer_seconds", "duration of a KV transfer", buckets=_TRANSFER_S, registry=registry
         )
@@ -136,8 +157,8 @@ class WorkerMetrics:
         self._transfer_failures = Counter(
             "tandem_transfer_failures", "KV transfers that failed", ["reason"], registry=registry
         )
-        self._link_rate = Gauge(
-            "tandem_link_bytes_per_second", "measured rate of pulling from a peer", ["source"], registry=registry
+        self._link_rate = LabelledGauge(
+            "tandem_link_bytes_per_second", "measured rate of pulling from a peer", "source", registry
         )
         self._reasons: set[str] = set()
         self._drafts = DraftMetrics((model_name, _ENGINE), max_drafts)
@@ -151,14 +172,16 @@ class WorkerMetrics:
         idle = status.blocks.get("free", 0) + status.blocks.get("cached", 0)
         total = sum(status.blocks.values())
         self._usage.set(1 - idle / total if total else 0.0)
-        self._cache_config.clear()
-        self._cache_config.labels(str(state.block_size), str(state.num_total_blocks), _ENGINE).set(1)
-        _replace(self._blocks, status.blocks)
-        _replace(self._link_rate, {link.source_id: link.bytes_per_s for link in status.links})
+        if self._cache_sizes != (sizes := (state.block_size, state.num_total_blocks)):
+            self._cache_sizes = sizes
+            self._cache_config.clear()
+            self._cache_config.labels(*map(str, sizes), _ENGINE).set(1)
+        self._blocks.set(status.blocks)
+        self._link_rate.set({link.source_id: link.bytes_per_s for link in status.links})
 
     def observe_leases(self, counts: Mapping[str, int]) -> None:
         """Export the current number of leases on this worker's blocks, by state."""
-        _replace(self._leases, counts)
+        self._leases.set(counts)
 
     def observe_drafts(self, counts: DraftCounts) -> None:
         """Export the current totals of drafts."""
@@ -179,16 +202,16 @@ class WorkerMetrics:
 
     def observe_held(self, num_bytes: int, page_bytes: int) -> None:
         """Export the state that requests hold now, and the pages of it, bytes."""
-        _replace(self._held_bytes, {"state": num_bytes, "pages": page_bytes})
+        self._held_bytes.set({"state": num_bytes, "pages": page_bytes})
 
-    def observe_kept(self, kept: Kept, block_bytes: int) -> None:
+    def observe_promised(self, kept: Promised, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""
         self._block_bytes.set(block_bytes)
         self._host_bytes.set(kept.num_host * block_bytes)
         totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
         for event, total in totals.items():
-            self._kept_blocks.labels(event).inc(total - self._last_kept.get(event, 0))
-        self._last_kept = totals
+            self._kept_blocks[event].inc(total - self._last_promised.get(event, 0))
+        self._last_promised = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
         """Counts the results of pins of a request that ended here; nothing where another worker computed its prompt."""
@@ -258,12 +281,6 @@ class WorkerMetrics:
 def _observe(histogram: Histogram, begin_s: float | None, end_s: float | None) -> None:
     if begin_s is not None and end_s is not None:
         histogram.observe(end_s - begin_s)
-
-
-def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
-    gauge.clear()
-    for label, value in values.items():
-        gauge.labels(label).set(value)
 
 
 def _one_two_five(largest: int) -> Iterator[float]:

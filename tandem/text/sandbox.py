@@ -70,7 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._compiled(tree)
 
     def load_resumable(self, source: str) -> jinja2.Template:
-        """Compile `source` as `resumable.make_resumable` changes it, and raises."""
+        """Compile `source` so that a rendering can be resumed. Raises what `resumable.make_resumable` raises."""
         tree = self.parse(source)
         look_ahead_once(tree)
         make_resumable(tree)

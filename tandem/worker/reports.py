@@ -12,7 +12,7 @@ from tandem.core.draft_counts import DraftCounts
 from tandem.core.process_usage import UsageMeter
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
-from tandem.kvcache.kept_blocks import KeptUsage
+from tandem.kvcache.promised_blocks import PromisedUsage
 from tandem.kvcache.usage import HeldState
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
@@ -64,7 +64,7 @@ class Reports:
         self._meter = UsageMeter(core.clock)
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
-        self.kept = KeptUsage()
+        self.kept = PromisedUsage()
         self.drafts = DraftCounts()
         self.read_bytes = 0.0
         self._receivers: set[ReportSubscriber] = set()
@@ -121,7 +121,7 @@ class Reports:
         return status if receiver is None else _with_samples(status, receiver.samples)
 
 
-def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, DraftCounts, float, list[StepStats]]:
+def _figures(engine: Engine) -> tuple[EngineLoad, PromisedUsage, DraftCounts, float, list[StepStats]]:
     counters, kept = engine.counters, engine.kv.kept.blocks.usage
     return engine.load(), kept, counters.drafts, counters.read_bytes, engine.take_step_stats()
 

@@ -27,8 +27,9 @@ AT_IMPORT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSIT
 """Variables that libraries read when they are imported: those of a worker with a share of one core."""
 _SERVICES = ("tandem.worker.process", "tandem.gateway.server", "tandem.router.process")
 _COMMANDS = tuple(f"tandem.cli.{verb}" for verb in ("up", "generate", "chat", "load", "quantize"))
-IMPORTED = (*_SERVICES, *_COMMANDS)
+IMPORTED = (*_SERVICES, *_COMMANDS, "tandem.engine.ranks")
 _MAX_BYTES = 1 << 18
+_MAX_DESCRIPTORS = 8
 _STREAMS = (1, 2, 0)
 _POLL_S = 0.005
 
@@ -88,6 +89,7 @@ class ForkServer:
         *,
         errors: int | None = None,
         given: int | None = None,
+        passed: Sequence[int] = (),
         directory: Path = ROOT,
     ) -> ForkedProcess:
         """Run `module` as `python -m` does, in a process group of its own.
@@ -98,11 +100,13 @@ class ForkServer:
             output: file descriptor for what it writes.
             errors: another one for what it writes to standard error.
             given: file descriptor that it reads; None: an empty one.
+            passed: further file descriptors for it; their numbers there are its last arguments.
             directory: its working directory.
         """
         request = {"module": module, "arguments": list(arguments), "env": dict(env), "cpus": list(cpus)}
         streams = [output, output if errors is None else errors, *([] if given is None else [given])]
-        return ForkedProcess(self, self.ask({**request, "directory": str(directory)}, streams))
+        place = {"directory": str(directory), "num_passed": len(passed)}
+        return ForkedProcess(self, self.ask({**request, **place}, [*streams, *passed]))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """The server's answer."""
@@ -140,7 +144,7 @@ def _serve(connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # NOTE: so that no collection of a child copies what all share
     while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, len(_STREAMS))
+        data, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_DESCRIPTORS)
         if not data:
             return
         request = json.loads(data)
@@ -172,9 +176,9 @@ def _forked(request: Mapping[str, Any], descriptors: Sequence[int], connection: 
     os.setpgid(0, 0)
     tie_to(server)
     connection.close()
-    for stream, descriptor in zip(_STREAMS, descriptors, strict=False):
+    num_streams = len(descriptors) - request["num_passed"]
+    for stream, descriptor in zip(_STREAMS, descriptors[:num_streams], strict=False):
         os.dup2(descriptor, stream)
-    for descriptor in descriptors:
         os.close(descriptor)
     # NOTE: new objects, since those that the server had know what kind of files its own streams were
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -185,7 +189,7 @@ def _forked(request: Mapping[str, Any], descriptors: Sequence[int], connection: 
     os.environ.update(request["env"])
     if request["cpus"]:
         pin_to(",".join(map(str, request["cpus"])))
-    sys.argv = [request["module"], *request["arguments"]]
+    sys.argv = [request["module"], *request["arguments"], *map(str, descriptors[num_streams:])]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     sys.exit(0)
 

@@ -17,7 +17,8 @@ _FLAGS_OF = {
     "x86-64-v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
-ARCHITECTURES = ("native", "x86-64-v3", "x86-64-v4")
+ARCHITECTURES = ("native", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow))
+"""NOTE: kernels for each take most of a minute to compile. What v4 chooses, the machine itself or v3 does too."""
 FLAG_OF_MACRO = {
     "__AVX2__": "avx2",
     "__F16C__": "f16c",

@@ -1,7 +1,7 @@
 """Engines of one rank and of several, and requests whose answers must have the same bits on all of them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import assemble
 from tandem.ranks.group import RankGroup, share_of
 from tests.helpers.engines import TINY, drain
+from tests.helpers.forked_ranks import forked_ranks
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=3),
@@ -39,16 +40,21 @@ def led_engine(
     num_contexts: int = 1,
     deadline_s: float = 60.0,
     speculation: Speculation | None = None,
+    are_forked: bool = True,
 ) -> Iterator[tuple[Engine, RankGroup]]:
-    """An engine that leads so many ranks of all stages or contexts together, and their group."""
+    """An engine that leads so many ranks of all stages or contexts together, and their group.
+
+    `are_forked`: the ranks begin at once, and end with the test's process whatever it does.
+    """
     config = share_of(config, num_ranks)
-    group = RankGroup(config, num_ranks, num_stages=num_stages, num_contexts=num_contexts, deadline_s=deadline_s)
-    try:
-        engine = assemble(config, ranks=group, speculation=speculation).engine
-        yield engine, group
-        engine.close()
-    finally:
-        group.close()
+    with forked_ranks() if are_forked else nullcontext():
+        group = RankGroup(config, num_ranks, num_stages=num_stages, num_contexts=num_contexts, deadline_s=deadline_s)
+        try:
+            engine = assemble(config, ranks=group, speculation=speculation).engine
+            yield engine, group
+            engine.close()
+        finally:
+            group.close()
 
 
 def answers(engine: Engine) -> dict[tuple[str, int], list[tuple[object, ...]]]:

@@ -7,8 +7,8 @@ from typing import Any
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
 from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody
-from tandem.gateway.anthropic.resumed import KeptTurn, check_resumed, find_kept
-from tandem.gateway.anthropic.thinking import RequestedThinking, read_kept_turns, read_thinking
+from tandem.gateway.anthropic.resumed import ResumableTurn, check_resumed, find_resumable
+from tandem.gateway.anthropic.thinking import RequestedThinking, read_thinking, read_thinking_turns
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.anthropic.turns import Turn, TurnWriter, read_turns
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
@@ -29,7 +29,7 @@ class ParsedPrompt:
 
     conversation: Conversation
     thinking: RequestedThinking
-    kept: KeptTurn | None = None
+    kept: ResumableTurn | None = None
 
 
 def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConversation | None = None) -> ParsedPrompt:
@@ -47,18 +47,18 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
     num_messages = len(body.messages) + (0 if known is None else known.num_left_out)
     if num_messages > max_messages:
         raise RequestError(f"messages has {num_messages} entries; at most {max_messages} are taken", param="messages")
-    num_kept = read_kept_turns(body)
+    num_thinking_turns = read_thinking_turns(body)
     asked, points = read_thinking(body), BreakpointList()
     tools, choice = read_tools(body, points)
     turns = read_turns(body.messages)
-    former = None if known is None else check_resumed(turns, num_kept, known)
+    former = None if known is None else check_resumed(turns, num_thinking_turns, known)
     writer = TurnWriter(points) if known is None else TurnWriter(points, known.calls)
     system = _system(body.system)
     if system:
         writer.write_texts("system", system)
     is_continued = _is_continued(turns, asked)
-    writer.write(turns, num_kept, 0 if former is None else former.num_unread)
-    kept = None if is_continued else find_kept(turns, writer, num_kept, former)
+    writer.write(turns, num_thinking_turns, 0 if former is None else former.num_unread)
+    kept = None if is_continued else find_resumable(turns, writer, num_thinking_turns, former)
     _mark_last(body, writer.messages, points)
     conversation = Conversation(
         messages=writer.messages,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.anthropic.turns import Turn, TurnWriter
-from tandem.gateway.known_conversations import Beginning, KeptPlaces, KnownConversation
+from tandem.gateway.known_conversations import Beginning, KnownConversation, ResumePlaces
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.resuming import OtherBeginningError
@@ -22,28 +22,28 @@ class ReadTurns:
 
     Args:
         num_unread: messages of theirs.
-        num_kept: `read_kept_turns` of the body.
+        num_thinking_turns: `read_thinking_turns` of the body.
         is_question: the turn that is known, and read again, begins something new.
         has_thinking: a message before that turn shows some.
     """
 
     num_unread: int
-    num_kept: int | None
+    num_thinking_turns: int | None
     is_question: bool
     has_thinking: bool
 
     @property
     def admits_question(self) -> bool:
         """Whether messages before the turn stay as they are when another question follows."""
-        return self.num_kept is None or self.is_question or not self.has_thinking
+        return self.num_thinking_turns is None or self.is_question or not self.has_thinking
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTurn:
+class ResumableTurn:
     """The turn at which a later body may be resumed. `number`: of its first message."""
 
     number: int
-    places: KeptPlaces
+    places: ResumePlaces
     calls: Mapping[str, str]
     reader: ReadTurns
 
@@ -55,7 +55,7 @@ class KeptTurn:
         )
 
 
-def check_resumed(turns: Sequence[Turn], num_kept: int | None, known: KnownConversation) -> ReadTurns:
+def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: KnownConversation) -> ReadTurns:
     """What is known of the turns that are not read.
 
     Raises:
@@ -63,25 +63,26 @@ def check_resumed(turns: Sequence[Turn], num_kept: int | None, known: KnownConve
     """
     former = known.reader
     assert isinstance(former, ReadTurns), "entries of one API are its own"
-    if former.num_kept != num_kept:
+    if former.num_thinking_turns != num_thinking_turns:
         raise NotKnownError("the thinking of other turns is shown than before")
     if len(turns) <= _READ_BEFORE or turns[_READ_BEFORE].num_messages > 1 or turns[0].num_messages > 1:
         raise NotKnownError("the last known turn goes on")
     if not former.admits_question and any(turn.is_question for turn in turns[_READ_BEFORE + 1 :]):
         raise OtherBeginningError(
-            "thinking before the last question is not shown any more", lambda other: _admits_question(other, num_kept)
+            "thinking before the last question is not shown any more",
+            lambda other: _admits_question(other, num_thinking_turns),
         )
     return former
 
 
-def find_kept(
-    turns: Sequence[Turn], writer: TurnWriter, num_kept: int | None, former: ReadTurns | None
-) -> KeptTurn | None:
+def find_resumable(
+    turns: Sequence[Turn], writer: TurnWriter, num_thinking_turns: int | None, former: ReadTurns | None
+) -> ResumableTurn | None:
     """The last turn of the user's at which a later body may be resumed. `former`: of turns that were not read.
 
     NOTE: turns with breakpoints are left out, as these move on with the conversation.
     """
-    if num_kept not in (None, 0) or turns[0].role != "user" or turns[0].num_messages > 1:
+    if num_thinking_turns not in (None, 0) or turns[0].role != "user" or turns[0].num_messages > 1:
         return None
     marked = [index for index, turn in enumerate(turns) if index and turn.is_marked]
     for index in range(min(marked, default=len(turns)) - 1, 1, -1):
@@ -92,16 +93,16 @@ def find_kept(
         shown = [message for message in writer.messages[:number] if "reasoning_content" in message]
         has_thinking = bool(shown) or (former is not None and former.has_thinking)
         num_unread = writer.number_of(index - 1) - writer.number_of(0) - 1
-        places = KeptPlaces(turn.number, before.number)
-        return KeptTurn(
+        places = ResumePlaces(turn.number, before.number)
+        return ResumableTurn(
             number,
             places,
             writer.names_before(index - 1),
-            ReadTurns(num_unread, num_kept, turn.is_question, has_thinking),
+            ReadTurns(num_unread, num_thinking_turns, turn.is_question, has_thinking),
         )
     return None
 
 
-def _admits_question(known: KnownConversation, num_kept: int | None) -> bool:
+def _admits_question(known: KnownConversation, num_thinking_turns: int | None) -> bool:
     former = known.reader
-    return isinstance(former, ReadTurns) and former.num_kept == num_kept and former.admits_question
+    return isinstance(former, ReadTurns) and former.num_thinking_turns == num_thinking_turns and former.admits_question

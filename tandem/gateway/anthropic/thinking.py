@@ -58,7 +58,7 @@ def check_budget(asked: RequestedThinking, max_tokens: int) -> None:
         )
 
 
-def read_kept_turns(body: MessagesPromptBody) -> int | None:
+def read_thinking_turns(body: MessagesPromptBody) -> int | None:
     """Number of latest turns whose thinking is shown to the model again; None = all, 0 = the unfinished one only.
 
     Raises:

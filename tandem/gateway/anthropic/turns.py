@@ -98,14 +98,14 @@ class TurnWriter:
         self._open: dict[str, str] = {}  # calls without a result, and where they are
         self.messages: list[Mapping[str, Any]] = []
 
-    def write(self, turns: Sequence[Turn], num_kept: int | None, num_unread: int = 0) -> None:
+    def write(self, turns: Sequence[Turn], num_thinking_turns: int | None, num_unread: int = 0) -> None:
         """Writes all turns. Raises RequestError if calls and results do not match.
 
         Args:
-            num_kept: `read_kept_turns`.
+            num_thinking_turns: `read_thinking_turns`.
             num_unread: messages after the first turn that are not read.
         """
-        kept = _turns_with_thinking(turns, num_kept)
+        kept = _turns_with_thinking(turns, num_thinking_turns)
         for index, turn in enumerate(turns):
             if index == 1:
                 self.messages += [UNREAD] * num_unread
@@ -198,7 +198,7 @@ def _turn(message: Mapping[str, Any], number: int) -> Turn:
     return Turn(role, read_blocks(message.get("content"), f"{where}.content", role), number)
 
 
-def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int]:
+def _turns_with_thinking(turns: Sequence[Turn], num_thinking_turns: int | None) -> set[int]:
     """Indexes of turns whose thinking is shown again. A user's question and all turns that answer it count as one."""
     answers: dict[int, list[int]] = {}
     question = 0
@@ -206,9 +206,9 @@ def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int
         question += turn.is_question
         if turn.role == "assistant":
             answers.setdefault(question, []).append(index)
-    if num_kept == 0:
+    if num_thinking_turns == 0:
         return set(answers.get(question, ()))
-    latest = sorted(answers)[-num_kept if num_kept is not None else 0 :]
+    latest = sorted(answers)[-num_thinking_turns if num_thinking_turns is not None else 0 :]
     return {index for number in latest for index in answers[number]}
 
 

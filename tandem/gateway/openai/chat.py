@@ -12,7 +12,7 @@ from tandem.gateway.conversation import UNREAD, Conversation, Effort, Thinking
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.known_body import KnownBody
-from tandem.gateway.known_conversations import KeptPlaces, KnownConversation
+from tandem.gateway.known_conversations import KnownConversation, ResumePlaces
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
@@ -55,7 +55,7 @@ class ChatDialect:
         num_left_out = 0 if known is None else known.num_left_out
         reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.calls)
         conversation = self._conversation(asked, reader, num_left_out)
-        places = None if spans is None or asked.cache_salt else _kept_places(reader, len(spans.starts))
+        places = None if spans is None or asked.cache_salt else _resume_places(reader, len(spans.starts))
         info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
         scope = CacheScope(salt=asked.cache_salt or "")
@@ -130,11 +130,11 @@ class ChatDialect:
         return None
 
 
-def _kept_places(reader: MessageReader, num_messages: int) -> KeptPlaces | None:
+def _resume_places(reader: MessageReader, num_messages: int) -> ResumePlaces | None:
     """Where the next body may be resumed: before the messages that have breakpoints, as these move on with it."""
     marked = [point.message for point in reader.breakpoints if point.message]
     last = min(marked, default=num_messages) - 1
-    return KeptPlaces(last, last - 1) if last > 1 else None
+    return ResumePlaces(last, last - 1) if last > 1 else None
 
 
 def _default_lifetime_s(asked: ChatBody) -> float:

@@ -46,7 +46,7 @@ class CallRules:
     first_character: str = ""
 
 
-def kept_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+def enforced_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """Tools whose calls must match their schemas: strict ones, and all where a call is forced."""
     return [tool for tool in _admitted(tools, choice) if tool.strict or choice.mode is ToolMode.REQUIRED]
 
@@ -62,7 +62,7 @@ def callees(tools: Sequence[Tool], choice: ToolChoice, free: Collection[str] = (
     Raises:
         InvalidRequestError: a strict tool's schema cannot be enforced, or all of them are too long together.
     """
-    kept = kept_tools(tools, choice)
+    kept = enforced_tools(tools, choice)
     num_characters = sum(len(json.dumps(tool.parameters, ensure_ascii=False)) for tool in kept)
     if num_characters > MAX_GRAMMAR_CHARACTERS:
         raise InvalidRequestError(

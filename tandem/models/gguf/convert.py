@@ -173,10 +173,10 @@ def _write_weights(file: GgufFile, tensors: Sequence[Tensor], weights: BinaryIO)
 def _delete_old(cache_dir: Path) -> None:
     """Deletes directories that were not used for long, and unfinished ones of processes that were killed."""
     for path in cache_dir.iterdir():
-        kept_s = _ABANDONED_S if path.name.startswith(_UNFINISHED) else _KEPT_S
+        max_age_s = _ABANDONED_S if path.name.startswith(_UNFINISHED) else _KEPT_S
         with suppress(OSError):  # NOTE: another process deletes too
-            if path.is_dir() and time.time() - path.stat().st_mtime > kept_s:
-                _log.info("deleting %s, not used for %d days", path, kept_s // 86400)
+            if path.is_dir() and time.time() - path.stat().st_mtime > max_age_s:
+                _log.info("deleting %s, not used for %d days", path, max_age_s // 86400)
                 # NOTE: renamed first, so that a half-deleted directory is never found under a finished one's name
                 unfinished = cache_dir / f"{_UNFINISHED}{path.name.removeprefix(_UNFINISHED)}"
                 path.rename(unfinished)

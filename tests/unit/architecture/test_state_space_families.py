@@ -77,8 +77,8 @@ def test_the_bill_has_a_line_for_each_state_of_a_layer() -> None:
     recurrent, attended = cost.state_bill(1000)
     assert (recurrent.num_layers, attended.num_layers) == (2, 2)
     assert recurrent.state.startswith("recurrent 4 x 16 x 256 float32")
-    assert recurrent.kept_bytes == cost.kv_bytes_per_request == 2 * (4 * 16 * 256 * 4 + 3 * (64 + 2 * 256) * 2)
-    assert attended.kept_bytes == 1000 * cost.kv_bytes_per_token == 1000 * 2 * 2 * 2 * 16 * 2
+    assert recurrent.held_bytes == cost.kv_bytes_per_request == 2 * (4 * 16 * 256 * 4 + 3 * (64 + 2 * 256) * 2)
+    assert attended.held_bytes == 1000 * cost.kv_bytes_per_token == 1000 * 2 * 2 * 2 * 16 * 2
     assert recurrent.read_bytes + attended.read_bytes == cost.read_bytes(1000)
 
 

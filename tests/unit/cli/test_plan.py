@@ -350,7 +350,7 @@ def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) ->
     assert main([*asked, "--json", "--kv-bits", "8"]) == 0
     bill = json.loads(capsys.readouterr().out)
     rows_read, keys = 61 * 2048 * 576, 61 * 32_768 * 128
-    assert (bill["kept_bytes"], bill["read_bytes"]) == (61 * 32_768 * 704, rows_read + keys)
+    assert (bill["held_bytes"], bill["read_bytes"]) == (61 * 32_768 * 704, rows_read + keys)
     (line,) = bill["layers"]
     assert (line["read_bytes"], line["scanned_bytes"]) == (rows_read + keys, keys)
 
@@ -359,7 +359,7 @@ def test_a_bill_has_a_line_for_each_kind_of_layer(capsys: pytest.CaptureFixture[
     assert main(["plan", "--model", "gemma-4-e2b", "--context", "100000", "--json"]) == 0
     bill = json.loads(capsys.readouterr().out)
     assert sum(line["num_layers"] for line in bill["layers"]) == 35
-    for name in ("kept_bytes", "read_bytes"):
+    for name in ("held_bytes", "read_bytes"):
         assert sum(line[name] for line in bill["layers"]) == pytest.approx(bill[name])
     reading = [line for line in bill["layers"] if line["state"] == "what another layer keeps"]
-    assert {(line["kept_bytes"] > 0, line["read_bytes"] > 0) for line in reading} == {(False, True)}
+    assert {(line["held_bytes"] > 0, line["read_bytes"] > 0) for line in reading} == {(False, True)}

@@ -191,10 +191,10 @@ def test_an_outcome_keeps_an_event_in_few_bytes() -> None:
         told(writes(token_event(1) * count, usage_event(count), DONE), ignore_eos=False).outcome for count in (9, 1009)
     )
     assert (len(few.event_times_s), len(many.event_times_s)) == (9, 1009)
-    assert kept_bytes(many) - kept_bytes(few) < 1000 * 16
+    assert held_bytes(many) - held_bytes(few) < 1000 * 16
 
 
-def kept_bytes(value: object) -> int:
+def held_bytes(value: object) -> int:
     """Of it and of all that it alone leads to."""
     found: dict[int, object] = {}
     waiting = [value]

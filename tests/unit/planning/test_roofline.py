@@ -177,7 +177,7 @@ def test_drafts_cost_their_guesses_and_the_rows_that_are_checked() -> None:
     drafting = replace(plain, drafts=PlannedDrafts(drafter=tenth, acceptance=0.8, most=4))
     assert drafting.guess_ms(1, 100) == pytest.approx(plain.step_ms(1, 100) / 10)
     assert plain.step_ms(1, 100) / drafting.step_ms(1, 100) == pytest.approx(3.3616 / 1.4, rel=0.001)
-    assert drafting.kept_bytes(1000) == pytest.approx(1.1 * plain.kept_bytes(1000))
+    assert drafting.held_bytes(1000) == pytest.approx(1.1 * plain.held_bytes(1000))
     assert drafting.kv_memory_bytes == pytest.approx(plain.kv_memory_bytes - tenth.weight_bytes)
 
 

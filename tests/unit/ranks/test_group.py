@@ -444,7 +444,7 @@ def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
         "from tandem.scheduler.output import ScheduledRequest, SchedulerOutput, NewBlocks",
         "from tandem.ranks.messages import Step",
         "from tests.helpers.ranked import led_engine, ranked_config",
-        "with led_engine(ranked_config(Path(sys.argv[1])), 2) as (engine, group):",
+        "with led_engine(ranked_config(Path(sys.argv[1])), 2, are_forked=False) as (engine, group):",
         "    work = ScheduledRequest('a', 0, [5, 6], samples=True, blocks=NewBlocks(((1,),), (0,)))",
         "    group.begin_step(Step(1, SchedulerOutput((), (work,), ())))",
         "    print(*group.process_ids.values(), flush=True)",

@@ -25,6 +25,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
+from tests.helpers import command_line
 from tests.helpers.redis_server import running_redis
 from tests.helpers.secret import AS_GATEWAY, AS_WORKER, SECRET
 from tests.unit.process.stub_workers import PATIENT_S, StubWorker, record, router_settings, serving_worker, status
@@ -202,9 +203,8 @@ def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
     ],
 )
 def test_settings_that_cannot_be_honoured_are_one_line(arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "services.router", "--bind", BIND, *arguments]
-    env = {**os.environ, "TANDEM_CLUSTER_SECRET": SECRET.decode()}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env, check=False)
+    env = command_line.environment(TANDEM_CLUSTER_SECRET=SECRET.decode())
+    result = command_line.run("--bind", BIND, *arguments, module="services.router", env=env, timeout_s=60)
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr

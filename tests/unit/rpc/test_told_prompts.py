@@ -14,7 +14,7 @@ from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import PairCall, PairingAnswer, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.told_prompts import MIN_TOKENS, KeptPrompts, PromptSender, ToldPrompts
+from tandem.rpc.told_prompts import MIN_TOKENS, PromptSender, RememberedPrompts, ToldPrompts
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
 
@@ -27,7 +27,7 @@ def pair_call(prompt: "array[int]", scope: CacheScope = UNSCOPED) -> PairCall:
     return PairCall(request_id="r", model="m", token_ids=prompt, num_expected_output=1, scope=scope)
 
 
-def answered(told: ToldPrompts, kept: KeptPrompts, call: PairCall, process: str = "a") -> int:
+def answered(told: ToldPrompts, kept: RememberedPrompts, call: PairCall, process: str = "a") -> int:
     """Sends a call; the number of tokens that were sent. Fails if the process does not get the whole."""
     sender, num_sent = PromptSender(told, process, call), 0
     while True:
@@ -43,7 +43,7 @@ def answered(told: ToldPrompts, kept: KeptPrompts, call: PairCall, process: str 
 
 
 def test_what_follows_a_known_prompt_is_sent() -> None:
-    told, kept = ToldPrompts(), KeptPrompts()
+    told, kept = ToldPrompts(), RememberedPrompts()
     assert answered(told, kept, pair_call(LONG)) == len(LONG)
     assert answered(told, kept, pair_call(LONG + array("I", range(9)))) == 9
     assert answered(told, kept, pair_call(LONG)) == 1, "at least one token is sent"
@@ -55,7 +55,7 @@ def test_what_follows_a_known_prompt_is_sent() -> None:
 
 @pytest.mark.parametrize("place", [2047, 2048, 16383, 16384, 16385, 39_999])
 def test_what_two_prompts_share_is_found_to_the_token(place: int) -> None:
-    told, kept = ToldPrompts(), KeptPrompts()
+    told, kept = ToldPrompts(), RememberedPrompts()
     first = array("I", (number % 3000 for number in range(40_000)))
     second = first[:]
     second[place] += 1
@@ -64,20 +64,20 @@ def test_what_two_prompts_share_is_found_to_the_token(place: int) -> None:
 
 
 def test_neither_scopes_nor_processes_share_what_was_sent() -> None:
-    told, kept = ToldPrompts(), KeptPrompts()
+    told, kept = ToldPrompts(), RememberedPrompts()
     other = CacheScope(salt="another tenant")
     assert answered(told, kept, pair_call(LONG)) == len(LONG)
     assert answered(told, kept, pair_call(LONG, other)) == len(LONG)
-    assert answered(told, KeptPrompts(), pair_call(LONG), "b") == len(LONG)
+    assert answered(told, RememberedPrompts(), pair_call(LONG), "b") == len(LONG)
     second = ToldPrompts()
     assert answered(second, kept, pair_call(LONG)) == len(LONG), "names of two gateways are never the same"
     assert [answered(each, kept, pair_call(LONG)) for each in (told, second)] == [1, 1]
 
 
 def test_what_is_not_kept_any_more_is_sent_as_a_whole() -> None:
-    told, kept = ToldPrompts(), KeptPrompts()
+    told, kept = ToldPrompts(), RememberedPrompts()
     answered(told, kept, pair_call(LONG))
-    restarted = KeptPrompts()
+    restarted = RememberedPrompts()
     assert answered(told, restarted, pair_call(LONG)) == 1 + len(LONG)
     assert answered(told, restarted, pair_call(LONG)) == 1
 
@@ -95,7 +95,7 @@ def test_a_prompt_counts_as_known_once_its_call_was_answered() -> None:
 def test_random_conversations_arrive_whole_whatever_is_forgotten(side: str) -> None:
     rng, few = random.Random(side), 12 * 4 * MIN_TOKENS
     told = ToldPrompts(few if side != "called" else 2**26)
-    kept = KeptPrompts(few if side != "caller" else 2**26)
+    kept = RememberedPrompts(few if side != "caller" else 2**26)
     talks = [array("I", (rng.randrange(9) for _ in range(2 * MIN_TOKENS))) for _ in range(6)]
     num_sent = num_tokens = 0
     for _ in range(300):
@@ -119,7 +119,7 @@ def test_random_conversations_arrive_whole_whatever_is_forgotten(side: str) -> N
 )
 def test_calls_without_a_prompt_or_a_name_are_refused(call: PairCall, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        KeptPrompts().whole(call)
+        RememberedPrompts().whole(call)
 
 
 def test_a_release_that_keeps_no_prompts_is_asked_once() -> None:
@@ -152,13 +152,13 @@ def test_a_refusal_of_the_whole_is_the_callers() -> None:
 def test_prefill_workers_get_whole_prompts_of_which_the_new_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a restart of theirs. The call of another kind goes on from a prompt that this process sent before."""
     sizes: list[int] = []
-    whole = KeptPrompts.whole
+    whole = RememberedPrompts.whole
 
-    def noted(self: KeptPrompts, call: Any) -> Any:
+    def noted(self: RememberedPrompts, call: Any) -> Any:
         sizes.append(len(call.prompt_token_ids))
         return whole(self, call)
 
-    monkeypatch.setattr(KeptPrompts, "whole", noted)
+    monkeypatch.setattr(RememberedPrompts, "whole", noted)
 
     def call_of(prompt: "array[int]") -> PrefillCall:
         return PrefillCall(request_id="r", prompt_token_ids=prompt, params=GREEDY, scope=UNSCOPED, reader=HERE)

@@ -8,7 +8,7 @@ from tandem.core.expert_rows import ExpertRows
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
-from tandem.kvcache.kept_blocks import KeptUsage
+from tandem.kvcache.promised_blocks import PromisedUsage
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerStatus
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -18,7 +18,12 @@ BUCKET_ENDS = ("1.0", "2.0", "3.0", "4.0", "+Inf")
 
 
 def status(
-    *, blocks: dict[str, int], num_accepted: int = 0, num_waiting: int = 0, links: tuple[str, ...] = ()
+    *,
+    blocks: dict[str, int],
+    num_accepted: int = 0,
+    num_waiting: int = 0,
+    links: tuple[str, ...] = (),
+    num_total_blocks: int = 100,
 ) -> WorkerStatus:
     state = WorkerState(
         worker_id="decode-0",
@@ -28,7 +33,7 @@ def status(
         block_size=16,
         block_bytes=1024,
         chunk_tokens=512,
-        num_total_blocks=100,
+        num_total_blocks=num_total_blocks,
         num_free_blocks=60,
         num_running=num_accepted,
     )
@@ -98,6 +103,18 @@ def test_links_and_states_that_are_gone_are_not_exported() -> None:
     ]
 
 
+def test_the_latest_of_several_statuses_is_exported() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for number, num_total_blocks in ((1, 100), (2, 100), (3, 50)):
+        blocks = {"free": number, "used": 2 * number}
+        metrics.observe_status(status(blocks=blocks, links=("prefill-0",), num_total_blocks=num_total_blocks))
+    found = exported(registry)
+    assert {state: found["tandem_kv_blocks", (("state", state),)] for state in blocks} == blocks
+    sizes = [dict(labels)["num_gpu_blocks"] for name, labels in found if name == "vllm:cache_config_info"]
+    assert sizes == ["50"]
+
+
 def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
     """A rate over a series that begins at 1 misses its first event, and a dashboard finds no series at all."""
     registry = CollectorRegistry()
@@ -107,6 +124,8 @@ def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
         labels = (*LABELS[:1], ("finished_reason", reason.value), *LABELS[1:])
         assert found["vllm:request_success_total", labels] == 0
     assert [found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")] == [0, 0, 0]
+    events = ("moved", "restored", "broken")
+    assert [found["tandem_kv_kept_blocks_total", (("event", event),)] for event in events] == [0, 0, 0]
 
 
 def test_a_request_is_counted_and_timed_by_stage() -> None:
@@ -213,8 +232,8 @@ def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_
     granted = tuple(Pin(num_tokens, 60.0) for num_tokens in (16, 16, 32, 0))
     metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=granted), 16)
     metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=()), 16)
-    metrics.observe_kept(KeptUsage(num_host=3, num_moved=5, num_restored=2), 1000)
-    metrics.observe_kept(KeptUsage(num_host=2, num_moved=6, num_restored=2, num_broken=1), 1000)
+    metrics.observe_promised(PromisedUsage(num_host=3, num_moved=5, num_restored=2), 1000)
+    metrics.observe_promised(PromisedUsage(num_host=2, num_moved=6, num_restored=2, num_broken=1), 1000)
     found = exported(registry)
     outcomes = {outcome: found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")}
     assert outcomes == {"whole": 2, "part": 1, "none": 1}

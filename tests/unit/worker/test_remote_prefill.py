@@ -12,7 +12,7 @@ import pytest
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall, PrefillCall
-from tandem.rpc.told_prompts import KeptPrompts
+from tandem.rpc.told_prompts import RememberedPrompts
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
     GREEDY,
@@ -68,14 +68,14 @@ def test_a_prefill_worker_is_sent_what_is_new_of_a_prompt(llama: Path, monkeypat
     monkeypatch.setattr("tandem.rpc.told_prompts._LEAST_SHARED", 32)
     monkeypatch.setattr("tandem.rpc.told_prompts._LENGTHS", (32,))
     sizes: list[int] = []
-    whole = KeptPrompts.whole
+    whole = RememberedPrompts.whole
 
-    def noted(self: KeptPrompts, call: Any) -> Any:
+    def noted(self: RememberedPrompts, call: Any) -> Any:
         if isinstance(call, PrefillCall):
             sizes.append(len(call.prompt_token_ids) + (0 if call.told is None else len(call.told.more_token_ids)))
         return whole(self, call)
 
-    monkeypatch.setattr(KeptPrompts, "whole", noted)
+    monkeypatch.setattr(RememberedPrompts, "whole", noted)
 
     async def main() -> None:
         async with pair_of(llama) as pair:

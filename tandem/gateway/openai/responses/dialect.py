@@ -29,7 +29,7 @@ from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBod
 from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
 from tandem.gateway.openai.responses.items import Item, read_items, reference_of
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
-from tandem.gateway.openai.responses.prompt import KeptItem, read_conversation
+from tandem.gateway.openai.responses.prompt import ResumableItem, read_conversation
 from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
 from tandem.gateway.openai.responses.writer import ResponseWriter
 from tandem.gateway.openai.sampling import read_params
@@ -254,7 +254,7 @@ def _may_be_kept(asked: ResponsesBody) -> bool:
 
 
 def _entry(
-    kept: KeptItem, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning
+    kept: ResumableItem, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning
 ) -> KnownConversation:
     shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
     return KnownConversation.of(

@@ -11,7 +11,7 @@ from tandem.core.errors import shown
 from tandem.gateway.cache_marks import MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import UNREAD, Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
-from tandem.gateway.known_conversations import KeptPlaces, KnownConversation
+from tandem.gateway.known_conversations import KnownConversation, ResumePlaces
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader, moved
@@ -21,7 +21,7 @@ from tandem.gateway.openai.responses.tools import read_format, read_tools
 
 
 @dataclass(frozen=True, slots=True)
-class KeptItem:
+class ResumableItem:
     """The item at which a later body may be resumed.
 
     Args:
@@ -30,7 +30,7 @@ class KeptItem:
     """
 
     number: int
-    places: KeptPlaces
+    places: ResumePlaces
     calls: Mapping[str, str]
     num_unread: int
 
@@ -41,7 +41,7 @@ def read_conversation(
     model: ServedModel,
     max_items: int,
     known: KnownConversation | None = None,
-) -> tuple[Conversation, KeptItem | None]:
+) -> tuple[Conversation, ResumableItem | None]:
     """The conversation, and where a later one may be resumed, if it may.
 
     Args:
@@ -102,7 +102,7 @@ def chat_messages(
 
 def _messages(
     asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int, known: KnownConversation | None
-) -> tuple[list[Mapping[str, Any]], tuple[Breakpoint, ...], KeptItem | None]:
+) -> tuple[list[Mapping[str, Any]], tuple[Breakpoint, ...], ResumableItem | None]:
     """Messages and breakpoints, and where a later body may be resumed.
 
     NOTE: of a long chain's breakpoints only the latest count, as at OpenAI.
@@ -138,7 +138,7 @@ def _kept(
     messages: Sequence[Mapping[str, Any]],
     num_before: int,
     num_unread: int,
-) -> KeptItem | None:
+) -> ResumableItem | None:
     """Where a later body may be resumed: at the last message that is one item and has no breakpoint, nor one before.
 
     Args:
@@ -150,9 +150,9 @@ def _kept(
     marked = [point.message for point in reader.breakpoints if point.message is not None and point.message > num_before]
     for number in range(min(marked, default=len(messages)) - 1, num_before + 1, -1):
         if messages[number]["role"] != "assistant":
-            places = KeptPlaces(starts[number - num_before], starts[number - num_before - 1])
+            places = ResumePlaces(starts[number - num_before], starts[number - num_before - 1])
             left_out = number - 2 - num_before + num_unread
-            return KeptItem(number + num_unread, places, reader.calls_before(number - 1), left_out)
+            return ResumableItem(number + num_unread, places, reader.calls_before(number - 1), left_out)
     return None
 
 

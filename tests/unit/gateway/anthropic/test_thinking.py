@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from tandem.gateway.anthropic.fields import MessagesPromptBody
-from tandem.gateway.anthropic.thinking import RequestedThinking, Signature, check_budget, read_kept_turns, read_thinking
+from tandem.gateway.anthropic.thinking import (
+    RequestedThinking,
+    Signature,
+    check_budget,
+    read_thinking,
+    read_thinking_turns,
+)
 from tandem.gateway.conversation import Effort, Thinking
 from tandem.gateway.errors import RequestError
 
@@ -78,7 +84,7 @@ def test_a_budget_leaves_room_for_an_answer() -> None:
 )
 def test_other_edits_of_the_context_are_refused(management: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        read_kept_turns(body(context_management=management))
+        read_thinking_turns(body(context_management=management))
 
 
 def test_a_signature_is_of_the_text_however_it_came() -> None:

@@ -20,7 +20,7 @@ _MAX_STALE_ENDS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class KeptUsage:
+class PromisedUsage:
     """Current numbers, and totals since start.
 
     All but `num_broken` are numbers of pages. num_kept: of contents promised. num_host: of the part of them with a copy
@@ -37,7 +37,7 @@ class KeptUsage:
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _Promise:
     """A promised content. `block_id`: its block in the pool, if any. `slots`: its copy in the host tier, if any."""
 
     ends_s: float
@@ -50,14 +50,14 @@ class _Kept:
 class _Move:
     """A copy to the host tier in progress: block and slots of each content."""
 
-    entries: dict[BlockKey, tuple[_Kept, int, tuple[int, ...]]] = field(default_factory=dict)
+    entries: dict[BlockKey, tuple[_Promise, int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def num_pages(self) -> int:
         return sum(len(slots) for _, _, slots in self.entries.values())
 
 
-class KeptBlocks:
+class PromisedBlocks:
     """Promised contents of one pool.
 
     Args:
@@ -72,7 +72,7 @@ class KeptBlocks:
         self._emit = emit
         self._host = HostTier(0)
         self._start_move: Callable[[HostMove], None] | None = None
-        self._kept: dict[BlockKey, _Kept] = {}
+        self._kept: dict[BlockKey, _Promise] = {}
         self._pooled: OrderedDict[BlockKey, None] = OrderedDict()  # kept in the pool and not moving, oldest use first
         self._doubled: OrderedDict[BlockKey, None] = OrderedDict()  # of those, the ones with a copy, oldest first
         self._ends: list[tuple[float, int, BlockKey]] = []
@@ -83,10 +83,10 @@ class KeptBlocks:
         self._num_moved = self._num_restored = self._num_broken = 0
 
     @property
-    def usage(self) -> KeptUsage:
+    def usage(self) -> PromisedUsage:
         num_host = self._host.num_taken - self._host.num_leaving - self._num_moving
         totals = (self._num_moved, self._num_restored, self._num_broken)
-        return KeptUsage(self._num_kept_pages, num_host, self._host.num_slots, *totals)
+        return PromisedUsage(self._num_kept_pages, num_host, self._host.num_slots, *totals)
 
     @property
     def room(self) -> int:
@@ -132,7 +132,7 @@ class KeptBlocks:
         for key, block_id in reversed(blocks):  # NOTE: of equally old ones, the end of a chain goes first
             kept = self._kept.get(key)
             if kept is None:
-                kept = self._kept[key] = _Kept(ends_s, self._pool.num_pages([block_id]))
+                kept = self._kept[key] = _Promise(ends_s, self._pool.num_pages([block_id]))
                 self._num_kept_pages += kept.num_pages
                 self._note_end(key, kept)
             elif ends_s > kept.ends_s:
@@ -245,7 +245,7 @@ class KeptBlocks:
         assert block_id is not None
         return block_id
 
-    def _to_pool(self, key: BlockKey, kept: _Kept, block_id: int) -> None:
+    def _to_pool(self, key: BlockKey, kept: _Promise, block_id: int) -> None:
         """Keep the content in this block of the pool, as the most recently used one."""
         if kept.block_id is None:
             self._pool.keep(block_id)
@@ -324,7 +324,7 @@ class KeptBlocks:
             self._drop_slots(self._kept[key])
         return self._host.take(count) if self._host.num_free >= count else ()
 
-    def _drop_slots(self, kept: _Kept) -> None:
+    def _drop_slots(self, kept: _Promise) -> None:
         self._host.give_back(kept.slots)
         kept.slots = ()
 
@@ -340,7 +340,7 @@ class KeptBlocks:
             if self._emit is not None and self._cache.lookup(block_hash, group) is None:
                 self._emit(BlockRemoved(block_hash, group))
 
-    def _note_end(self, key: BlockKey, kept: _Kept) -> None:
+    def _note_end(self, key: BlockKey, kept: _Promise) -> None:
         """NOTE: among equal deadlines the newest expires first, and so the beginning of a chain; what expires first is
         evicted last.
         """

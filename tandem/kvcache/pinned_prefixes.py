@@ -1,7 +1,7 @@
 """Pinned prefixes: keeps the blocks that every KV group needs to serve a prefix, in the pool or the host tier.
 
 Invariant: a request that begins with a granted prefix finds it in the pool or the host tier until its deadline. Decides
-how much can be granted; `kept_blocks` does the accounting.
+how much can be granted; `promised_blocks` does the accounting.
 """
 
 import math
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange
-from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.tiers import BlockKey, HostRead
 
 
-class KeptPrefixes:
+class PinnedPrefixes:
     """Pinned prefixes of one pool's `blocks`.
 
     Args:
@@ -27,7 +27,7 @@ class KeptPrefixes:
         layout: KVLayout,
         pool: BlockPool,
         cache: PrefixCache,
-        blocks: KeptBlocks,
+        blocks: PromisedBlocks,
         num_unpromised: Callable[[], int],
     ) -> None:
         self.blocks = blocks
