@@ -65,7 +65,7 @@ def measure(path: Path, num_tokens: int, chunk: int, rounds: int, shape: str) ->
         groups: dict[str, RankGroup | None] = {}
         engines: dict[str, Engine] = {}
         for name, sections in GROUPS.items():
-            group = RankGroup(share, NUM_RANKS, **sections)
+            group = RankGroup(share, NUM_RANKS, **sections)  # type: ignore[arg-type]
             opened.callback(group.close)
             groups[name], engines[name] = group, assemble(share, ranks=group).engine
         groups[ONE], engines[ONE] = None, build_engine(config)

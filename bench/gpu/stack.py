@@ -18,7 +18,7 @@ from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.compute.ops import Kernels
-from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, WantedTokens
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
@@ -56,9 +56,10 @@ class WatchedForwardPass(ForwardPass):
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
         received: torch.Tensor | None = None,
+        turns: LayerTurns | None = None,
     ) -> torch.Tensor:
         self.num_computed += 1
-        return super().compute(input_ids, positions, batches, wanted, states, received)
+        return super().compute(input_ids, positions, batches, wanted, states, received, turns)
 
     @property
     def replays_graphs(self) -> bool:

@@ -47,7 +47,7 @@ MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
 LATE_S = 0.3
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
-ENGINES: tuple[tuple[int, dict[str, int]], ...] = (  # ranks, and the stages or contexts that they are divided into
+ENGINES: tuple[tuple[int, dict[str, Any]], ...] = (  # ranks, and the stages or contexts that they are divided into
     *((1, {}),) * 3,
     *((2, {}), (2, {"num_stages": 2}), (4, {"num_stages": 2})),
     *((2, {"num_contexts": 2}), (4, {"num_contexts": 2}), (3, {"num_contexts": 3})),
@@ -114,7 +114,7 @@ def _serve_by_an_engine(rng: random.Random, model: Model) -> None:
             engine = build_engine(config, speculation=speculation)
             opened.callback(engine.close)
         else:
-            engine, _ = opened.enter_context(led_engine(config, num_ranks, **sections, speculation=speculation))
+            engine, _ = opened.enter_context(led_engine(config, num_ranks, speculation=speculation, **sections))
         answers = serve(engine, asks, plans)
     for ask, plan, found, wanted in zip(asks, plans, answers, expected, strict=True):
         is_cut = plan.leaves is not None and not plan.resumes and found[-1] is None

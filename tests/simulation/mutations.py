@@ -27,8 +27,8 @@ from tandem.gateway.update_queue import UpdateQueue
 from tandem.kube.candidate import Candidate
 from tandem.kube.leader import LeaderElection
 from tandem.kvcache.block_pool import BlockPool
-from tandem.kvcache.kept_blocks import KeptBlocks
 from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.planner_service.scrape import GatewayScraper
 from tandem.process import discovery_redis, fleet_view
 from tandem.process.discovery_redis import RedisDiscovery
@@ -450,7 +450,7 @@ def _restored_blocks_are_not_copied(patch: Patch) -> None:
 
 
 def _pins_do_not_end(patch: Patch) -> None:
-    patch.setattr(KeptBlocks, "expire", lambda self, now_s: None)
+    patch.setattr(PromisedBlocks, "expire", lambda self, now_s: None)
 
 
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"

@@ -54,10 +54,11 @@ def spread(pages: torch.Tensor, num_hosts: int) -> tuple[HostsPageBytes, list[Fa
 
 
 def random_parts(rng: random.Random, num_ranks: int) -> Sequence[PagePart]:
-    return [
-        (rng.randrange(num_ranks), rng.randrange(NUM_BLOCKS), *sorted(rng.sample(range(PAGE_BYTES + 1), 2)))
-        for _ in range(rng.randrange(1, 7))
-    ]
+    def part() -> PagePart:
+        start, end = sorted(rng.sample(range(PAGE_BYTES + 1), 2))
+        return rng.randrange(num_ranks), rng.randrange(NUM_BLOCKS), start, end
+
+    return [part() for _ in range(rng.randrange(1, 7))]
 
 
 @pytest.mark.parametrize(("num_ranks", "num_hosts"), [(2, 2), (4, 2), (4, 4), (1, 3)])

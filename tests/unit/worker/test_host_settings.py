@@ -31,8 +31,8 @@ def test_ranks_that_cannot_be_divided_are_refused(values: dict[str, Any], words:
 
 
 def test_a_prefill_worker_has_contexts_of_ranks() -> None:
-    assert PrefillSettings(model="m", cp=3).num_ranks == 3
-    assert PrefillSettings(model="m", cp=2, tp=4).num_ranks == 8
+    sizes: tuple[dict[str, Any], ...] = ({"cp": 3}, {"cp": 2, "tp": 4})
+    assert [PrefillSettings(model="m", **size).num_ranks for size in sizes] == [3, 8]
 
 
 def test_moves_of_what_is_on_other_hosts_are_refused() -> None:

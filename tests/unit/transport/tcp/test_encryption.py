@@ -32,7 +32,10 @@ def certificates(
     directory: Path, authority: Authority = OURS, role: CertifiedRole = CertifiedRole.WORKER, dns: str | None = None
 ) -> TlsFiles:
     place = directory / str(len(list(directory.iterdir())))
-    authority.write(place, role, dns=dns)
+    if dns is None:
+        authority.write(place, role)
+    else:
+        authority.write_named(place, dns)
     return TlsFiles(place, role)
 
 
@@ -91,7 +94,7 @@ def test_a_server_that_is_no_worker_of_this_deployment_is_refused(name: str, tmp
 def test_a_wildcard_is_no_worker(tmp_path: Path) -> None:
     """A client's library accepts it for every role."""
     files = certificates(tmp_path)
-    OURS.write(tmp_path / "wild", CertifiedRole.WORKER, dns="*.chat.default.tandem.internal")
+    OURS.write_named(tmp_path / "wild", "*.chat.default.tandem.internal")
     with pytest.raises(ConfigurationError, match="names no process of Tandem"):
         TlsFiles(tmp_path / "wild", CertifiedRole.WORKER)
     wild = _Unchecked(tmp_path / "wild", files)
