@@ -59,9 +59,10 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One turn of one engine. `answers`: by request."""
+    """One turn of one engine. `seconds`: those that are timed. `answers`: by request."""
 
     tokens_per_s: float
+    seconds: float
     answers: Sequence[Sequence[int]]
     drafts: DraftCounts
 
@@ -94,7 +95,7 @@ class Speaker:
                 began_s, num_early = time.perf_counter(), sum(map(len, answers.values()))
         seconds = time.perf_counter() - began_s
         num_timed = sum(map(len, answers.values())) - num_early
-        return Run(num_timed / seconds, [answers[request_id] for request_id in ids], _since(before, engine))
+        return Run(num_timed / seconds, seconds, [answers[request_id] for request_id in ids], _since(before, engine))
 
 
 def _since(before: DraftCounts, engine: Engine) -> DraftCounts:
@@ -108,6 +109,7 @@ def _since(before: DraftCounts, engine: Engine) -> DraftCounts:
         now.num_steps - before.num_steps,
         grown(now.drafted_at, before.drafted_at),
         grown(now.accepted_at, before.accepted_at),
+        (now.saved_s or 0.0) - (before.saved_s or 0.0),
     )
 
 
@@ -223,7 +225,10 @@ def rows_of(workload: str, runs: Mapping[str, Sequence[Run]], foreign_cores: flo
         if name != OFF:
             ratios = tuple(run.tokens_per_s / off.tokens_per_s for run, off in zip(found, runs[OFF], strict=True))
             drafts = [run.drafts for run in found]
+            saved = tuple(off.seconds - run.seconds for run, off in zip(found, runs[OFF], strict=True))
             figures |= {
+                "seconds saved": ("s", saved),
+                "seconds saved, estimated": ("s", tuple(one.saved_s or 0.0 for one in drafts)),
                 "over off": ("x", ratios),
                 "accepted": ("share", tuple(one.num_accepted / max(1, one.num_drafted) for one in drafts)),
                 "tokens per step": ("tokens", tuple(1 + one.num_accepted / one.num_steps for one in drafts)),
