@@ -28,7 +28,7 @@ from tandem.ranks.group import RankGroup, share_of
 
 NUM_RANKS = 2
 ONE = "one rank"
-GROUPS = {"cp 2": {"num_contexts": NUM_RANKS}, "tp 2": {}}
+GROUPS = {"cp 2": NUM_RANKS, "tp 2": 1}  # contexts
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -64,8 +64,8 @@ def measure(path: Path, num_tokens: int, chunk: int, rounds: int, shape: str) ->
     with contextlib.ExitStack() as opened:
         groups: dict[str, RankGroup | None] = {}
         engines: dict[str, Engine] = {}
-        for name, sections in GROUPS.items():
-            group = RankGroup(share, NUM_RANKS, **sections)  # type: ignore[arg-type]
+        for name, num_contexts in GROUPS.items():
+            group = RankGroup(share, NUM_RANKS, num_contexts=num_contexts)
             opened.callback(group.close)
             groups[name], engines[name] = group, assemble(share, ranks=group).engine
         groups[ONE], engines[ONE] = None, build_engine(config)
