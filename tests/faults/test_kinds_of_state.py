@@ -1,6 +1,7 @@
 """kill -9 of a worker in every state of a request, for states that are not K and V: what is left goes on token-exact.
 
-Falcon-H1 keeps a recurrent state and K and V in each layer, GLM-5 latents and the keys that tokens are chosen by.
+Falcon-H1 keeps a recurrent state and K and V in each layer, GLM-5 latents and the keys that tokens are chosen by,
+MiniMax-M3 K and V and the keys that blocks are chosen by, Kimi-Linear states with decays of columns beside latents.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from tests.faults.streams import Known, asked_of
 from tests.faults.test_matrix import DECODE, KILL, NUM_STAGINGS, PREFILL, fault
 from tests.helpers.checkpoints import Builder, save_tiny_glm_moe_dsa
 from tests.helpers.cluster import running_cluster
+from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1
+from tests.helpers.sparse_checkpoints import save_tiny_minimax_m3
 
 MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
     "side-by-side": (
@@ -38,11 +41,38 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
             "indexer_types": ["full", "shared"] * 2,
         },
     ),
+    "blocks": (
+        save_tiny_minimax_m3,
+        {
+            "num_hidden_layers": 4,
+            "rotary_dim": 64,
+            "index_n_heads": 8,
+            "index_head_dim": 128,
+            "index_block_size": 16,
+            "index_topk_blocks": 8,
+            "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+        },
+    ),
+    "columns-beside-latents": (
+        save_tiny_kimi_linear,
+        {
+            "num_hidden_layers": 4,
+            "linear_num_heads": 8,
+            "linear_head_dim": 64,
+            "kv_lora_rank": 512,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_layer_types": ["dense", *["sparse"] * 3],
+        },
+    ),
 }
 NUM_WHOLE = 992  # tokens of the prompt in whole blocks
 
 
-@pytest.fixture(scope="module", params=["side-by-side", pytest.param("sparse-latents", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["side-by-side", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "side-by-side")],
+)
 def kind(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Scene, Known]]:
