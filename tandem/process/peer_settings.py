@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -40,8 +41,8 @@ class PeerSettings(Settings):
             ConfigurationError: the certificate is of no use, or plain text would leave this machine unasked.
         """
         tls = self._open_tls(role, [each for each in addresses if not is_loopback(each.rpartition(":")[0])])
-        known = {"address": address} | ({"incarnation": incarnation} if incarnation else {})
-        return Credentials(secret, role, **known, tls=tls, is_insecure=self.insecure)
+        made = Credentials(secret, role, address, tls=tls, is_insecure=self.insecure)
+        return replace(made, incarnation=incarnation) if incarnation else made
 
     def _open_tls(self, role: ProcessRole, distant: list[str]) -> TlsFiles | None:
         """`distant`: addresses beyond this machine."""

@@ -94,7 +94,7 @@ def _ask(service: str, number: int, directory: Path, *command: str, host: str = 
         client = connect(url.replace("@redis:6379/", f"@{host}:{number}/"))
         try:
             async with answered_within(_READY_S):
-                return await client.execute_command(*command)
+                return await client.execute_command(*command)  # type: ignore[no-untyped-call]
         finally:
             await client.aclose()
 
