@@ -163,7 +163,7 @@ def test_a_deployment_that_trusts_the_same_authority_is_a_stranger(place: Place)
 
 def _signed_for_another(place: Place) -> Credentials:
     directory = place.directory / "another"
-    place.authority.write(directory, certified_role("gateway"), dns="gateway.chat.staging.tandem.internal")
+    place.authority.write_named(directory, "gateway.chat.staging.tandem.internal")
     return Credentials(SECRET, ProcessRole.GATEWAY, tls=TlsFiles(directory, certified_role("gateway")))
 
 

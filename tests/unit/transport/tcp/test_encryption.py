@@ -14,7 +14,7 @@ from tandem.core.errors import ConfigurationError, IncompatiblePeerError, Transp
 from tandem.tls.authority import Authority
 from tandem.tls.contexts import server_context
 from tandem.tls.files import CA, CERTIFICATE, KEY, Material, TlsFiles
-from tandem.tls.identity import CertifiedRole
+from tandem.tls.identity import CertifiedRole, dns_name
 from tandem.transport.base import Peer
 from tandem.transport.card import Identity
 from tandem.transport.tcp import client as tcp_client
@@ -32,7 +32,7 @@ def certificates(
     directory: Path, authority: Authority = OURS, role: CertifiedRole = CertifiedRole.WORKER, dns: str | None = None
 ) -> TlsFiles:
     place = directory / str(len(list(directory.iterdir())))
-    authority.write(place, role, dns=dns)
+    authority.write_named(place, dns or dns_name(role, "chat.default"))
     return TlsFiles(place, role)
 
 
@@ -91,7 +91,7 @@ def test_a_server_that_is_no_worker_of_this_deployment_is_refused(name: str, tmp
 def test_a_wildcard_is_no_worker(tmp_path: Path) -> None:
     """A client's library accepts it for every role."""
     files = certificates(tmp_path)
-    OURS.write(tmp_path / "wild", CertifiedRole.WORKER, dns="*.chat.default.tandem.internal")
+    OURS.write_named(tmp_path / "wild", "*.chat.default.tandem.internal")
     with pytest.raises(ConfigurationError, match="names no process of Tandem"):
         TlsFiles(tmp_path / "wild", CertifiedRole.WORKER)
     wild = _Unchecked(tmp_path / "wild", files)
