@@ -32,7 +32,7 @@ from tandem.compute.attention import Backends
 from tandem.compute.backends import choose_backends
 from tandem.compute.layer_states import LayerKV
 from tandem.compute.native.sampling import load_draws
-from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
+from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams
@@ -110,6 +110,7 @@ class StandInDecoder:
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
         received: torch.Tensor | None = None,
+        turns: LayerTurns | None = None,
     ) -> torch.Tensor:
         self.entered_s = time.perf_counter()
         return (input_ids if wanted is None else input_ids[wanted.rows]).unsqueeze(1)

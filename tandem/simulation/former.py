@@ -15,13 +15,13 @@ from tandem.rpc.v1 import worker_pb2
 FORMER_SPOKEN = SPOKEN
 NEXT_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares them with the release before
-    "WorkerState": ("request_bytes",),
+    "WorkerState": ("request_bytes", "names_states"),
     "WorkerStatus": ("usage", "drafts", "ranks"),
     "PairRequest": ("told",),
     "DescribeResponse": ("usage",),
     "SamplingParams": ("speculate",),
     "GenerateRequest": ("told",),
-    "RequestMetrics": ("num_drafted", "num_accepted"),
+    "RequestMetrics": ("num_drafted", "num_accepted", "saved_s"),
     "BlockRange": ("page_ids",),
     "PrefillRequest": ("drafter", "told"),
     "PrefillResponse": ("draft_state",),
