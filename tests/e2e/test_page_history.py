@@ -224,7 +224,7 @@ def test_two_tabs_that_go_on_with_one_conversation_keep_both(stage: Stage, tmp_p
         await tab.say("two")
         await tab.sees(".turn:last-child .said", "half")
         await other.say("three")
-        await tab.page.wait_for_function("document.querySelectorAll('#history .title').length === 2")
+        await tab.page.locator("#history .title").nth(1).wait_for(state="attached")
         cluster.worker.go.set()
         await tab.answered()
         await other.answered()
@@ -249,7 +249,7 @@ def test_a_conversation_deleted_in_another_tab_stays_deleted_though_its_answer_w
         await other.playground()
         async with tab.page.expect_response("**/admin/requests/**"):
             await other.page.get_by_role("button", name="Delete one").click()
-        await tab.page.wait_for_function("document.querySelectorAll('.turn').length === 0")
+        await tab.page.locator(".turn").first.wait_for(state="detached")
         assert await tab.page.evaluate("Object.keys(localStorage)") == []
 
     stage.tell(tmp_path, story)
