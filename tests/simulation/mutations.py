@@ -81,7 +81,7 @@ def _confirmed_before_the_read(patch: Patch) -> None:
 def _ended_lease_confirmed(patch: Patch) -> None:
     async def confirm(self: Any, call: Any) -> ConfirmAnswer:
         blocks = [(0, (block_id,)) for block_id in call.checksum_block_ids]
-        return ConfirmAnswer(True, tuple(self._core.checksums.as_read(blocks, 1)))
+        return ConfirmAnswer(True, tuple(self._core.checksums.as_read(blocks, (1, ()))))
 
     patch.setattr(WorkerService, "confirm", confirm)
 
