@@ -41,7 +41,7 @@ class TargetModel:
         """The value of `speculate` for the head that its checkpoint offers: its own module for multi-token prediction,
         else an EAGLE-3 head beside it. None = it offers none, or none is served since this process has not all layers.
         """
-        if self.model.spec.embedding is None or self.model.spec.head is None:
+        if self.model.spec.embedding is None:
             return None
         if carries_mtp(self.path, self.model, allow_pickle=self.allow_pickle):
             return MTP
