@@ -87,6 +87,8 @@ WORDS = [
 NOTHING_SEEN = Resumption(Facts(b"", 0, {}, {}), {}, ())
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
+NUM_WORDS = (1, 3, 40, 400)  # of a text, one of them
+
 
 def context_of(directory: Path, template: str, max_known_bytes: int = 2**26, max_messages: int = 64) -> DialectContext:
     directory.mkdir(exist_ok=True)
@@ -124,7 +126,7 @@ def unread(found: ParsedRequest | str) -> int:
 
 
 def text(rng: random.Random) -> str:
-    return "".join(rng.choices(WORDS, k=rng.choice((1, 3, 40, 400))))
+    return "".join(rng.choices(WORDS, k=rng.choice(NUM_WORDS)))
 
 
 def turn(rng: random.Random, number: int) -> list[dict[str, Any]]:
