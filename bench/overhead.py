@@ -137,18 +137,18 @@ class TimedExecutor:
 class Bench:
     """One engine without a model."""
 
-    def __init__(self, tokenizer: Tokenizer, num_blocks: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_blocks: int, longest: int = LONG) -> None:
         layout = build_layout((SPEC,), BLOCK_SIZE)
         self.num_events = 0
         kv = KVCacheManager(layout, num_blocks, max_chunk_tokens=MAX_BATCHED_TOKENS, emit=self._count)
         limits = SchedulerConfig(
-            max_num_batched_tokens=MAX_BATCHED_TOKENS, max_num_running=max(NUMS_REQUESTS), max_model_len=LONG + 4096
+            max_num_batched_tokens=MAX_BATCHED_TOKENS, max_num_running=max(NUMS_REQUESTS), max_model_len=longest + 4096
         )
         device = torch.device("cpu")
         self.decoder = StandInDecoder(max(NUMS_REQUESTS))
         forward = ForwardPass(
             cast(Decoder, self.decoder),
-            _spec(),
+            _spec(2 * longest),
             Arena(layout, 1, device),
             choose_backends("auto", device, layout, 0.0),
             max_num_requests=limits.max_num_running,
@@ -194,12 +194,12 @@ class Bench:
         self.engine.step()
 
 
-def _spec() -> ModelSpec:
+def _spec(max_position_embeddings: int) -> ModelSpec:
     return ModelSpec(
         family="bench",
         hidden_size=8,
         vocab_size=VOCAB_SIZE,
-        max_position_embeddings=LONG * 2,
+        max_position_embeddings=max_position_embeddings,
         layers=(),
         final_norm=NormSpec("model.norm", 8, 1e-6),
         dtype="bfloat16",

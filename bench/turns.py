@@ -26,7 +26,7 @@ import orjson
 from bench.constraints import word_tokenizer
 from bench.gateway import MODEL, NAME, System, ask, running
 from bench.load import ForeignLoad, prioritise
-from bench.overhead import BLOCK_SIZE, GREEDY, VOCAB_SIZE, Bench
+from bench.overhead import BLOCK_SIZE, GREEDY, MAX_BATCHED_TOKENS, VOCAB_SIZE, Bench
 from bench.report import Report, Row
 from tandem.core.clock import SystemClock
 from tandem.core.scope import UNSCOPED
@@ -56,7 +56,7 @@ MESSAGE_TOKENS = 500
 AGENT_TURNS = 3
 AGENT_ANSWER_TOKENS, AGENT_QUESTION_TOKENS = 300, 1000
 KEEPING_NOTHING = ("--known-prompts-mib", "0")
-MAX_WORKER_TOKENS = 128 * 1024  # of `bench.overhead`'s engine
+MAX_WORKER_TOKENS = MAX_BATCHED_TOKENS  # so that one step of `bench.overhead`'s engine takes a whole conversation
 FINGERPRINT = "f" * 32
 PATH = "/v1/chat/completions"
 Samples = dict[str, list[float]]
@@ -199,7 +199,7 @@ class Working:
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             word_tokenizer(Path(directory), VOCAB_SIZE)
-            self._bench = Bench(Tokenizer.load(Path(directory)), 2 * MAX_WORKER_TOKENS // BLOCK_SIZE)
+            self._bench = Bench(Tokenizer.load(Path(directory)), 2 * MAX_WORKER_TOKENS // BLOCK_SIZE, MAX_WORKER_TOKENS)
         self._bench.decoder.prepare(1.2)
         self._told, self._kept = ToldPrompts(), RememberedPrompts()
 
