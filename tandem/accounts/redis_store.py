@@ -83,7 +83,7 @@ class RedisAccounts:
         await self._client.aclose()
 
     async def add_key(self, key: AccountKey) -> None:
-        await self._ask(lambda: self._client.hset(self._name("keys"), key.key_id, _encoded(key)))
+        await self._ask(lambda: self._client.hset(self._name("keys"), key.key_id, encoded_key(key)))
 
     async def find_keys(self, key_ids: Sequence[str]) -> Mapping[str, AccountKey]:
         if not key_ids:
@@ -251,7 +251,8 @@ def _totals(day: str, fields: Mapping[bytes, bytes]) -> list[Total]:
     ]
 
 
-def _encoded(key: AccountKey) -> str:
+def encoded_key(key: AccountKey) -> str:
+    """Record of a key in Redis; of its secret it has the digest alone."""
     return json.dumps({**key.as_json(), "digest": key.digest})
 
 

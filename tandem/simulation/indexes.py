@@ -12,8 +12,7 @@ from tandem.core.events import BlockEvent
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.node import Node
-from tandem.simulation.redis import SimulatedRedis
-from tandem.simulation.store import STORE
+from tandem.simulation.redis import STORE, SimulatedRedis
 
 _SILENCE_S = 0.1
 

@@ -12,6 +12,7 @@ from tandem.accounts.accounts import RENEWALS_PER_LEASE
 from tandem.accounts.charge import ChargeOutcome, LedgerEntry
 from tandem.accounts.prices import Prices
 from tandem.simulation.client import ClientOutcome
+from tandem.simulation.ledger import ledger_of, spending_of_keys
 from tandem.simulation.world import World
 
 _CALLS_OF_ROUND = 3  # of the store, for each renewal
@@ -21,34 +22,35 @@ _WORK_S = 0.02  # more than both ends of a call take
 
 def check_ledger(world: World) -> None:
     """Records every violation in the world."""
-    store = world.store
-    store.expire(store.now_ms())
-    _check_balances(world)
+    entries = _checked_balances(world)
     by_request: dict[str, list[LedgerEntry]] = {}
-    for entry in store.ledger.values():
+    for entry in entries:
         by_request.setdefault(entry.request_id, []).append(entry)
     for exchange in world.exchanges:
         outcome = exchange.outcome
-        entries = by_request.pop(outcome.ask.request_id, [])
+        charged = by_request.pop(outcome.ask.request_id, [])
         if not world.scenario.is_open:
-            _check_entries(world, outcome, entries)
+            _check_entries(world, outcome, charged)
     for request_id in by_request:
         world.violate(f"{request_id} was charged and never asked")
 
 
-def _check_balances(world: World) -> None:
-    entries = list(world.store.ledger.values())
-    for key_id, balance in world.store.balances.items():
+def _checked_balances(world: World) -> Sequence[LedgerEntry]:
+    """The ledger, once what nobody renewed has expired."""
+    spendings = spending_of_keys(world.redis)
+    entries = ledger_of(world.redis)
+    for key_id, spending in spendings.items():
         spent = sum(entry.cost_nanos for entry in entries if entry.key_id == key_id)
-        if balance.spent_nanos != spent:
-            world.violate(f"key {key_id} has spent {balance.spent_nanos}, its ledger says {spent}")
-        if balance.num_open or balance.held_nanos:
+        if spending.spent_nanos != spent:
+            world.violate(f"key {key_id} has spent {spending.spent_nanos}, its ledger says {spent}")
+        if spending.num_open or spending.held_nanos:
             world.violate(
-                f"key {key_id} has {balance.num_open} requests, {balance.held_nanos} nanos set aside for ever"
+                f"key {key_id} has {spending.num_open} requests, {spending.held_nanos} nanos set aside for ever"
             )
     for entry in entries:
         if entry.cost_nanos != Prices().cost_nanos(entry.usage):
             world.violate(f"{entry.request_id} costs {entry.cost_nanos}, which is not what its usage costs")
+    return entries
 
 
 def _check_entries(world: World, outcome: ClientOutcome, entries: Sequence[LedgerEntry]) -> None:
@@ -81,7 +83,7 @@ def _is_kept(world: World, outcome: ClientOutcome, died_at_s: float) -> bool:
     """Whether the settlement is in the store or in the journal of the gateway that died."""
     gateway, ended_s = outcome.ask.gateway, outcome.ended_s or 0.0
     was_away = any(span.name == gateway and span.from_s < died_at_s for span in world.spans)
-    was_lost = world.store.num_failovers > 0 or world.disks[gateway].was_ever_full or was_away
+    was_lost = world.redis.num_failovers > 0 or world.disks[gateway].was_ever_full or was_away
     return not was_lost and died_at_s - ended_s > _KEPT_S
 
 
@@ -91,6 +93,6 @@ def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) ->
     round_s = _CALLS_OF_ROUND * 2 * (scenario.conditions.slow_s + _WORK_S)
     since_s = died_at_s - scenario.account_lease_s / RENEWALS_PER_LEASE - round_s
     is_sure = outcome.ask.is_stream and world.was_well(outcome.ask.gateway, since_s, died_at_s)
-    if not is_sure or world.store.num_failovers:
+    if not is_sure or world.redis.num_failovers:
         return 0
     return sum(at_s <= since_s for at_s in outcome.token_times)

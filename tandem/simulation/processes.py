@@ -19,6 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.prices import Prices
+from tandem.accounts.redis_store import RedisAccounts
+from tandem.accounts.store import LEASE_S
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.ranked_pages import RankedPages
@@ -61,7 +63,6 @@ from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
 from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
-from tandem.simulation.store import SimulatedStore, StoreServer
 from tandem.simulation.transport import SimulatedTransport, TransportRegistry
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
@@ -108,11 +109,11 @@ class SimulatedEnvironment:
 
     loop: VirtualLoop
     fabric: Fabric
-    store: StoreServer
     redis: SimulatedRedis
     router_addresses: Sequence[str]
     sizes: WorkerSizes = field(default_factory=WorkerSizes)
     lease_ttl_s: float = 10.0
+    account_lease_s: float = LEASE_S
     max_local_tokens: int = 16
     cost: StepCost = field(default_factory=StepCost)
     is_open: bool = False
@@ -235,13 +236,14 @@ def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name:
         "routers": ",".join(environment.router_addresses),
         **TRUST,
     }
-    store, tracing = SimulatedStore(environment.fabric, node, environment.store), Tracing.configure(name, None)
+    tracing = Tracing.configure(name, None)
 
     def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts | None:
         if environment.is_open:
             return None
         journal = JournalOnDisk(environment.disks[name])
-        return Accounts(store, Prices(), clock, journal=journal, lease_s=environment.store.lease_s)
+        store = RedisAccounts(f"redis://{REDIS_ADDRESS}", clock, lease_s=environment.account_lease_s)
+        return Accounts(store, Prices(), clock, journal=journal, lease_s=environment.account_lease_s)
 
     settings = GatewaySettings(**options)
     gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)

@@ -1,22 +1,18 @@
-"""Redis in memory: the protocol of its connections, and the scripts of discovery in place of Lua.
+"""Redis in memory: its connections' protocol, Tandem's own Lua scripts, and a replica that takes over.
 
-A failover promotes a replica that lacks the last writes, and ends every connection. The contract of `Discovery` holds
-these scripts equal to what Redis does.
+A failover promotes a replica that lacks the last writes and knows no scripts, and ends every connection.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 
 from tandem.locality.embedded import EmbeddedIndex
-from tandem.process import discovery_redis
-from tandem.simulation.store import STORE
+from tandem.simulation.redis_data import RedisData, RedisReplyError, Reply, Status
+from tandem.simulation.redis_scripts import Scripts, digest_of
 
+STORE = "store"
 REDIS_ADDRESS = f"{STORE}:6379"
-_WRITES = (discovery_redis.ANNOUNCE.encode(), discovery_redis.WITHDRAW.encode())
-_Reply = bytes | int | Sequence["_Reply"] | None
-_LISTED = re.compile(rb"(\d+)\|")
-_ENTRY = re.compile(rb"\d+\|[0-9a-fA-F]+\|(.*)", re.DOTALL)
+_BEFORE_ALL_S = float("-inf")
 
 
 class SimulatedRedis:
@@ -26,91 +22,77 @@ class SimulatedRedis:
     Args:
         wall_s: seconds since the epoch.
 
-    `index`: of blocks; a replica has an empty one.
+    `index`: of blocks; a replica has an empty one. `num_failovers`: so far.
     """
 
     def __init__(self, wall_s: Callable[[], float]) -> None:
         self._wall_s = wall_s
         self.is_down = self.is_full = False
         self.clock_offset_s = 0.0
+        self.num_failovers = 0
         self.index = EmbeddedIndex()
-        self._entries: dict[bytes, bytes] = {}
-        self._expires_ms = 0
-        self._writes: list[tuple[float, int, list[bytes]]] = []
-        self._scripts: dict[bytes, Callable[[int, list[bytes]], _Reply]] = {
-            discovery_redis.ANNOUNCE.encode(): self._announce,
-            discovery_redis.WITHDRAW.encode(): self._withdraw,
-            discovery_redis.WORKERS.encode(): self._workers,
-        }
+        self.data = RedisData()
+        self._at_ms = 0
+        self._scripts = Scripts(self._call)
+        self._known: dict[bytes, bytes] = {}
+        self._commands: list[tuple[float, int, tuple[bytes, ...]]] = []
 
     def session(self) -> "RedisSession":
         """The server's end of a new connection."""
         return RedisSession(self)
 
-    def run(self, command: list[bytes]) -> bytes:
-        """The answer to one command, as it is sent."""
+    def load(self, *command: bytes) -> None:
+        """Run a command that no failover undoes."""
+        self._run(self._now_ms, command)
+        self._commands.append((_BEFORE_ALL_S, self._now_ms, command))
+
+    def run(self, *command: bytes) -> Reply:
+        """The reply to one command.
+
+        Raises:
+            RedisReplyError: an error.
+        """
         match command[0].upper(), *command[1:]:
-            case b"HELLO", *_:
-                return _encoded({b"server": b"redis", b"proto": 3})
-            case b"PING", *_:
-                return b"+PONG\r\n"
-            case b"TIME", *_:
-                seconds, milliseconds = divmod(self._now_ms, 1000)
-                return _encoded([b"%d" % seconds, b"%d" % (milliseconds * 1000)])
-            case b"EVAL", script, *_ if self.is_full and script in _WRITES:
-                return b"-MISCONF Errors writing to the AOF file: No space left on device\r\n"
-            case b"EVAL", script, b"1", _, *arguments if script in self._scripts:
-                self._writes.append((self._wall_s(), self._now_ms, [script, *arguments]))
-                return _encoded(self._scripts[script](self._now_ms, arguments))
+            case (b"PING",):
+                return Status(b"PONG")
+            case b"INFO", b"server":
+                return b"run_id:%040d\r\n" % self.num_failovers
+            case b"SCRIPT", b"LOAD", script:
+                self._known[digest_of(script)] = script
+                return digest_of(script)
+            case b"EVALSHA", digest, *rest if digest in self._known:
+                return self.run(b"EVAL", self._known[digest], *rest)
+            case b"EVALSHA", *_:
+                raise RedisReplyError("NOSCRIPT No matching script. Please use EVAL.")
             case _:
-                return b"-ERR unknown command\r\n"
+                reply = self._run(self._now_ms, command)
+                self._commands.append((self._wall_s(), self._now_ms, command))
+                return reply
 
     def fail_over(self, lag_s: float) -> None:
         """The replica takes over, without the writes of the last `lag_s`."""
         kept_until_s = self._wall_s() - lag_s
-        self._entries, self._expires_ms = {}, 0
-        self.index = EmbeddedIndex()
-        self._writes = [write for write in self._writes if write[0] < kept_until_s]
-        for _, now_ms, (script, *arguments) in self._writes:
-            self._scripts[script](now_ms, arguments)
+        self.num_failovers += 1
+        self.index, self.data, self._known = EmbeddedIndex(), RedisData(), {}
+        self._commands = [command for command in self._commands if command[0] < kept_until_s]
+        is_full, self.is_full = self.is_full, False
+        for _, now_ms, command in self._commands:
+            self._run(now_ms, command)
+        self.is_full = is_full
+
+    def _run(self, now_ms: int, command: Sequence[bytes]) -> Reply:
+        self._at_ms = now_ms
+        if command[0].upper() != b"EVAL":
+            return self._call(command[0], command[1:])
+        _, script, num_keys, *arguments = command
+        return self._scripts.run(script, arguments[: int(num_keys)], arguments[int(num_keys) :])
+
+    def _call(self, command: bytes, arguments: Sequence[bytes]) -> Reply:
+        return self.data.run(self._at_ms, command, arguments, is_full=self.is_full)
 
     @property
     def _now_ms(self) -> int:
         return int((self._wall_s() + self.clock_offset_s) * 1000)
-
-    def _announce(self, now_ms: int, arguments: list[bytes]) -> _Reply:
-        self._expire(now_ms)
-        name, entry, ttl_ms = arguments
-        self._entries[name] = entry
-        self._expires_ms = now_ms + int(ttl_ms)
-        return 1
-
-    def _withdraw(self, now_ms: int, arguments: list[bytes]) -> _Reply:
-        self._expire(now_ms)
-        name, record = arguments
-        found = _ENTRY.fullmatch(self._entries.get(name, b""))
-        if found is not None and found[1] == record:
-            del self._entries[name]
-        return None
-
-    def _workers(self, now_ms: int, arguments: list[bytes]) -> _Reply:
-        self._expire(now_ms)
-        (ttl_ms,) = arguments
-        found: list[_Reply] = []
-        for name, entry in list(self._entries.items()):
-            until = _LISTED.match(entry)
-            if until is None:
-                found += [name, b""]
-                del self._entries[name]
-            elif not now_ms < int(until[1]) <= now_ms + int(ttl_ms):
-                del self._entries[name]
-            else:
-                found += [name, entry]
-        return found
-
-    def _expire(self, now_ms: int) -> None:
-        if now_ms >= self._expires_ms:
-            self._entries.clear()
 
 
 class RedisSession(asyncio.Protocol):
@@ -129,7 +111,16 @@ class RedisSession(asyncio.Protocol):
         assert self._transport is not None
         self._received += data
         while (command := _taken(self._received)) is not None:
-            self._transport.write(self._server.run(command))
+            self._transport.write(self._answer(command))
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        if command[0].upper() == b"HELLO":
+            return b"%2\r\n" + b"".join(_encoded(part) for part in (b"server", b"redis", b"proto", 3))
+        try:
+            reply = self._server.run(*command)
+            return _map_of(reply) if command[0].upper() == b"HGETALL" else _encoded(reply)
+        except RedisReplyError as error:
+            return b"-%b\r\n" % str(error).encode()
 
 
 def _taken(received: bytearray) -> list[bytes] | None:
@@ -149,7 +140,12 @@ def _taken(received: bytearray) -> list[bytes] | None:
     return words
 
 
-def _encoded(reply: _Reply | dict[bytes, bytes | int]) -> bytes:
+def _map_of(reply: Reply) -> bytes:
+    assert isinstance(reply, list)
+    return b"%%%d\r\n" % (len(reply) // 2) + b"".join(_encoded(part) for part in reply)
+
+
+def _encoded(reply: Reply) -> bytes:
     match reply:
         case None:
             return b"_\r\n"
@@ -157,7 +153,7 @@ def _encoded(reply: _Reply | dict[bytes, bytes | int]) -> bytes:
             return b":%d\r\n" % reply
         case bytes():
             return b"$%d\r\n%b\r\n" % (len(reply), reply)
-        case dict():
-            return b"%%%d\r\n" % len(reply) + b"".join(_encoded(part) for pair in reply.items() for part in pair)
+        case Status(text):
+            return b"+%b\r\n" % text
         case _:
             return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))

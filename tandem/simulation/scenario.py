@@ -11,8 +11,8 @@ from enum import StrEnum
 from tandem.core.randomness import choice_seed
 from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.model import answer_of
+from tandem.simulation.redis import STORE
 from tandem.simulation.scaling import Scaling, planner_faults_at
-from tandem.simulation.store import STORE
 
 TENANTS = ("alice", "bob", "carol")
 WARM_UP_S = 2.0

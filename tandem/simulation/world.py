@@ -21,6 +21,7 @@ from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.former import FORMER_SPOKEN, NEXT_SPOKEN
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
+from tandem.simulation.ledger import add_keys
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
@@ -36,10 +37,9 @@ from tandem.simulation.processes import (
     serving_simulated_worker,
     start_simulated_gateway,
 )
-from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
+from tandem.simulation.redis import REDIS_ADDRESS, STORE, SimulatedRedis
 from tandem.simulation.scaling import Scaling, ScalingInvariants
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Fault, FaultKind, Scenario
-from tandem.simulation.store import STORE, StoreServer
 from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
@@ -71,12 +71,12 @@ class World:
         )
         self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, conditions)
         self.network = SimulatedNetwork(self.fabric)
-        self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
         store_node = Node(STORE, self.loop.time, random.Random(f"{seed} {STORE}"))
         self.loop.add(store_node)
         self.streams = Streams(self.fabric)
         self.loop.connect = self.streams.connect
         self.redis = SimulatedRedis(store_node.wall_s)
+        add_keys(self.redis, [_key_of(owner) for owner in TENANTS])
         self.streams.listeners[REDIS_ADDRESS] = StreamListener(
             store_node, self.redis.session, lambda: not self.redis.is_down
         )
@@ -85,11 +85,11 @@ class World:
         self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
-            self.store,
             self.redis,
             [self.address_of(name) for name in scenario.routers],
             WorkerSizes(num_blocks=scenario.num_blocks, num_host_slots=scenario.num_host_slots),
             scenario.lease_ttl_s,
+            scenario.account_lease_s,
             scenario.max_local_tokens,
             StepCost(scenario.step_s),
             scenario.is_open,
@@ -332,21 +332,19 @@ class World:
                 self.fabric.conditions.read_s = fault.size
                 return partial(setattr, self.fabric.conditions, "read_s", 0.0)
             case FaultKind.STORE_DOWN:
-                self.store.is_down = self.redis.is_down = True
+                self.redis.is_down = True
                 self.streams.cut_from(STORE)
                 return self._restart_store
             case FaultKind.STORE_FAILOVER:
-                self.store.fail_over(fault.size)
                 self.redis.fail_over(fault.size)
                 self.streams.cut_from(STORE)
             case FaultKind.STORE_CLOCK:
-                self.store.clock_offset_s += fault.size
                 self.redis.clock_offset_s += fault.size
             case FaultKind.KUBERNETES_DOWN if self.kubernetes is not None:
                 self.kubernetes.is_down = True
                 return partial(setattr, self.kubernetes, "is_down", False)
             case FaultKind.DISK_FULL if fault.name == STORE:
-                self.store.is_full = self.redis.is_full = True
+                self.redis.is_full = True
                 return self._empty_store
             case FaultKind.DISK_FULL:
                 self.disks[fault.name].fill()
@@ -356,10 +354,10 @@ class World:
         return None
 
     def _empty_store(self) -> None:
-        self.store.is_full = self.redis.is_full = False
+        self.redis.is_full = False
 
     def _restart_store(self) -> None:
-        self.store.is_down = self.redis.is_down = False
+        self.redis.is_down = False
 
     def _restart(self, fault: Fault) -> None:
         if fault.name in self._ending:

@@ -29,11 +29,12 @@ from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
+from tandem.simulation.redis import SimulatedRedis
 from tests.helpers.redis_server import RedisServer, running_redis
 
 LEASE_S = 10.0
 DAY_MS = 24 * 3600 * 1000
-KINDS = ("memory", "file", "redis")
+KINDS = ("memory", "file", "redis", "simulated redis")
 PRICES = Prices()
 
 
@@ -97,19 +98,28 @@ def key_with(**limits: Any) -> AccountKey:
 @contextlib.asynccontextmanager
 async def bench_of(kind: str, tmp_path: Path, redis: RedisServer, **options: Any) -> AsyncIterator[Bench]:
     clock, prefix = ManualClock(1000.0), f"{{t{random.getrandbits(64):x}}}"
-    store: AccountStore
-    if kind == "redis":
-        store = RedisAccounts(
-            redis.url, clock, is_own_time=True, prefix=prefix, lease_s=LEASE_S, timeout_s=5.0, **options
-        )
-    else:
-        path = tmp_path / "accounts.db" if kind == "file" else None
-        store = EmbeddedAccounts(path, clock, lease_s=LEASE_S, **options)
-    store.start()
-    try:
+    async with contextlib.AsyncExitStack() as opened:
+        store: AccountStore
+        if "redis" in kind:
+            url = redis.url if kind == "redis" else await opened.enter_async_context(simulated_redis(clock))
+            store = RedisAccounts(
+                url, clock, is_own_time=True, prefix=prefix, lease_s=LEASE_S, timeout_s=5.0, **options
+            )
+        else:
+            path = tmp_path / "accounts.db" if kind == "file" else None
+            store = EmbeddedAccounts(path, clock, lease_s=LEASE_S, **options)
+        store.start()
+        opened.push_async_callback(store.close)
         yield Bench(store, clock, prefix)
-    finally:
-        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def simulated_redis(clock: ManualClock) -> AsyncIterator[str]:
+    """URL of the server of `tandem.simulation`, at a real port."""
+    server = SimulatedRedis(clock.now_s)
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(server.session, "127.0.0.1", 0) as listening:
+        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}/0"
 
 
 Story = Callable[[Bench], Awaitable[None]]
@@ -375,7 +385,7 @@ async def assert_ledger(bench: Bench, key: AccountKey, *expected: tuple[str, str
 SOME, MORE, ALL = (Usage(num_input=10, num_read=num, num_output=num) for num in (3, 7, 12))
 
 
-@pytest.mark.parametrize("kind", ["file", "redis"])
+@pytest.mark.parametrize("kind", ["file", "redis", "simulated redis"])
 def test_what_a_killed_gateway_delivered_is_billed_as_it_last_said(
     kind: str, tmp_path: Path, redis: RedisServer
 ) -> None:
@@ -405,7 +415,7 @@ def test_what_a_killed_gateway_delivered_is_billed_as_it_last_said(
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", ["file", "redis"])
+@pytest.mark.parametrize("kind", ["file", "redis", "simulated redis"])
 def test_a_settlement_after_the_checkpoint_was_billed_corrects_it(
     kind: str, tmp_path: Path, redis: RedisServer
 ) -> None:

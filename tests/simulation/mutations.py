@@ -398,7 +398,7 @@ def _full_store_loses_settlements(patch: Patch) -> None:
         try:
             await self._store.settle(settlement)
         except AccountsUnavailableError as error:
-            return "no room on its disk" in str(error)
+            return "No space left" in str(error)
         return True
 
     patch.setattr(Settlements, "_tell", tell)

@@ -1,0 +1,84 @@
+"""Lua scripts of a simulated Redis, run by the same release of Lua as in Redis."""
+
+import json
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from typing import Any
+
+from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
+
+from tandem.simulation.redis_data import RedisReplyError, Reply, Status
+
+Call = Callable[[bytes, Sequence[bytes]], Reply]
+
+
+def digest_of(script: bytes) -> bytes:
+    """The name by which EVALSHA calls a script."""
+    return sha1(script).hexdigest().encode()  # NOTE: Redis' choice
+
+
+class Scripts:
+    """Runs scripts, whose `redis.call` is `call`."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._lua: Any = LuaRuntime(encoding=None)
+        self._compiled: dict[bytes, Any] = {}
+        table, self._globals = self._lua.table_from, self._lua.globals()
+        self._globals[b"redis"] = table({b"call": self._called})
+        self._globals[b"cjson"] = table({b"encode": _json_of, b"decode": self._of_json})
+
+    def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Reply:
+        """What the script returns.
+
+        Raises:
+            RedisReplyError: of a command, or the script is wrong.
+        """
+        if script not in self._compiled:
+            self._compiled[script] = self._lua.compile(script)
+        self._globals[b"KEYS"] = self._lua.table_from(list(keys))
+        self._globals[b"ARGV"] = self._lua.table_from(list(arguments))
+        try:
+            return _reply_of(self._compiled[script]())
+        except LuaError as error:
+            raise RedisReplyError(f"ERR Error running script: {error}") from error
+
+    def _called(self, command: bytes, *arguments: bytes | float) -> Any:
+        return self._value_of(self._call(command, [_written(argument) for argument in arguments]))
+
+    def _value_of(self, reply: Reply) -> Any:
+        match reply:
+            case None:
+                return False  # NOTE: as Redis gives Lua what is not there
+            case bytes() | int():
+                return reply
+            case Status(text):
+                return self._lua.table_from({b"ok": text})
+            case _:
+                return self._lua.table_from([self._value_of(part) for part in reply])
+
+    def _of_json(self, text: bytes) -> Any:
+        return self._lua.table_from({name.encode(): value.encode() for name, value in json.loads(text).items()})
+
+
+def _json_of(table: Any) -> bytes:
+    return json.dumps({name.decode(): value.decode() for name, value in table.items()}).encode()
+
+
+def _written(argument: bytes | float) -> bytes:
+    return argument if isinstance(argument, bytes) else b"%.17g" % argument
+
+
+def _reply_of(value: Any) -> Reply:
+    match value:
+        case None | False:
+            return None
+        case bytes():
+            return value
+        case int() | float():
+            return int(value)  # NOTE: True is 1
+        case _:
+            parts: list[Reply] = []
+            while value[len(parts) + 1] is not None:
+                parts.append(_reply_of(value[len(parts) + 1]))
+            return parts
