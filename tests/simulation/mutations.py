@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.accounts import redis_store
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
@@ -453,6 +454,17 @@ def _pins_do_not_end(patch: Patch) -> None:
     patch.setattr(PromisedBlocks, "expire", lambda self, now_s: None)
 
 
+def _replaced(script: str, code: str, planted: str) -> Callable[[Patch], None]:
+    """In a Lua script of the accounts."""
+
+    def plant(patch: Patch) -> None:
+        text = getattr(redis_store, script)
+        assert code in text, f"{script} has no {code!r}"
+        patch.setattr(redis_store, script, text.replace(code, planted))
+
+    return plant
+
+
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
     "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
@@ -528,4 +540,9 @@ MUTATIONS = [
     Mutation("blocks are dropped before the host tier has them", _moved_blocks_are_not_copied, seed=158),
     Mutation("blocks of the host tier are used before they are read", _restored_blocks_are_not_copied, seed=158),
     Mutation("pins do not end", _pins_do_not_end, seed=1),
+    Mutation("Redis forgets what was settled", _replaced("SETTLE", "mark(charge, bill, '1')", ""), seed=120),
+    Mutation("Redis bills no checkpoint", _replaced("RENEW", "if ARGV[i + 6] ~= ''", "if false"), seed=120),
+    Mutation(
+        "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=1
+    ),
 ]

@@ -30,8 +30,11 @@ class Planting:
         self.mistakes: list[TypeError] = []
 
     def setattr(self, target: object, name: str, value: Any) -> None:
-        is_property = isinstance(value, property)
-        self._patch.setattr(target, name, property(self._watched(value.fget)) if is_property else self._watched(value))
+        if isinstance(value, property):
+            value = property(self._watched(value.fget))
+        elif callable(value):
+            value = self._watched(value)
+        self._patch.setattr(target, name, value)
 
     def _watched(self, planted: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(planted)
