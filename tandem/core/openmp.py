@@ -1,8 +1,8 @@
 """How PyTorch's OpenMP threads wait, told to it alone.
 
 OpenMP reads `OMP_WAIT_POLICY` once, when PyTorch loads it. By default its threads spin for milliseconds after every
-operation, on cores that the kernels' own threads and the gateway want; every decode step began with one. The variable is
-there while PyTorch is imported and no longer: other programs that this process starts would wait so too.
+operation, on cores that the kernels' own threads and the gateway want; every decode step began with one. The variable
+is there while PyTorch is imported and no longer: other programs that this process starts would wait so too.
 """
 
 import importlib.util
