@@ -1,4 +1,4 @@
-"""How PyTorch's OpenMP threads wait, told to it alone.
+"""The waiting of PyTorch's OpenMP threads, told to PyTorch alone.
 
 OpenMP reads `OMP_WAIT_POLICY` once, when PyTorch loads it. By default its threads spin for milliseconds after every
 operation, on cores that the kernels' own threads and the gateway want; every decode step began with one. The variable
