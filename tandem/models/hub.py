@@ -139,7 +139,7 @@ def _gguf_file(path: Path) -> Path | None:
 
 def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | None:
     """The repository's GGUF file whose name has that part, fetched; None where it has none at all."""
-    names = _gguf_names(named, snapshot)
+    names = _gguf_names(named, part, snapshot)
     if not names and not part:
         return None
     wanted, stems = part.lower(), {name: Path(name).stem.lower() for name in names}
@@ -158,7 +158,7 @@ def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | 
     )
 
 
-def _gguf_names(named: HubName, snapshot: Path | None) -> list[str]:
+def _gguf_names(named: HubName, part: str, snapshot: Path | None) -> list[str]:
     """Of the repository, or without a network of what is here; without files in parts and projectors of pictures."""
     try:
         found = huggingface_hub.snapshot_download(
@@ -166,7 +166,8 @@ def _gguf_names(named: HubName, snapshot: Path | None) -> list[str]:
         )
         names = [each.filename for each in found]
     except (DryRunError, HfHubHTTPError, OSError):
-        snapshot = snapshot or _download(named, _COMMON)
+        in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
+        snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
         names = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")]
     unread = re.compile(r"(^|/)mmproj|-\d{5}-of-\d{5}\.gguf$")
     return sorted(name for name in names if name.endswith(_GGUF) and not unread.search(name))
