@@ -1,6 +1,7 @@
 """Checkpoints of `tandem quantize`, read by transformers with compressed-tensors, beside our own reading of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,15 +46,18 @@ def test_transformers_finds_our_numbers(name: FormatName, build: checkpoints.Bui
             assert torch.equal(numbers.to(torch.bfloat16), theirs[weight]), weight
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 def test_transformers_answers_as_we_do(name: FormatName, tmp_path: Path) -> None:
-    """Greedy, in float32. From a checkpoint in float32, whose scales are not rounded to 16 bits by either."""
+    """Greedy, in float32. From a checkpoint in float32, whose scales are not rounded to 16 bits by either.
+    Of mxfp4 and nvfp4 its decoding makes bfloat16 weights, which it does not multiply float32 rows with.
+    """
     source = checkpoints.save_tiny_llama(tmp_path / "model", dtype="float32")
     write_byte_tokenizer(source)
     method: Method = "gptq" if name in ("int8", "int4") else "rtn"
     quantize_tiny(source, tmp_path / "out", Recipe(name, method, group_size=32 if name == "int4" else None))
     prompt = random_tokens(1, 40)
-    theirs = load_reference(tmp_path / "out", dtype=torch.float32).generate(
+    reference: Any = load_reference(tmp_path / "out", dtype=torch.float32)
+    theirs = reference.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),  # NOTE: otherwise it leaves out the word that pads
         max_new_tokens=NUM_TOKENS,
