@@ -1,16 +1,19 @@
 """A model's name to a directory on disk. Only files that the loader and the tokenizer read are downloaded.
 
 A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
-all of a cluster load the same. The commit that was fetched is logged.
+all of a cluster load the same. The commit that was fetched is logged. Before that it may have `:part`, which names the
+one GGUF file of the repository whose name has that part, as `:Q4_K_M`.
 """
 
+import glob
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import DryRunError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
@@ -21,10 +24,31 @@ _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
 _GGUF = ".gguf"
 _TORCH = (*_COMMON, "pytorch_model*.bin")
+_SHOWN = 6  # names of files
 _COMMIT = re.compile("[0-9a-f]{40}")
 _IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """`repository:part@revision`; what is not given is empty."""
+
+    repository: str
+    part: str
+    revision: str
+
+    @classmethod
+    def parse(cls, name: str) -> "HubName":
+        """NOTE: a revision may have slashes and colons too."""
+        model, _, revision = name.partition("@")
+        repository, _, part = model.partition(":")
+        return cls(repository, part, revision)
+
+    def __str__(self) -> str:
+        part, revision = (mark * bool(text) + text for mark, text in ((":", self.part), ("@", self.revision)))
+        return f"{self.repository}{part}{revision}"
 
 
 def resolve_model_path(
@@ -57,24 +81,29 @@ def resolve_model_path(
             has_weights=has_weights,
             sampling=SAMPLING,
         )
-    repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
-    if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:
+    named = HubName.parse(path_or_hub_id)
+    if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or named.repository.count("/") > 1:
         raise CheckpointError(
             f"{path_or_hub_id!r} is not a directory or a GGUF file; give a model directory, a file whose name ends "
             f"with {_GGUF} or a Hugging Face name"
         )
-    if not has_weights:
-        return _logged(path_or_hub_id, _download(path_or_hub_id, _COMMON))
-    snapshot = _logged(path_or_hub_id, _download(path_or_hub_id, _SAFETENSORS))
-    if any(snapshot.glob("model*.safetensors")):
-        return snapshot
-    commit = f"{repository}@{snapshot.name}"
+    file = _gguf_of(named, named.part) if named.part else None
+    if file is None:
+        snapshot = _logged(named, _download(named, _SAFETENSORS if has_weights else _COMMON))
+        named = replace(named, revision=snapshot.name)
+        is_whole = any(snapshot.glob("model*.safetensors" if has_weights else "tokenizer*"))
+        file = None if is_whole else _gguf_of(named, "", snapshot)
+        if is_whole or (file is None and not has_weights):
+            return snapshot
+    if file is not None:
+        return _converted(file, decoded_to=decoded_to, has_weights=has_weights)
+    commit = f"{named.repository}@{named.revision}"
     if not allow_pickle:
         raise UnsupportedCheckpointError(
             f"{commit} has no safetensors; name a repository or a revision that has, or have its pytorch_model*.bin "
             f"fetched, which are pickles, by {ALLOW}"
         )
-    return _download(commit, _TORCH)
+    return _download(named, _TORCH)
 
 
 def served_name(path_or_hub_id: str) -> str:
@@ -108,31 +137,73 @@ def _gguf_file(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _logged(name: str, snapshot: Path) -> Path:
+def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | None:
+    """The repository's GGUF file whose name has that part, fetched; None where it has none at all."""
+    names = _gguf_names(named, part, snapshot)
+    if not names and not part:
+        return None
+    wanted, stems = part.lower(), {name: Path(name).stem.lower() for name in names}
+    exact = [name for name in names if wanted in re.split("[-.]", stems[name])]  # NOTE: BF16 is not F16
+    fitting = exact or [name for name in names if wanted in stems[name]]
+    if len(fitting) == 1:
+        found = _logged(named, _download(named, (glob.escape(fitting[0]),)))
+        return found / fitting[0]
+    if not names:
+        raise CheckpointError(f"{named.repository!r} has no GGUF file; leave :{part} away")
+    if not fitting:
+        raise CheckpointError(f"{named.repository!r} has no GGUF file with {part!r} in its name; it has {_few(names)}")
+    raise CheckpointError(
+        f"{named.repository!r} has {len(fitting)} GGUF files that fit ({_few(fitting)}); name one of them by a part of "
+        f"its name, as {replace(named, part='Q4_K_M')}"
+    )
+
+
+def _gguf_names(named: HubName, part: str, snapshot: Path | None) -> list[str]:
+    """Of the repository, or without a network of what is here; without files in parts and projectors of pictures."""
+    try:
+        found = huggingface_hub.snapshot_download(
+            named.repository, revision=named.revision or None, allow_patterns=f"*{_GGUF}", dry_run=True
+        )
+        names = [each.filename for each in found]
+    except (DryRunError, HfHubHTTPError, OSError):
+        in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
+        snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
+        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")]
+    unread = re.compile(r"(^|/)mmproj|-\d{5}-of-\d{5}\.gguf$")
+    return sorted(name for name in names if name.endswith(_GGUF) and not unread.search(name))
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _logged(named: HubName, snapshot: Path) -> Path:
     """A snapshot's directory is named after its commit, to which branches and tags are resolved when it is fetched."""
-    repository, _, revision = name.partition("@")
+    repository, revision = named.repository, named.revision
     if _COMMIT.fullmatch(revision):
         _log.info("%s is served at commit %s", repository, snapshot.name)
     else:
         _log.info(
-            "%s at %s is commit %s; name %s@%s to keep to it",
-            *(repository, revision or "its default branch", snapshot.name, repository, snapshot.name),
+            "%s at %s is commit %s; name %s to keep to it",
+            *(repository, revision or "its default branch", snapshot.name, replace(named, revision=snapshot.name)),
         )
     return snapshot
 
 
-def _download(name: str, patterns: tuple[str, ...]) -> Path:
-    repository, _, revision = name.partition("@")
+def _download(named: HubName, patterns: tuple[str, ...]) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=_IGNORED
+                named.repository,
+                revision=named.revision or None,
+                allow_patterns=list(patterns),
+                ignore_patterns=[] if patterns[-1].endswith(_GGUF) else _IGNORED,
             )
         )
     except HFValidationError as error:
-        raise CheckpointError(f"{name!r} is neither a directory nor a Hugging Face name ({error})") from error
+        raise CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(
-            f"{name!r} is no directory here and cannot be fetched from the Hugging Face hub ({error}); "
+            f"{str(named)!r} is no directory here and cannot be fetched from the Hugging Face hub ({error}); "
             "check the name and the network, or download it and give its directory"
         ) from error

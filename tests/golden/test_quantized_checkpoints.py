@@ -1,23 +1,28 @@
 """Checkpoints of `tandem quantize`, read by transformers with compressed-tensors, beside our own reading of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.core.sampling_params import SamplingParams
 from tandem.quantize.coded_layer import from_stored
-from tandem.quantize.recipe import FormatName, Recipe
+from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.source import SourceModel
 from tests.helpers import checkpoints
 from tests.helpers.checkpoints import load_reference
 from tests.helpers.delta_checkpoints import save_tiny_qwen3_5_moe, save_tiny_qwen3_next
+from tests.helpers.engines import serve_alone
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_lfm2_moe, save_tiny_nemotron_latent
 from tests.helpers.quantizing import quantize_tiny, random_tokens
+from tests.helpers.tokenizers import write_byte_tokenizer
 
 pytest.importorskip("compressed_tensors", reason="compressed_tensors, whose decoding is compared, is not installed")
 
+NUM_TOKENS = 24
 FORMATS: tuple[FormatName, ...] = ("int8", "int4", "fp8", "mxfp4", "nvfp4")
 BUILDERS = {"llama": checkpoints.save_tiny_llama, "qwen2": checkpoints.save_tiny_qwen2}
 
@@ -39,6 +44,29 @@ def test_transformers_finds_our_numbers(name: FormatName, build: checkpoints.Bui
         stored = load_file(tmp_path / "out" / f"model-layer-{index:05d}.safetensors")
         for weight, numbers in from_stored(model, index, grid, stored).items():
             assert torch.equal(numbers.to(torch.bfloat16), theirs[weight]), weight
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_transformers_answers_as_we_do(name: FormatName, tmp_path: Path) -> None:
+    """Greedy, in float32. From a checkpoint in float32, whose scales are not rounded to 16 bits by either.
+    Of mxfp4 and nvfp4 its decoding makes bfloat16 weights, which it does not multiply float32 rows with.
+    """
+    source = checkpoints.save_tiny_llama(tmp_path / "model", dtype="float32")
+    write_byte_tokenizer(source)
+    method: Method = "gptq" if name in ("int8", "int4") else "rtn"
+    quantize_tiny(source, tmp_path / "out", Recipe(name, method, group_size=32 if name == "int4" else None))
+    prompt = random_tokens(1, 40)
+    reference: Any = load_reference(tmp_path / "out", dtype=torch.float32)
+    theirs = reference.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # NOTE: otherwise it leaves out the word that pads
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=-1,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    ours = serve_alone(tmp_path / "out", {"r": prompt[0].tolist()}, {"r": params}, dtype="float32")["r"]
+    assert ours == theirs[0, prompt.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """A Hugging Face hub on loopback for tests: one repository, which any name finds at any revision."""
 
+import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,20 +19,23 @@ COMMIT, LATER_COMMIT = "c" * 40, "d" * 40
 
 class Hub:
     """Args:
-    names: of the repository's files; each holds an empty JSON object.
+    names: of the repository's files; each holds an empty JSON object, or what `contents` has of it.
     moves_after_first: its branches and tags hold another commit once they were asked for.
     """
 
-    def __init__(self, names: Sequence[str], *, moves_after_first: bool) -> None:
+    def __init__(self, names: Sequence[str], contents: Mapping[str, bytes], *, moves_after_first: bool) -> None:
         self.asked: list[str] = []
         self.url = ""
         self._names = names
+        self._contents = contents
         self._moves_after_first = moves_after_first
 
     @classmethod
     @contextmanager
-    def running(cls, names: Sequence[str], *, moves_after_first: bool = False) -> Iterator["Hub"]:
-        hub = cls(names, moves_after_first=moves_after_first)
+    def running(
+        cls, names: Sequence[str], contents: Mapping[str, bytes] | None = None, *, moves_after_first: bool = False
+    ) -> Iterator["Hub"]:
+        hub = cls(names, contents or {}, moves_after_first=moves_after_first)
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -48,15 +52,19 @@ class Hub:
         inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         return inherited | {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
 
-    def answer(self, path: str) -> tuple[str, object]:
-        """(commit, JSON) of what is at `path`."""
+    def answer(self, method: str, path: str) -> tuple[str, bytes]:
+        """(commit, content) of what is at `path`."""
         commit = self._commit(path)
-        self.asked.append(path)
+        self.asked.append(f"{method} {path}")
         if "/tree/" in path:
-            return commit, [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in self._names]
+            files = [
+                {"type": "file", "path": name, "size": 2, "oid": _etag(name.rpartition("/")[2])} for name in self._names
+            ]
+            return commit, json.dumps(files).encode()
         if path.startswith("/api/"):
-            return commit, {"id": "a/b", "sha": commit, "siblings": [{"rfilename": name} for name in self._names]}
-        return commit, {}
+            files = [{"rfilename": name} for name in self._names]
+            return commit, json.dumps({"id": "a/b", "sha": commit, "siblings": files}).encode()
+        return commit, self._contents.get(_name(path), b"{}")
 
     def _commit(self, path: str) -> str:
         """What a revision is resolved to: itself where it is a commit."""
@@ -68,13 +76,26 @@ class Hub:
         return LATER_COMMIT if self._moves_after_first and was_asked else COMMIT
 
 
+def _name(path: str) -> str:
+    """Of a file, without its folders."""
+    return unquote(path.rpartition("/")[2])
+
+
+def _etag(name: str) -> str:
+    """NOTE: files of one tag are one file in the client's cache."""
+    return hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+
+
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            commit, content = hub.answer(self.path)
-            body = json.dumps(content).encode()
+            commit, body = hub.answer(self.command, self.path)
             self.send_response(200)
-            for name, value in (("Content-Length", str(len(body))), ("ETag", "e" * 40), ("X-Repo-Commit", commit)):
+            for name, value in (
+                ("Content-Length", str(len(body))),
+                ("ETag", _etag(_name(self.path))),
+                ("X-Repo-Commit", commit),
+            ):
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":

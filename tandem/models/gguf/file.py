@@ -118,7 +118,7 @@ class GgufFile:
     def _read_counts(self, reader: "_Reader") -> tuple[int, int]:
         magic = reader.take(len(MAGIC), "the magic bytes")
         if magic != MAGIC:
-            raise reader.corrupt(f"begins with {magic!r} and not with {MAGIC!r}, so it is no GGUF file")
+            raise reader.corrupt(f"begins with {magic!r} and not with {MAGIC!r}, so it is no GGUF file, or damaged")
         version = reader.number("I")
         if version not in _VERSIONS:
             big_endian = " (it is big-endian)" if version in {number << 24 for number in _VERSIONS} else ""
@@ -128,7 +128,8 @@ class GgufFile:
         counts = reader.number("Q"), reader.number("Q")
         for count, noun in zip(counts, ("tensors", "metadata values"), strict=True):
             if count * _LEAST_ENTRY_BYTES > reader.remaining:
-                raise reader.corrupt(f"promises {count} {noun}, more than its {len(self._map)} bytes can hold")
+                size = len(self._map)
+                raise reader.corrupt(f"promises {count} {noun}, more than its {size} bytes can hold: it is damaged")
         return counts
 
     def _read_entry(self, reader: "_Reader") -> tuple[str, tuple[int, ...], int, int]:
@@ -154,7 +155,7 @@ class GgufFile:
             if start + offset + num_bytes > len(self._map):
                 raise reader.corrupt(
                     f"tensor {name!r} ends at byte {start + offset + num_bytes} of {len(self._map)}: the file is "
-                    "truncated or damaged; download it again"
+                    "truncated or damaged"
                 )
             yield name, TensorEntry(name, shape, type_name, start + offset, num_bytes)
 
@@ -195,8 +196,7 @@ class _Reader:
     def take(self, num_bytes: int, noun: str) -> bytes:
         if num_bytes > self.remaining:
             raise self.corrupt(
-                f"ends at byte {len(self._data)}, within {noun} of {num_bytes} bytes: it is truncated or damaged; "
-                "download it again"
+                f"ends at byte {len(self._data)}, within {noun} of {num_bytes} bytes: it is truncated or damaged"
             )
         self.position += num_bytes
         return self._data[self.position - num_bytes : self.position]
@@ -230,7 +230,7 @@ class _Reader:
         return self._scalars(kind, count, key)
 
     def corrupt(self, problem: str) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"{self._path}: {problem}")
+        return CorruptCheckpointError(f"{self._path}: {problem}; download it again")
 
     def _scalars(self, kind: int, count: int, key: str) -> list[int] | list[float]:
         code = f"<{_SCALARS[kind]}"

@@ -336,7 +336,7 @@ def test_a_revision_on_the_hub_is_planned_for(tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-    assert "/a/b/resolve/v1.0/config.json" in hub.asked
+    assert "GET /a/b/resolve/v1.0/config.json" in hub.asked
     assert "architectures" in run.stderr
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tandem.core.errors import CheckpointError
 from tandem.models.hub import resolve_model_path, served_name
+from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hub import COMMIT, LATER_COMMIT, SMALL_MODEL, Hub
 
 
@@ -56,7 +58,8 @@ def resolve(hub: Hub, home: Path, name: str, options: str = "") -> subprocess.Co
         f"print(resolve_model_path({name!r}{options}))"
     )
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, env=hub.environment(home), check=False)
+    environment = hub.environment(home) | {"TANDEM_CACHE_DIR": str(home / "tandem")}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 def files_in(done: subprocess.CompletedProcess[str]) -> set[str]:
@@ -112,6 +115,66 @@ def test_pickles_are_of_the_commit_that_the_rest_is_of(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith(COMMIT)
 
 
+GGUF_NAMES = ("README.md", "tiny-Q8_0.gguf", "tiny-BF16.gguf", "tiny.F16.gguf", "mmproj-tiny-F16.gguf")
+
+
+@pytest.fixture(scope="module")
+def gguf_content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("gguf")
+    return write_gguf(save_tiny_llama(place / "plain"), place / "tiny.gguf", type_name="Q8_0").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        (("config.json", "tiny-Q8_0.gguf", "mmproj-F16.gguf"), "a/b"),
+        (("tiny-Q8_0.gguf",), "a/b@v1.0"),
+        (GGUF_NAMES, "a/b:q8_0"),
+        ((*SMALL_MODEL, "deep/tiny-Q8_0.gguf"), "a/b:Q8_0@v1.0"),
+    ],
+)
+@pytest.mark.parametrize("options", ["", ", has_weights=False"])
+def test_a_gguf_file_of_a_repository_is_served_alone(
+    names: tuple[str, ...], name: str, options: str, gguf_content: bytes, tmp_path: Path
+) -> None:
+    with Hub.running(names, {"tiny-Q8_0.gguf": gguf_content}) as hub:
+        done = resolve(hub, tmp_path, name, options)
+    assert files_in(done) >= {"config.json", "tokenizer.json"}
+    fetched = {path.rpartition("/")[2] for path in hub.asked if path.startswith("GET") and path.endswith(".gguf")}
+    assert fetched == {"tiny-Q8_0.gguf"}
+    again = resolve(hub, tmp_path, name, options)  # NOTE: it is gone, so the file comes from the cache
+    assert again.stdout == done.stdout
+
+
+def test_f16_is_not_bf16(gguf_content: bytes, tmp_path: Path) -> None:
+    with Hub.running(GGUF_NAMES, {"tiny.F16.gguf": gguf_content}) as hub:
+        assert "config.json" in files_in(resolve(hub, tmp_path, "a/b:F16"))
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "message"),
+    [
+        (
+            GGUF_NAMES,
+            "a/b",
+            "'a/b' has 3 GGUF files that fit (tiny-BF16.gguf, tiny-Q8_0.gguf, tiny.F16.gguf); name one",
+        ),
+        (GGUF_NAMES, "a/b:tiny", "as a/b:Q4_K_M"),
+        (GGUF_NAMES, "a/b:Q5_K_M", "'a/b' has no GGUF file with 'Q5_K_M' in its name; it has tiny-BF16.gguf, "),
+        (SMALL_MODEL, "a/b:Q8_0", "'a/b' has no GGUF file; leave :Q8_0 away"),
+    ],
+)
+def test_a_repository_with_several_files_or_none_says_which(
+    names: tuple[str, ...], name: str, message: str, tmp_path: Path
+) -> None:
+    with Hub.running(names) as hub:
+        done = resolve(hub, tmp_path, name)
+    assert "CheckpointError" in done.stderr
+    assert message in done.stderr.splitlines()[-1]
+    assert not any(path.startswith("GET") and path.endswith(".gguf") for path in hub.asked)
+
+
 def test_a_model_is_called_after_its_directory_or_its_name_on_the_hub(tmp_path: Path) -> None:
     assert served_name(str(tmp_path)) == tmp_path.name
     assert served_name("org/name@v1") == served_name("org/name") == "org/name"
+    assert served_name("org/name:Q4_K_M@v1") == "org/name:Q4_K_M"
