@@ -1,4 +1,4 @@
-"""What it costs to tell the ranks of a worker a step: one message of what has changed, the same for all of them.
+"""Cost of telling the ranks of a worker a step: one message of what has changed, the same for all of them.
 
     python -m bench.rank_steps [--widths 2,4] [--batches 1,16,64] [--chunk-tokens 512] [--steps 200] [--save]
 
