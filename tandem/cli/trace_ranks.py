@@ -9,7 +9,12 @@ def ranks_of(worker_ids: Sequence[Any], body: bytes) -> list[str]:
     """Lines for those of the workers that several processes make. `body`: of `/admin/workers`; none = no lines."""
     try:
         found = {each["worker_id"]: each for each in json.loads(body)["workers"]}
-        return [line for name in worker_ids if (found.get(name) or {}).get("ranks") for line in _lines(found[name])]
+        return [
+            line
+            for name in dict.fromkeys(worker_ids)
+            if (found.get(name) or {}).get("ranks")
+            for line in _lines(found[name])
+        ]
     except (ValueError, TypeError, KeyError):
         return []
 

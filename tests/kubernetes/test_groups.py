@@ -27,7 +27,7 @@ AFTER = 6  # streams that start after a step and end before the test does
 NUM_CLIENTS, NUM_GROUPS, SIZE = 3, 2, 2
 PATIENCE_S = 300.0
 VALUES = {
-    "prefill": {"replicas": 1},
+    **{pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")},
     "decode": {"replicas": NUM_GROUPS, "ranks": {"tensor": SIZE, "hosts": SIZE}},
 }
 
