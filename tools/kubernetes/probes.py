@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
 
 from tools.kubernetes.api import Object
-from tools.kubernetes.podman import PodmanError
+from tools.kubernetes.podman import PodmanError, podman
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a probe: what runs a command in a container within so many seconds, the pod's address, and the
-    container's spec for its named ports.
-    """
+    """Target of a probe: a podman container, the pod's address, and the container's spec for its named ports."""
 
-    execute: Callable[[list[str], float], Awaitable[None]]
+    container: str
     address: str
     spec: Object
 
@@ -43,7 +41,7 @@ async def passes(probe: Object, target: Target) -> bool:
 
 async def _attempt(probe: Object, target: Target, timeout_s: float) -> bool:
     if "exec" in probe:
-        await target.execute(probe["exec"]["command"], timeout_s)
+        await podman("exec", target.container, *probe["exec"]["command"], timeout_s=timeout_s)
         return True
     if "tcpSocket" in probe:
         _, writer = await asyncio.open_connection(target.address, target.port(probe["tcpSocket"]["port"]))
