@@ -30,7 +30,7 @@ FEW = 16  # tokens of the prompts that are then decoded
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldStep:
     """One step: who is told, and what it took. `num_new`: requests that it describes."""
 
     num_new: int
@@ -46,7 +46,7 @@ class NotedGroup(RankGroup):
 
     def __init__(self, config: EngineConfig, num_ranks: int) -> None:
         super().__init__(config, num_ranks)
-        self.told: list[Told] = []
+        self.told: list[ToldStep] = []
 
     def begin_step(self, step: Step) -> None:
         began_s = time.perf_counter()
@@ -57,7 +57,7 @@ class NotedGroup(RankGroup):
         unpack(data)
         read_us = 1e6 * (time.perf_counter() - packed_s)
         requests = len(work.new), len(work.scheduled)
-        self.told.append(Told(*requests, work.num_tokens, len(data), 1e6 * (sent_s - began_s), read_us))
+        self.told.append(ToldStep(*requests, work.num_tokens, len(data), 1e6 * (sent_s - began_s), read_us))
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def led(num_ranks: int, chunk_tokens: int) -> Iterator[tuple[Engine, NotedGroup]
         group.close()
 
 
-def decode_steps(engine: Engine, group: NotedGroup, batch: int, num_steps: int) -> list[Told]:
+def decode_steps(engine: Engine, group: NotedGroup, batch: int, num_steps: int) -> list[ToldStep]:
     """Steps of so many requests, none of which is new."""
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
     rng = random.Random(batch)
@@ -82,10 +82,12 @@ def decode_steps(engine: Engine, group: NotedGroup, batch: int, num_steps: int) 
     return [each for each in _told(engine, group) if each.num_tokens == each.num_requests == batch]
 
 
-def chunks(engine: Engine, group: NotedGroup, chunk_tokens: int, num_prompts: int) -> tuple[list[Told], list[Told]]:
+def chunks(
+    engine: Engine, group: NotedGroup, chunk_tokens: int, num_prompts: int
+) -> tuple[list[ToldStep], list[ToldStep]]:
     """First chunks of long prompts, which describe the request with its whole prompt, and later ones."""
     rng = random.Random(7)
-    found: list[Told] = []
+    found: list[ToldStep] = []
     for _ in range(num_prompts):
         prompt = [rng.randrange(6, 4000) for _ in range(PROMPT_CHUNKS * chunk_tokens)]
         engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
@@ -94,7 +96,7 @@ def chunks(engine: Engine, group: NotedGroup, chunk_tokens: int, num_prompts: in
     return [each for each in whole if each.num_new], [each for each in whole if not each.num_new]
 
 
-def _told(engine: Engine, group: NotedGroup) -> list[Told]:
+def _told(engine: Engine, group: NotedGroup) -> list[ToldStep]:
     group.told.clear()
     while engine.has_work:
         engine.step()
