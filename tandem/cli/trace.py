@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tandem.cli.trace_ranks import ranks_of
 from tandem.core.errors import InvalidRequestError, UnavailableError, shown, without_password
 from tandem.process.probe import get
 from tandem.process.settings import Settings
@@ -44,13 +45,16 @@ class TraceCommand(Settings, cli_prog_name="tandem trace"):
 
     def run(self) -> int:
         """Print the table; returns the exit code."""
-        request = asyncio.run(self._fetch())
+        request, ranks = asyncio.run(self._fetch())
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_COLUMNS)
         console.print(_headline(request), markup=False, soft_wrap=True)
         console.print(_table(_stages(request)))
+        for line in ranks:
+            console.print(line, markup=False, soft_wrap=True)
         return 0
 
-    async def _fetch(self) -> dict[str, Any]:
+    async def _fetch(self) -> tuple[dict[str, Any], list[str]]:
+        """The request, and lines about ranks of its workers."""
         base = self.url.rstrip("/")
         where = without_password(base)
         try:
@@ -68,7 +72,16 @@ class TraceCommand(Settings, cli_prog_name="tandem trace"):
         request = _parsed(answer.body)
         if answer.status != 200 or request is None:
             raise UnavailableError(f"{where} answers {answer.status}, not what a gateway of Tandem says; check --url")
-        return request
+        return request, ranks_of(request.get("workers") or [], await _workers(base, key))
+
+
+async def _workers(base: str, key: str | None) -> bytes:
+    """The body of `/admin/workers`; nothing where it is not for us, such as with the key of a tenant."""
+    try:
+        answer = await get(f"{base}/admin/workers", _TIMEOUT_S, key)
+    except UnavailableError:
+        return b""
+    return answer.body if answer.status == 200 else b""
 
 
 def checked_key(key: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.cli.checks import (
@@ -64,6 +64,11 @@ _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a check
 _RankSetting = Literal["tp", "pp", "cp"]
 _RANK_SETTINGS: tuple[_RankSetting, ...] = ("tp", "pp", "cp")
 _PREFILL_ALONE = "cp"  # of these, what decode workers refuse
+_ELSEWHERE = {
+    "dp": "engines beside each other are workers of their own, each with its cache, among which routers choose; give "
+    "--decode N and --prefill N (in the chart: replicas of a pool)",
+    "ep": "--tp N divides experts too: each rank has whole ones; give --tp, --prefill-tp or --decode-tp",
+}  # what others call flags of ranks
 _OF_DEPLOYMENTS = ("tls_dir", "insecure")
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
@@ -88,6 +93,10 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         None, ge=1, le=MAX_RANKS, description="--cp, which prefill workers alone have; omitted: --cp"
     )
     decode_pp: int | None = Field(None, ge=1, le=MAX_RANKS, description="--pp of decode workers; omitted: --pp")
+    dp: int | None = Field(
+        None, description="omitted, always: give --decode and --prefill, whose workers are such engines"
+    )
+    ep: int | None = Field(None, description="omitted, always: --tp divides experts too")
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
@@ -120,6 +129,13 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         None,
         description="with --accounts: an admin's key, to show the workers in those lines; omitted: they are not shown",
     )
+
+    @field_validator(*_ELSEWHERE)
+    @classmethod
+    def _refuse(cls, value: int | None, info: ValidationInfo) -> None:
+        """NOTE: users of other systems look for these by their names."""
+        if value is not None:
+            raise ValueError(_ELSEWHERE[info.field_name or ""])
 
     def run(self) -> int:
         """Serve until told to end; returns the exit code."""

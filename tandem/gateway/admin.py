@@ -7,7 +7,7 @@ as such.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.accounts import Caller
@@ -17,6 +17,8 @@ from tandem.gateway.history import DEFAULT_SIZE, PROCESS
 from tandem.gateway.routers import RouterListing
 from tandem.rpc.messages import Decision, WorkerListing
 from tandem.rpc.rank_messages import RankReport
+
+T = TypeVar("T")
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
@@ -100,10 +102,33 @@ def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
 
 
 def _ranks(report: RankReport) -> dict[str, Any]:
+    """Totals, and `members`: each rank with its process and what it has of the model and of prompts."""
     found = asdict(report)
+    for name in ("hosts", "silent_s"):
+        del found[name]
+    sections = max(len(set(report.stages)), 1) * max(len(set(report.contexts)), 1)
+    width = max(1, len(report.pids) // sections)
+    found["members"] = [
+        {
+            "rank": rank,
+            "pid": pid,
+            "host": _at(report.hosts, rank) or None,
+            "silent_s": None if (silent_s := _at(report.silent_s, rank)) is None else round(silent_s, 3),
+            "part": rank % width,
+            "num_parts": width,
+            "stage": _at(report.stages, rank),
+            "context": _at(report.contexts, rank),
+        }
+        for rank, pid in enumerate(report.pids)
+    ]
     if report.experts is not None and report.experts.imbalance is not None:
         found["experts"]["imbalance"] = round(report.experts.imbalance, 3)
     return found
+
+
+def _at(values: Sequence[T], rank: int) -> T | None:
+    """NOTE: workers of other releases may not tell all of it."""
+    return values[rank] if rank < len(values) else None
 
 
 def _worker(listing: WorkerListing) -> dict[str, Any]:

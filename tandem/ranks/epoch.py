@@ -17,7 +17,7 @@ from tandem.engine.ranks import ShardSizes
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
 from tandem.ranks.led import END_S, LedRank, await_ends
-from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step
+from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step, pack
 
 _Message = TypeVar("_Message", Loaded, Prepared)
 
@@ -63,6 +63,16 @@ class Epoch:
         """Of the ranks but the leader, on their hosts."""
         return {rank: led.process_id for rank, led in self._ranks.items()}
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Of each rank, "" = the leader's."""
+        return "", *(led.host for _, led in sorted(self._ranks.items()))
+
+    @property
+    def silent_s(self) -> tuple[float, ...]:
+        """How long each rank has not shown that it runs; () = none has to yet."""
+        return () if self._beats is None else self._beats.silent_s(monotonic_s())
+
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:
         """Waits until all ranks have loaded the same model and taken their memory; raises as `Ranks.prepare`."""
         for rank in self._ranks:
@@ -84,8 +94,9 @@ class Epoch:
         """Sends a step to all ranks; raises as `check`."""
         self.check()
         self._shared.begin_step(step.number)
+        packed = pack(step)
         for rank in self._ranks:
-            self._send(rank, step)
+            self._send_packed(rank, packed)
 
     def check(self) -> None:
         """Raises `RanksLostError` if the epoch has ended."""
@@ -124,8 +135,11 @@ class Epoch:
             self._on_lost()
 
     def _send(self, rank: int, message: FromLeader) -> None:
+        self._send_packed(rank, pack(message))
+
+    def _send_packed(self, rank: int, packed: bytes) -> None:
         try:
-            self._ranks[rank].send(message)
+            self._ranks[rank].send(packed)
         except OSError as error:
             raise RanksLostError(f"rank {rank} of {len(self._ranks) + 1} takes no messages: {error}") from error
 

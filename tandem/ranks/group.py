@@ -108,6 +108,16 @@ class RankGroup:
         """Of the other ranks, on their hosts."""
         return self._epoch.process_ids
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Of each rank, "" = the leader's."""
+        return self._epoch.hosts
+
+    @property
+    def silent_s(self) -> tuple[float, ...]:
+        """How long each rank has not shown that it runs; () = the group is being formed."""
+        return self._epoch.silent_s
+
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
         num_bytes = num_parts * num_blocks * page_bytes
         shared_pages.set_size(self._kv_memory, num_bytes)

@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
+from tandem.ranks.messages import ToLeader, unpack
 
 END_S = 5.0  # until a rank that was told to end is killed
 _KEPT_VARIABLES = ("TANDEM_CACHE_DIR",)
@@ -23,12 +23,17 @@ class LedRank(Protocol):
     @property
     def process_id(self) -> int: ...
 
+    @property
+    def host(self) -> str:
+        """The name of its host; "" = the leader's."""
+        ...
+
     def fileno(self) -> int:
         """A socket whose other end is closed once the process has ended."""
         ...
 
-    def send(self, message: FromLeader) -> None:
-        """Raises OSError where it takes no messages."""
+    def send(self, packed: bytes) -> None:
+        """A message of a leader. Raises OSError where it takes none."""
         ...
 
     def receive(self) -> ToLeader:
@@ -73,6 +78,8 @@ class LocalRank:
         self.connection, self._process = _start(memory, kv_memory)
         _limit_sends(self.connection, deadline_s)
 
+    host = ""
+
     @property
     def process_id(self) -> int:
         return self._process.pid
@@ -80,8 +87,8 @@ class LocalRank:
     def fileno(self) -> int:
         return self.connection.fileno()
 
-    def send(self, message: FromLeader) -> None:
-        self.connection.send_bytes(pack(message))
+    def send(self, packed: bytes) -> None:
+        self.connection.send_bytes(packed)
 
     def receive(self) -> ToLeader:
         message: ToLeader = unpack(self.connection.recv_bytes())

@@ -19,7 +19,7 @@ from tandem.core.errors import RanksLostError, TransportError
 from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded
 from tandem.ranks.link import Link
-from tandem.ranks.messages import FromLeader, ToLeader, pack, unpack
+from tandem.ranks.messages import ToLeader, pack, unpack
 
 _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
@@ -47,9 +47,12 @@ class RemoteRank:
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    def send(self, message: FromLeader) -> None:
-        data = pack(message)
-        self._host.send(Frame(FrameKind.MESSAGE, self._rank, self._epoch, size=len(data)), data)
+    @property
+    def host(self) -> str:
+        return self._host.name
+
+    def send(self, packed: bytes) -> None:
+        self._host.send(Frame(FrameKind.MESSAGE, self._rank, self._epoch, size=len(packed)), packed)
 
     def receive(self) -> ToLeader:
         data = self._messages.get()

@@ -15,6 +15,8 @@ class RankReport:
         sender does not count it.
     stages: the stage of layers of each rank, from 0; () = all have parts of all layers.
     contexts: the part of prompts of each rank, from 0; () = all have all tokens.
+    hosts: of each rank; () = all are on the worker's own, or the sender does not tell.
+    silent_s: seconds since each rank has last shown that it runs; () = the sender does not tell.
     """
 
     pids: tuple[int, ...]
@@ -22,3 +24,5 @@ class RankReport:
     experts: ExpertRows | None = None
     stages: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    silent_s: tuple[float, ...] = ()

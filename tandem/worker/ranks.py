@@ -70,10 +70,16 @@ def report_of(group: RankGroup | None) -> RankReport | None:
     """Its processes now, and how even the work of experts was; None = there is no group."""
     if group is None:
         return None
-    pids, rows = (os.getpid(), *group.process_ids.values()), group.expert_rows
-    stages = group.stages if group.links.num_stages > 1 else ()
-    contexts = group.contexts if group.links.num_contexts > 1 else ()
-    return RankReport(pids, group.num_epochs, rows if rows.busiest else None, stages, contexts)
+    rows = group.expert_rows
+    return RankReport(
+        pids=(os.getpid(), *(pid for _, pid in sorted(group.process_ids.items()))),
+        num_epochs=group.num_epochs,
+        experts=rows if rows.busiest else None,
+        stages=group.stages if group.links.num_stages > 1 else (),
+        contexts=group.contexts if group.links.num_contexts > 1 else (),
+        hosts=group.hosts if group.other_hosts else (),
+        silent_s=group.silent_s,
+    )
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:

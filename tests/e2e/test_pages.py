@@ -16,6 +16,7 @@ from tandem.core.errors import CapacityError, TandemError, UnavailableError
 from tandem.core.process_usage import ProcessUsage
 from tandem.routing.snapshot import Role
 from tandem.rpc.messages import Decision
+from tandem.rpc.rank_messages import RankReport
 from tests.helpers.browser import CHROMIUM, PHONE, WIDE, Stage, Tab, open_stage
 from tests.helpers.fake_backend import MODEL, eventually
 from tests.helpers.page_answers import (
@@ -370,6 +371,32 @@ def test_the_policy_stops_what_gets_past_the_page(stage: Stage, tmp_path: Path) 
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_of_several_processes_shows_each_of_them(stage: Stage, tmp_path: Path) -> None:
+    """A rank that has not been heard for a while is marked; without such workers there is no table."""
+
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        await tab.page.goto("/operations")
+        await tab.sees("#workers-table td", "decode-0")
+        assert not await tab.page.locator("#ranks").is_visible()
+        report = RankReport(
+            (70, 71, 12, 13), 2, hosts=("", "", "host 1 (10.0.0.7)", "host 1 (10.0.0.7)"), silent_s=(0.0, 0.2, 0.1, 1.4)
+        )
+        cluster.router.told = [listing(cluster.worker, "decode-9", ranks=report)]
+        await tab.sees("#ranks-table td", "host 1 (10.0.0.7)")
+        rows = [words.split("\t") for words in await tab.texts("#ranks-table tbody tr")]
+        assert [row[1:5] for row in rows] == [
+            ["0", "the worker's", "70", "heads 1 of 4"],
+            ["1", "the worker's", "71", "heads 2 of 4"],
+            ["2", "host 1 (10.0.0.7)", "12", "heads 3 of 4"],
+            ["3", "host 1 (10.0.0.7)", "13", "heads 4 of 4"],
+        ]
+        assert [row[-1] for row in rows] == ["leads", "0.2 s ago", "0.1 s ago", "1.4 s ago"]
+        assert await tab.texts("#ranks-table .state.warn") == ["1.4 s ago"]
+        assert await tab.texts("#workers-table tr:has-text('decode-9') td[data-title=Ranks]") == ["4"]
+
+    stage.tell(tmp_path, story)
 
 
 def test_the_cluster_is_shown_as_it_changes_and_who_vanishes_is_gone(stage: Stage, tmp_path: Path) -> None:

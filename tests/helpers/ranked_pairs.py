@@ -71,9 +71,13 @@ async def alone(path: Path) -> list[list[int]]:
         return [tokens for tokens, _ in found]
 
 
-async def check(path: Path, prefill: Side, decode: Side, *, is_shared: bool = False) -> None:
-    """`is_shared`: ranks of a host have one copy of the state, so that it is pulled once for each host."""
-    expected = await alone(path)
+async def check(
+    path: Path, prefill: Side, decode: Side, *, is_shared: bool = False, expected: list[list[int]] | None = None
+) -> None:
+    """`is_shared`: ranks of a host have one copy of the state, so that it is pulled once for each host. `expected`: of
+    `alone`, if it is known.
+    """
+    expected = expected or await alone(path)
     async with ranked_pair(path, prefill, decode) as pair:
         core = pair.decode.core
         ranks, groups = range(core.ranked.num_ranks), range(len(core.ranked.whole.groups))

@@ -77,6 +77,34 @@ def serve() -> Iterator[Serve]:
         stop()
 
 
+def test_ranks_of_its_workers_are_told_where_they_may_be_known(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker of one process has none; who may not ask for workers gets the timeline alone."""
+    member = {"part": 0, "num_parts": 2, "stage": None, "context": None}
+    members = [
+        {**member, "rank": 0, "pid": 70, "host": None, "silent_s": 0.0},
+        {**member, "rank": 1, "pid": 12, "host": "host 1 (10.0.0.7)", "silent_s": 0.25, "part": 1},
+    ]
+    ranks = {"num_epochs": 2, "members": members}
+    workers = [{"worker_id": "prefill-0", "ranks": None}, {"worker_id": "decode-0", "ranks": ranks}]
+    found = {"/admin/requests/req-1": (200, json.dumps(REQUEST).encode())}
+    url = serve(found | {"/admin/workers": (200, json.dumps({"workers": workers}).encode())})
+    assert main(["trace", "req-1", "--url", url]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "decode-0 is 2 ranks on 2 hosts now, formed 2 times:",
+        "  rank 0: process 70, heads 1 of 2, leads",
+        "  rank 1: process 12, host 1 (10.0.0.7), heads 2 of 2, heard 0.2 s ago",
+    ]
+    for status, body in (
+        (403, b"{}"),
+        (200, b"no JSON"),
+        (200, b'{"workers": [{"worker_id": "decode-0", "ranks": 3}]}'),
+    ):
+        assert main(["trace", "req-1", "--url", serve(found | {"/admin/workers": (status, body)})]) == 0
+        assert "ranks on" not in capsys.readouterr().out
+
+
 def test_stages_come_in_order_with_bars_and_figures(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     url = serve({"/admin/requests/req-1": (200, json.dumps(REQUEST).encode())})
     assert main(["trace", "req-1", "--url", f"{url}/"]) == 0

@@ -54,6 +54,8 @@ def test_constraints_of_a_service_hold_before_it_is_started(capsys: pytest.Captu
         ("--cpus", "0-65535", r"cpus names core \d+, which is not one of the \d+ that may be used here: "),
         ("--decode", "0", "--decode="),
         ("--transport", "pigeon", "--transport="),
+        ("--dp", "2", "--dp='2': engines beside each other are workers .* give --decode N and --prefill N"),
+        ("--ep", "2", "--ep='2': --tp N divides experts too"),
         ("--cluster-secret", "short", "cluster_secret has 5 bytes"),
         ("--redis", "redis://127.0.0.1:1", "--redis needs a cluster secret"),
         ("--policy", "none", "--policy='none': use one of predicted-cost, "),

@@ -91,12 +91,26 @@ def test_workers_tell_their_drafts_or_that_they_do_not(tmp_path: Path) -> None:
 
 def test_workers_tell_their_ranks_or_that_there_is_one(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        cluster.workers[0].ranks = RankReport((7, 12), 2, ExpertRows((30, 50), 60), (1, 0), (0, 1))
+        cluster.workers[0].ranks = RankReport((7, 12), 2, ExpertRows((30, 50), 60), (1, 0), hosts=("", "host 1"))
         *_, ranked, single = (await client.get("/admin/workers")).json()["workers"]
         experts = {"by_rank": [30, 50], "busiest": 60, "imbalance": 1.5}
-        sections = {"stages": [1, 0], "contexts": [0, 1]}
-        assert ranked["ranks"] == {"pids": [7, 12], "num_epochs": 2, "experts": experts, **sections}
+        both = {"part": 0, "num_parts": 1, "context": None, "silent_s": None}
+        members = [
+            {"rank": 0, "pid": 7, "host": None, "stage": 1, **both},
+            {"rank": 1, "pid": 12, "host": "host 1", "stage": 0, **both},
+        ]
+        told = {"pids": [7, 12], "num_epochs": 2, "experts": experts, "stages": [1, 0], "contexts": []}
+        assert ranked["ranks"] == {**told, "members": members}
         assert single["ranks"] is None
+        cluster.workers[0].ranks = RankReport((7, 8, 9, 10), 1, contexts=(1, 1, 0, 0), silent_s=(0.0, 0.25, 0.1, 1.5))
+        *_, ranked, single = (await client.get("/admin/workers")).json()["workers"]
+        assert [(each["context"], each["part"], each["silent_s"]) for each in ranked["ranks"]["members"]] == [
+            (1, 0, 0.0),
+            (1, 1, 0.25),
+            (0, 0, 0.1),
+            (0, 1, 1.5),
+        ]
+        assert {each["num_parts"] for each in ranked["ranks"]["members"]} == {2}
 
     tell(tmp_path, story)
 

@@ -26,11 +26,12 @@ from tandem.engine.engine import Engine
 from tandem.engine.ranks import ShardSizes
 from tandem.engine.resolve import assemble, build_engine
 from tandem.models.gguf.convert import converted
+from tandem.ranks import epoch
 from tandem.ranks.group import RankGroup, share_of
 from tandem.ranks.heartbeat import SILENCE_S
-from tandem.ranks.messages import Step
+from tandem.ranks.messages import Message, Step, pack
 from tandem.scheduler.output import SchedulerOutput
-from tandem.worker.ranks import recover_from
+from tandem.worker.ranks import recover_from, report_of
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, least_kv_cache_bytes
 from tests.helpers.gguf_files import write_gguf
@@ -480,6 +481,33 @@ def test_ranks_share_one_copy_of_latents_and_its_memory(tmp_path: Path) -> None:
         assembly.engine.close()
     finally:
         group.close()
+
+
+def test_each_rank_is_told_with_when_it_was_last_heard(checkpoint: Path) -> None:
+    with led_engine(ranked_config(checkpoint), 2) as (_, group):
+        report = report_of(group)
+        assert report is not None
+        assert report.pids == (os.getpid(), group.process_ids[1])
+        assert (report.hosts, report.silent_s[0]) == ((), 0.0)
+        assert 0.0 <= report.silent_s[1] < SILENCE_S
+
+
+def test_a_step_is_packed_once_for_all_ranks(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Message] = []
+
+    def noted(message: Message) -> bytes:
+        packed.append(message)
+        return pack(message)
+
+    with led_engine(ranked_config(checkpoint), 4) as (engine, _):
+        monkeypatch.setattr(epoch, "pack", noted)
+        engine.add_request(PROMPTS["greedy"], PARAMS["greedy"], request_id="a")
+        num_steps = 0
+        while engine.has_work:
+            num_steps += bool(engine.step())
+    numbers = [message.number for message in packed if isinstance(message, Step)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= num_steps > 0
 
 
 def test_threads_and_memory_of_a_worker_are_shared_by_its_ranks(checkpoint: Path) -> None:

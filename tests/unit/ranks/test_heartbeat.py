@@ -17,6 +17,12 @@ def test_the_rank_that_stands_still_is_found_in_time() -> None:
     assert SILENCE_S <= now_s - 10.0 <= SILENCE_S + BEAT_S
 
 
+def test_it_is_known_how_long_each_rank_has_not_been_heard() -> None:
+    heartbeats = Heartbeats([0, 1, 1], 0.0)
+    heartbeats.silent_rank([0, 2, 1], 0.25)
+    assert heartbeats.silent_s(0.5) == (0.0, 0.25, 0.5)
+
+
 def test_who_stood_still_itself_accuses_nobody() -> None:
     """As where the whole machine was stopped, and the ranks have not run yet."""
     heartbeats = Heartbeats([0, 1, 1], 0.0)

@@ -27,6 +27,7 @@ from tandem.ranks.messages import Loaded, pack, unpack
 from tandem.ranks.rendezvous import JOIN, Direction, join, own_release
 from tandem.tls.authority import Authority
 from tandem.tls.identity import CertifiedRole
+from tandem.worker.ranks import report_of
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain
 from tests.helpers.native_kernels import load_or_skip
@@ -69,11 +70,17 @@ def one_rank(checkpoint: Path) -> dict[tuple[str, int], list[tuple[object, ...]]
 @pytest.mark.parametrize(("num_ranks", "num_hosts"), [(4, 2), pytest.param(4, 4, marks=pytest.mark.slow)])
 def test_hosts_have_the_bits_of_one_rank(checkpoint: Path, num_ranks: int, num_hosts: int) -> None:
     """Of two hosts each speaks for two ranks; of four, what one publishes reaches the others by the leader."""
-    with engine_over_hosts(ranked_config(checkpoint), num_ranks, num_hosts) as (engine, _, others):
+    with engine_over_hosts(ranked_config(checkpoint), num_ranks, num_hosts) as (engine, group, others):
         found = answers(engine)
         ranks = [rank for other in others for rank in other.children()]
         assert len(ranks) == num_ranks - num_ranks // num_hosts
         assert not any("TANDEM_CLUSTER_SECRET" in rank.environ() for rank in ranks)
+        report = report_of(group)
+        assert report is not None
+        here = num_ranks // num_hosts
+        names = [f"host {1 + index // here} of {num_hosts} (127.0.0.1)" for index in range(num_ranks - here)]
+        assert report.hosts == (*[""] * here, *names)
+        assert sorted(report.pids[here:]) == sorted(rank.pid for rank in ranks)
     assert found == one_rank(checkpoint)
 
 

@@ -220,6 +220,8 @@ STATUS = st.builds(
             experts=maybe(st.builds(ExpertRows, by_rank=tuples(COUNT), busiest=COUNT)),
             stages=tuples(st.integers(0, 7)),
             contexts=tuples(st.integers(0, 7)),
+            hosts=tuples(NAME),
+            silent_s=tuples(AMOUNT),
         )
     ),
 )

@@ -88,6 +88,23 @@ def test_contexts_of_prompts_give_the_tokens_of_one_rank(
     asyncio.run(check(model_of(family, kv_heads), prefill, decode))
 
 
+@pytest.fixture(scope="module")
+def expected_of(model_of: Callable[[str, int], Path]) -> list[list[int]]:
+    return asyncio.run(alone(model_of("qwen2", 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decode", [(width, stages) for width in (1, 2, 4) for stages in (1, 2)])
+@pytest.mark.parametrize(
+    "prefill", [(width, *rest) for width in (1, 2, 4) for rest in ((1, 1, 1), (2, 1, 1), (1, 1, 2))]
+)
+def test_every_pair_of_sizes_gives_the_tokens_of_one_rank(
+    model_of: Callable[[str, int], Path], expected_of: list[list[int]], prefill: Side, decode: Side
+) -> None:
+    """All there are with up to four ranks of a stage or context, two stages, or two contexts: up to sixteen ranks."""
+    asyncio.run(check(model_of("qwen2", 2), prefill, decode, expected=expected_of))
+
+
 @pytest.mark.parametrize("prefill", [(1, 1, 1, 2), pytest.param((2, 1, 1, 2), marks=pytest.mark.slow)])
 def test_latents_of_contexts_are_handed_over(model_of: Callable[[str, int], Path], prefill: Side) -> None:
     asyncio.run(check(model_of("deepseek_v3", 4), prefill, 1, is_shared=True))

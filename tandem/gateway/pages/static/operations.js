@@ -5,6 +5,7 @@ import { legend } from "./blocks.js";
 import { byId, el, tell } from "./dom.js";
 import { ago, bandwidth, cores, duration, memory, milliseconds, NONE } from "./format.js";
 import { LiveTable } from "./table.js";
+import { ranksOf, RANKS } from "./ranks.js";
 import { rangeOf, tiles } from "./tiles.js";
 import { stateOf, Workers } from "./workers.js";
 
@@ -36,29 +37,17 @@ const PROCESSES = [
   { title: "State", cell: (p) => stateOf(p.is_alive ? p.state : "away") },
   { title: "Address", cell: (p) => mono(p.address) },
   { title: "Pid", isNumber: true, cell: (p) => p.pid ?? NONE },
-  { title: "Ranks", isNumber: true, cell: (p) => ranksOf(p) },
   { title: "CPU", isNumber: true, cell: (p) => cores(p.cpu_cores) },
   { title: "Memory", isNumber: true, cell: (p) => memory(p.memory_bytes) },
   { title: "Doing", cell: (p) => doing(p) },
 ];
-
-/** How many processes share the model; their ids and stages of layers or parts of prompts, and how often they were started together, when pointed at. */
-function ranksOf(process) {
-  if (!process.ranks) return NONE;
-  const { pids, num_epochs, experts, stages, contexts } = process.ranks;
-  const balance = experts?.imbalance ? `; the busiest computes ${experts.imbalance} x the mean of experts' rows` : "";
-  const named = (pid, rank) => {
-    if (stages?.length) return `${pid} (stage ${stages[rank]})`;
-    return contexts?.length ? `${pid} (context ${contexts[rank]})` : pid;
-  };
-  return el("span", { title: `pids ${pids.map(named).join(", ")}; group ${num_epochs}${balance}` }, String(pids.length));
-}
 
 class Operations {
   constructor() {
     this.workers = new Workers();
     this.decisions = new LiveTable(DECISIONS, { key: (d) => `${d.router} ${d.request_id}`, empty: "No request was paired yet." });
     this.links = new LiveTable(LINKS, { key: (l) => `${l.source_id} ${l.to} ${l.transport}`, empty: "No link was measured yet: prompts were computed where they were needed." });
+    this.ranks = new LiveTable(RANKS, { key: (r) => `${r.worker_id} ${r.rank}`, empty: "", sortBy: 0, few: 16 });
     this.processes = new LiveTable(PROCESSES, { key: (p) => p.worker_id, empty: "" });
     this.isPaused = false;
     this.timer = 0;
@@ -72,6 +61,7 @@ class Operations {
     byId("pools").append(this.workers.pools);
     byId("decisions-table").append(this.decisions.node);
     byId("links-table").append(this.links.node);
+    byId("ranks-table").append(this.ranks.node);
     byId("processes-table").append(this.processes.node);
     byId("legend").append(...legend());
     byId("filter").addEventListener("input", (event) => this.workers.filter(event.target.value.trim()));
@@ -138,6 +128,9 @@ class Operations {
     byId("model").title = model.max_model_len ? `${model.name}: ${model.max_model_len} tokens, blocks of ${model.block_size}` : model.name;
     this.showTiles();
     this.workers.show(processes.filter(isWorker));
+    const ranks = ranksOf(processes.filter(isWorker));
+    byId("ranks").hidden = ranks.length === 0;
+    this.ranks.show(ranks);
     this.processes.show(processes.filter((process) => !isWorker(process)));
     this.decisions.show([...decisions].reverse());
     this.links.show(links);

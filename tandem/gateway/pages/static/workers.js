@@ -62,6 +62,7 @@ const COLUMNS = [
   { title: "Worker", sort: (w) => w.worker_id, cell: (w) => el("span", { class: "mono", title: w.address }, w.worker_id) },
   { title: "Role", sort: (w) => w.role, cell: (w) => w.role },
   { title: "State", sort: (w) => w.state, cell: (w) => stateOf(w.state) },
+  { title: "Ranks", isNumber: true, sort: (w) => numRanks(w), cell: (w) => numRanks(w) },
   { title: "Running", isNumber: true, sort: (w) => w.num_running, cell: (w) => count(w.num_running) },
   { title: "Waiting", isNumber: true, sort: (w) => w.num_waiting, cell: (w) => count(w.num_waiting) },
   { title: "Context tokens", isNumber: true, sort: (w) => w.num_context_tokens, cell: (w) => count(w.num_context_tokens) },
@@ -70,6 +71,8 @@ const COLUMNS = [
   { title: "Memory", isNumber: true, sort: (w) => w.memory_bytes ?? 0, cell: (w) => memory(w.memory_bytes) },
   { title: "Last report", isNumber: true, sort: (w) => w.age_s, cell: (w) => ago(w.age_s) },
 ];
+
+const numRanks = (worker) => worker.ranks?.pids.length ?? 1;
 
 /** A process's state with the colour of its meaning. @param {string} state */
 export function stateOf(state) {
