@@ -1,7 +1,7 @@
 """The end of a run's report: what was skipped and why, and the time that each room and the costliest files took."""
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def room_of(node_id: str) -> str:
 def table_of(reports: Iterable[pytest.TestReport]) -> list[str]:
     """Lines: seconds, processor-seconds and tests of each room, the slowest first. Set-up and tear-down count."""
     seconds: Counter[str] = Counter()
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     tests: Counter[str] = Counter()
     for report in reports:
         room = room_of(report.nodeid)
@@ -50,10 +50,11 @@ def table_of(reports: Iterable[pytest.TestReport]) -> list[str]:
 
 def costliest_of(reports: Iterable[pytest.TestReport]) -> list[str]:
     """Lines: the files that took most processor time."""
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         spent[report.nodeid.partition("::")[0]] += getattr(report, PROCESSOR_S, 0.0)
-    return [f"{taken:7.1f} processor-s  {file}" for file, taken in spent.most_common(_NUM_FILES) if taken >= 1]
+    costliest = sorted(spent.items(), key=lambda item: item[1], reverse=True)[:_NUM_FILES]
+    return [f"{taken:7.1f} processor-s  {file}" for file, taken in costliest if taken >= 1]
 
 
 def reasons_of(skipped: Sequence[pytest.TestReport]) -> list[str]:
