@@ -32,15 +32,17 @@ proto: $(VENV)/.serves ## generate the gRPC modules from proto/
 # are compiled while packages are fetched: the compiler's module needs none of them.
 $(VENV)/.serves: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) && echo "made $(VENV) in $$SECONDS s"
 	@echo "installing PyTorch and what else serving needs into $(VENV), and compiling the CPU kernels: minutes, the first time"
 	@($(PYTHON) -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead") & \
-	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,nixl]' grpcio-tools; installed=$$?; wait; exit $$installed
+	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,nixl]' grpcio-tools; installed=$$?; \
+	[ $$installed != 0 ] || echo "installed in $$SECONDS s"; wait; exit $$installed
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.serves
 	@echo "installing the rest of the $$(grep -c '==' constraints.txt) packages of constraints.txt, for tests and checks: minutes, the first time"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' && echo "installed in $$SECONDS s"
 	@touch $@
 
 run: proto ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]

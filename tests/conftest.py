@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from tests.faults import matrix
-from tests.helpers import rooms
+from tests.helpers import fork_server, rooms
 from tests.helpers.side_by_side import FromBothEnds
 
 # NOTE: an example's time is not what is tested, and any may take long where other processes want the cores
@@ -21,17 +21,21 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # NOTE: read when triton is first imported, by whichever test module
 
 
+_SPENT_S = pytest.StashKey[float]()
+
+
 def pytest_sessionstart() -> None:
     """What collecting makes stays to the end, so no collector looks through it again and again meanwhile."""
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Collected tests and their imports are near a million objects: looking through them stops this process for one or
     two seconds, in which what is tested goes on. They stay to the end anyway.
     """
     _rest_collector()
     gc.enable()
+    session.config.stash[_SPENT_S] = rooms.processor_s(fork_server.SERVER.pid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,6 +46,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         _rest_collector()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With the processor time since the report before it."""
+    report = yield
+    now_s = rooms.processor_s(fork_server.SERVER.pid)
+    setattr(report, rooms.PROCESSOR_S, now_s - item.config.stash[_SPENT_S])
+    item.config.stash[_SPENT_S] = now_s
+    return report
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FromBothEnds:
     """With `-n`."""
@@ -50,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FromBothEnds
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line a reason and one a room, then what failed and the result: the last screen."""
+    """One line a reason, a costly file and a room, then what failed and the result: the last screen."""
     stats = terminalreporter.stats
     reports = [each for kind in stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     if not reports:
@@ -58,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if rows := matrix.rows_of(reports):
         matrix.tell(rows, terminalreporter)
     terminalreporter.section("seconds of each room")
-    lines = [*rooms.reasons_of(stats.get("skipped", [])), *rooms.table_of(reports)]
+    lines = [*rooms.reasons_of(stats.get("skipped", [])), *rooms.costliest_of(reports), *rooms.table_of(reports)]
     terminalreporter.write("\n".join(lines) + "\n")
 
 

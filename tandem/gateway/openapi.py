@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from tandem.gateway.openapi_schemas import SCHEMAS, Schema, just, many, ref, thing
+from tandem.gateway.openapi_schemas import SCHEMAS, Schema, list_of, object_with, one_of, reference_to
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -127,14 +127,14 @@ _ANSWERS: Mapping[tuple[str, str], SuccessResponse] = {
     ("get", "/admin/requests/{request_id}"): SuccessResponse("The request's stages.", "Timeline"),
 }
 
-_PARTS = {"anyOf": [{"type": "string"}, many(thing({"type": {"type": "string"}})), {"type": "null"}]}
-_CHAT_MESSAGE = thing(
-    {"role": just("developer", "system", "user", "assistant", "tool")},
+_PARTS = {"anyOf": [{"type": "string"}, list_of(object_with({"type": {"type": "string"}})), {"type": "null"}]}
+_CHAT_MESSAGE = object_with(
+    {"role": one_of("developer", "system", "user", "assistant", "tool")},
     content=_PARTS,
-    tool_calls=many({"type": "object"}),
+    tool_calls=list_of({"type": "object"}),
     tool_call_id={"type": "string"},
 )
-_MESSAGE = thing({"role": just("user", "assistant", "system"), "content": _PARTS})
+_MESSAGE = object_with({"role": one_of("user", "assistant", "system"), "content": _PARTS})
 _MESSAGES: Mapping[str, Schema] = {
     "/v1/chat/completions": _CHAT_MESSAGE,
     "/tokenize": _CHAT_MESSAGE,
@@ -209,7 +209,7 @@ def _responses(method: str, path: str, told: Mapping[str, Any]) -> dict[str, Any
 def _content(answer: SuccessResponse, error: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if answer.schema is not None:
-        content[JSON] = {"schema": ref(answer.schema)}
+        content[JSON] = {"schema": reference_to(answer.schema)}
     if answer.event is not None:
         content[EVENTS] = {"schema": _event(answer, error)}
     return content | {media: {"schema": {"type": "string"}} for media in answer.also}
@@ -218,9 +218,9 @@ def _content(answer: SuccessResponse, error: str) -> dict[str, Any]:
 def _event(answer: SuccessResponse, error: str) -> Schema:
     """One event of a stream. NOTE: OpenAPI 3.1 has the schema of an event stream stand for each of its events."""
     assert answer.event is not None
-    json = {"contentMediaType": JSON, "contentSchema": {"anyOf": [ref(answer.event), ref(error)]}}
+    json = {"contentMediaType": JSON, "contentSchema": {"anyOf": [reference_to(answer.event), reference_to(error)]}}
     data: Schema = {"type": "string", "anyOf": [{"enum": ["[DONE]"]}, json] if answer.is_done_said else [json]}
-    return thing({"data": data}, event={"type": "string"}) | {"description": answer.stream}
+    return object_with({"data": data}, event={"type": "string"}) | {"description": answer.stream}
 
 
 def _error_of(path: str) -> str:
@@ -232,7 +232,7 @@ def _errors(path: str) -> dict[str, Any]:
     error = _error_of(path)
     left_out = "503" if error == "AnthropicError" else "529"
     return {
-        code: {"description": about, "content": {JSON: {"schema": ref(error)}}}
+        code: {"description": about, "content": {JSON: {"schema": reference_to(error)}}}
         for code, about in _CODES.items()
         if code != left_out
     }

@@ -16,82 +16,86 @@ FLAG: Schema = {"type": "boolean"}
 ANY: Schema = {}
 
 
-def ref(name: str) -> Schema:
+def reference_to(name: str) -> Schema:
     """A reference to a schema of `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def just(*values: str) -> Schema:
+def one_of(*values: str) -> Schema:
     """Schema of a string that is one of `values`."""
     return {"type": "string", "enum": list(values)}
 
 
-def maybe(schema: Schema) -> Schema:
+def or_null(schema: Schema) -> Schema:
     """Schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def many(items: Schema) -> Schema:
+def list_of(items: Schema) -> Schema:
     """Schema of a list."""
     return {"type": "array", "items": items}
 
 
-def thing(required: Mapping[str, Schema], **optional: Schema) -> Schema:
+def object_with(required: Mapping[str, Schema], **optional: Schema) -> Schema:
     """Schema of an object with these required and optional properties."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 
-_OPENAI_ERROR = thing({"message": TEXT | {"minLength": 1}, "type": TEXT, "param": maybe(TEXT), "code": maybe(TEXT)})
+_OPENAI_ERROR = object_with(
+    {"message": TEXT | {"minLength": 1}, "type": TEXT, "param": or_null(TEXT), "code": or_null(TEXT)}
+)
 _ENVELOPE = {"id": TEXT, "created": WHOLE, "model": TEXT, "system_fingerprint": TEXT}
-_FINISH = maybe(just("stop", "length", "tool_calls", "content_filter"))
-_FUNCTION = thing({"name": TEXT, "arguments": TEXT})
-_LOGPROBS = maybe({"type": "object"})
+_FINISH = or_null(one_of("stop", "length", "tool_calls", "content_filter"))
+_FUNCTION = object_with({"name": TEXT, "arguments": TEXT})
+_LOGPROBS = or_null({"type": "object"})
 
 OPENAI: dict[str, Schema] = {
-    "OpenAIError": thing({"error": _OPENAI_ERROR}),
-    "OpenAIUsage": thing(
+    "OpenAIError": object_with({"error": _OPENAI_ERROR}),
+    "OpenAIUsage": object_with(
         {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
-        prompt_tokens_details=thing({"cached_tokens": COUNT}, cache_write_tokens=COUNT),
-        completion_tokens_details=thing({"reasoning_tokens": COUNT}),
+        prompt_tokens_details=object_with({"cached_tokens": COUNT}, cache_write_tokens=COUNT),
+        completion_tokens_details=object_with({"reasoning_tokens": COUNT}),
     ),
-    "ToolCall": thing({"id": TEXT, "type": just("function"), "function": _FUNCTION}),
-    "ChatCompletion": thing(
+    "ToolCall": object_with({"id": TEXT, "type": one_of("function"), "function": _FUNCTION}),
+    "ChatCompletion": object_with(
         {
             **_ENVELOPE,
-            "object": just("chat.completion"),
-            "choices": many(
-                thing(
+            "object": one_of("chat.completion"),
+            "choices": list_of(
+                object_with(
                     {
                         "index": COUNT,
-                        "message": thing(
-                            {"role": just("assistant"), "content": maybe(TEXT)},
-                            reasoning=maybe(TEXT),
-                            reasoning_content=maybe(TEXT),
-                            tool_calls=many(ref("ToolCall")),
+                        "message": object_with(
+                            {"role": one_of("assistant"), "content": or_null(TEXT)},
+                            reasoning=or_null(TEXT),
+                            reasoning_content=or_null(TEXT),
+                            tool_calls=list_of(reference_to("ToolCall")),
                         ),
                         "finish_reason": _FINISH,
                     },
                     logprobs=_LOGPROBS,
                 )
             ),
-            "usage": ref("OpenAIUsage"),
+            "usage": reference_to("OpenAIUsage"),
         }
     ),
-    "ChatCompletionChunk": thing(
+    "ChatCompletionChunk": object_with(
         {
             **_ENVELOPE,
-            "object": just("chat.completion.chunk"),
-            "choices": many(
-                thing(
+            "object": one_of("chat.completion.chunk"),
+            "choices": list_of(
+                object_with(
                     {
                         "index": COUNT,
-                        "delta": thing(
+                        "delta": object_with(
                             {},
-                            role=just("assistant"),
-                            content=maybe(TEXT),
+                            role=one_of("assistant"),
+                            content=or_null(TEXT),
                             reasoning=TEXT,
                             reasoning_content=TEXT,
-                            tool_calls=many(thing({"index": COUNT, "function": thing({"arguments": TEXT}, name=TEXT)})),
+                            tool_calls=list_of(
+                                object_with({"index": COUNT, "function": object_with({"arguments": TEXT}, name=TEXT)})
+                            ),
                         ),
                         "finish_reason": _FINISH,
                     },
@@ -99,39 +103,41 @@ OPENAI: dict[str, Schema] = {
                 )
             ),
         },
-        usage=maybe(ref("OpenAIUsage")),
+        usage=or_null(reference_to("OpenAIUsage")),
     ),
-    "Completion": thing(
+    "Completion": object_with(
         {
             **_ENVELOPE,
-            "object": just("text_completion"),
-            "choices": many(thing({"index": COUNT, "text": TEXT, "finish_reason": _FINISH}, logprobs=_LOGPROBS)),
+            "object": one_of("text_completion"),
+            "choices": list_of(
+                object_with({"index": COUNT, "text": TEXT, "finish_reason": _FINISH}, logprobs=_LOGPROBS)
+            ),
         },
-        usage=maybe(ref("OpenAIUsage")),
+        usage=or_null(reference_to("OpenAIUsage")),
     ),
-    "Response": thing(
+    "Response": object_with(
         {
             "id": TEXT,
-            "object": just("response"),
-            "status": just("completed", "incomplete", "failed", "in_progress", "queued", "cancelled"),
+            "object": one_of("response"),
+            "status": one_of("completed", "incomplete", "failed", "in_progress", "queued", "cancelled"),
             "model": TEXT,
-            "output": many(thing({"type": TEXT})),
+            "output": list_of(object_with({"type": TEXT})),
         },
-        usage=maybe(thing({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT})),
-        error=maybe({"type": "object"}),
-        incomplete_details=maybe({"type": "object"}),
+        usage=or_null(object_with({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT})),
+        error=or_null({"type": "object"}),
+        incomplete_details=or_null({"type": "object"}),
     ),
-    "ResponseDeleted": thing({"id": TEXT, "object": TEXT, "deleted": FLAG}),
-    "ResponseItems": thing(
-        {"object": just("list"), "data": many(thing({"type": TEXT})), "has_more": FLAG},
-        first_id=maybe(TEXT),
-        last_id=maybe(TEXT),
+    "ResponseDeleted": object_with({"id": TEXT, "object": TEXT, "deleted": FLAG}),
+    "ResponseItems": object_with(
+        {"object": one_of("list"), "data": list_of(object_with({"type": TEXT})), "has_more": FLAG},
+        first_id=or_null(TEXT),
+        last_id=or_null(TEXT),
     ),
-    "ResponseEvent": thing({"type": TEXT, "sequence_number": COUNT}, response=ref("Response")),
+    "ResponseEvent": object_with({"type": TEXT, "sequence_number": COUNT}, response=reference_to("Response")),
 }
 
-_BLOCK = thing(
-    {"type": just("text", "thinking", "redacted_thinking", "tool_use")},
+_BLOCK = object_with(
+    {"type": one_of("text", "thinking", "redacted_thinking", "tool_use")},
     text=TEXT,
     thinking=TEXT,
     signature=TEXT,
@@ -151,37 +157,37 @@ _MESSAGE_EVENTS = (
 )
 
 ANTHROPIC: dict[str, Schema] = {
-    "AnthropicError": thing(
+    "AnthropicError": object_with(
         {
-            "type": just("error"),
-            "error": thing({"type": TEXT, "message": TEXT | {"minLength": 1}}, details={"type": "object"}),
+            "type": one_of("error"),
+            "error": object_with({"type": TEXT, "message": TEXT | {"minLength": 1}}, details={"type": "object"}),
         },
         request_id=TEXT,
     ),
-    "AnthropicUsage": thing(
+    "AnthropicUsage": object_with(
         {
             "input_tokens": COUNT,
             "cache_creation_input_tokens": COUNT,
             "cache_read_input_tokens": COUNT,
             "output_tokens": COUNT,
         },
-        cache_creation=thing({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT}),
+        cache_creation=object_with({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT}),
     ),
-    "Message": thing(
+    "Message": object_with(
         {
             "id": TEXT,
-            "type": just("message"),
-            "role": just("assistant"),
+            "type": one_of("message"),
+            "role": one_of("assistant"),
             "model": TEXT,
-            "content": many(_BLOCK),
-            "stop_reason": maybe(TEXT),
-            "stop_sequence": maybe(TEXT),
-            "usage": ref("AnthropicUsage"),
+            "content": list_of(_BLOCK),
+            "stop_reason": or_null(TEXT),
+            "stop_sequence": or_null(TEXT),
+            "usage": reference_to("AnthropicUsage"),
         }
     ),
-    "MessageEvent": thing(
-        {"type": just(*_MESSAGE_EVENTS)},
-        message=ref("Message"),
+    "MessageEvent": object_with(
+        {"type": one_of(*_MESSAGE_EVENTS)},
+        message=reference_to("Message"),
         index=COUNT,
         content_block=_BLOCK,
         delta={"type": "object"},
@@ -192,46 +198,48 @@ ANTHROPIC: dict[str, Schema] = {
 
 _MODEL = {
     "id": TEXT,
-    "object": just("model"),
+    "object": one_of("model"),
     "created": WHOLE,
     "owned_by": TEXT,
-    "type": just("model"),
+    "type": one_of("model"),
     "display_name": TEXT,
     "created_at": TEXT,
-    "max_model_len": maybe(COUNT),
+    "max_model_len": or_null(COUNT),
 }
 
 OTHERS: dict[str, Schema] = {
-    "Model": thing(_MODEL),
-    "ModelList": thing({"object": just("list"), "data": many(ref("Model")), "has_more": FLAG}),
-    "TokenCount": thing({"input_tokens": COUNT}),
-    "Tokens": thing({"count": COUNT, "max_model_len": COUNT, "tokens": many(COUNT)}, token_strs=maybe(many(TEXT))),
-    "Text": thing({"prompt": TEXT}),
-    "TokenizerInfo": thing(
-        {"tokenizer_class": TEXT, "vocab_size": COUNT, "chat_template": maybe(TEXT)},
-        bos_token=maybe(TEXT),
-        eos_token=maybe(TEXT),
-        pad_token=maybe(TEXT),
-        model_max_length=maybe(COUNT),
+    "Model": object_with(_MODEL),
+    "ModelList": object_with({"object": one_of("list"), "data": list_of(reference_to("Model")), "has_more": FLAG}),
+    "TokenCount": object_with({"input_tokens": COUNT}),
+    "Tokens": object_with(
+        {"count": COUNT, "max_model_len": COUNT, "tokens": list_of(COUNT)}, token_strs=or_null(list_of(TEXT))
     ),
-    "Ready": thing({"status": just("ready"), "num_prefill": COUNT, "num_decode": COUNT}),
-    "Status": thing({"status": just("ok")}),
-    "Version": thing({"version": TEXT}),
-    "Workers": thing({"workers": many(thing({"role": TEXT, "worker_id": TEXT, "is_alive": FLAG}))}),
-    "Decisions": thing({"decisions": many(thing({"router": TEXT, "request_id": TEXT, "policy": TEXT}))}),
+    "Text": object_with({"prompt": TEXT}),
+    "TokenizerInfo": object_with(
+        {"tokenizer_class": TEXT, "vocab_size": COUNT, "chat_template": or_null(TEXT)},
+        bos_token=or_null(TEXT),
+        eos_token=or_null(TEXT),
+        pad_token=or_null(TEXT),
+        model_max_length=or_null(COUNT),
+    ),
+    "Ready": object_with({"status": one_of("ready"), "num_prefill": COUNT, "num_decode": COUNT}),
+    "Status": object_with({"status": one_of("ok")}),
+    "Version": object_with({"version": TEXT}),
+    "Workers": object_with({"workers": list_of(object_with({"role": TEXT, "worker_id": TEXT, "is_alive": FLAG}))}),
+    "Decisions": object_with({"decisions": list_of(object_with({"router": TEXT, "request_id": TEXT, "policy": TEXT}))}),
     "Overview": {"type": "object", "description": "What the operations page shows."},
     "Alive": {"type": "object", "maxProperties": 0},
-    "Timeline": thing({"request_id": TEXT, "stages": many({"type": "object"})}),
+    "Timeline": object_with({"request_id": TEXT, "stages": list_of({"type": "object"})}),
 }
 
 _KEY = {"key_id": TEXT, "name": TEXT, "tenant": TEXT, "spent": TEXT}
 
 ACCOUNTS: dict[str, Schema] = {
-    "AccountKey": thing(_KEY),
-    "NewAccountKey": thing({**_KEY, "secret": TEXT}),
-    "AccountKeys": thing({"keys": many(ref("AccountKey"))}),
-    "Revoked": thing({"key_id": TEXT, "revoked": FLAG}),
-    "Usage": many({"type": "object"}),
+    "AccountKey": object_with(_KEY),
+    "NewAccountKey": object_with({**_KEY, "secret": TEXT}),
+    "AccountKeys": object_with({"keys": list_of(reference_to("AccountKey"))}),
+    "Revoked": object_with({"key_id": TEXT, "revoked": FLAG}),
+    "Usage": list_of({"type": "object"}),
 }
 
 SCHEMAS: dict[str, Schema] = {**OPENAI, **ANTHROPIC, **OTHERS, **ACCOUNTS}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,4 +66,6 @@ def _install(made: Path, package: Path) -> None:
 
 
 if __name__ == "__main__":
-    compile_protos()
+    began_s = time.monotonic()
+    if compile_protos():
+        sys.stdout.write(f"generated the gRPC modules in {time.monotonic() - began_s:.1f} s\n")

@@ -477,6 +477,7 @@ def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -
             *("part used 4%", "part leased 3%", "part pinned 1%", "part kept 1%"),
             *("part cached 51%", "part other 1%"),
         ]
+        assert await tab.page.locator("#legend [title*='another worker']").all_inner_texts() == ["leased"]
         assert await row.locator("td[data-title=CPU]").inner_text() == "0.75 cores"
         assert await row.locator("td[data-title=Memory]").inner_text() == "1.5 GB"
         silent = tab.page.locator("#workers-table tr:has-text('decode-0')")
@@ -511,6 +512,21 @@ def test_lines_have_axes_and_show_a_minute_or_an_hour(stage: Stage, tmp_path: Pa
         assert await ttft.locator("figcaption span").all_inner_texts() == ["1 h ago", "now"]
         assert await tab.page.get_attribute("#range [value=hour]", "aria-pressed") == "true"
         assert await tab.page.get_attribute("#tiles", "aria-label") == "last hour"
+
+    stage.tell(tmp_path, story)
+
+
+def test_one_request_a_minute_is_no_rate_of_zero(stage: Stage, tmp_path: Path) -> None:
+    async def story(_cluster: PageCluster, tab: Tab) -> None:
+        async def slowed(route: "Route") -> None:
+            answer = await route.fetch()
+            told = await answer.json()
+            told["live"]["requests_per_s"] = 1 / 60
+            await route.fulfill(response=answer, json=told)
+
+        await tab.page.route("**/admin/overview", slowed)
+        await tab.page.goto("/operations")
+        await tab.sees("#tiles .tile:has-text('Requests per second') .figure", "0.02")
 
     stage.tell(tmp_path, story)
 

@@ -108,6 +108,11 @@ class ForkServer:
         place = {"directory": str(directory), "num_passed": len(passed)}
         return ForkedProcess(self, self.ask({**request, **place}, [*streams, *passed]))
 
+    @property
+    def pid(self) -> int | None:
+        """None before its first use."""
+        return None if self._process is None else self._process.pid
+
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """The server's answer."""
         with self._lock:

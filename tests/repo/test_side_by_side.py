@@ -1,5 +1,8 @@
 """Division of tests among processes, and the end of their report."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +10,7 @@ import pytest
 from _pytest.reports import TestReport
 
 from tests.faults.matrix import Row, property_of, rows_of
-from tests.helpers.rooms import reasons_of, room_of, table_of
+from tests.helpers.rooms import PROCESSOR_S, costliest_of, processor_s, reasons_of, room_of, table_of
 from tests.helpers.side_by_side import FromBothEnds, place
 
 FILES = (
@@ -103,11 +106,28 @@ def test_times_are_added_by_room() -> None:
         report("tests/unit/engine/test_a.py::test_one", "call", 2.0),
         report("tests/golden/test_b.py::test_two[x/y::z]", "call", 4.5),
     ]
+    for each, taken in zip(reports, (0.25, 1.25, 0.5), strict=True):
+        setattr(each, PROCESSOR_S, taken)
     assert table_of(reports) == [
-        "    4.5 s      1 tests  tests/golden",
-        "    3.0 s      1 tests  tests/unit/engine",
+        "    4.5 s      0.5 processor-s      1 tests  tests/golden",
+        "    3.0 s      1.5 processor-s      1 tests  tests/unit/engine",
     ]
+    assert costliest_of(reports) == ["    1.5 processor-s  tests/unit/engine/test_a.py"]
     assert room_of("tests/unit/test_sentinel_url.py::test_one") == "tests/unit"
+
+
+def test_processor_time_comes_with_reports_of_other_processes() -> None:
+    sent = report("tests/golden/test_b.py::test_two", "call", 1.0)
+    setattr(sent, PROCESSOR_S, 2.5)
+    received = TestReport._from_json(sent._to_json())
+    assert costliest_of([received]) == ["    2.5 processor-s  tests/golden/test_b.py"]
+
+
+def test_processor_time_is_that_of_this_process_its_children_and_a_server() -> None:
+    before_s = processor_s()
+    subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.3: pass"], check=True)
+    assert processor_s() - before_s >= 0.25, "a child that has ended; its time is told in hundredths"
+    assert processor_s(os.getpid()) > 1.9 * processor_s(), "another process, here this one once more"
 
 
 def test_skips_are_counted_by_reason() -> None:

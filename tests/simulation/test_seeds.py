@@ -17,8 +17,8 @@ from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import FaultKind, scenario_of
 
 ROOT = Path(__file__).parents[2]
-QUICK = range(200)
-MANY = range(200, 1000)
+QUICK = range(100)
+MANY = range(100, 1000)
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,9 @@ def run_all(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.timeout(900)
-def test_two_hundred_seeds() -> None:
+def test_a_hundred_seeds() -> None:
     endings = run_all(QUICK)
-    assert endings["whole"] > 2000, f"too few requests are served to prove anything: {endings}"
+    assert endings["whole"] > 1000, f"too few requests are served to prove anything: {endings}"
     assert endings["waits"] == 0
     assert {fault.kind for seed in QUICK for fault in scenario_of(seed).faults} == set(FaultKind)
 
@@ -58,7 +58,7 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     program = (
         "import logging; logging.disable(logging.CRITICAL);"
         "from tandem.simulation.seeds import run_seed;"
-        "print(*(run_seed(seed).digest for seed in (2, 4, 5, 9)))"
+        "print(*(run_seed(seed).digest for seed in (2, 9)))"
     )
     processes = [
         subprocess.Popen(
@@ -72,7 +72,7 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     digests = [process.communicate()[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert digests[0] == digests[1]
-    assert len(set(digests[0])) == 4
+    assert len(set(digests[0])) == 2
 
 
 def test_a_run_leaves_nothing_behind_for_the_next() -> None:

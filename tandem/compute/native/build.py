@@ -152,4 +152,5 @@ def _run(arguments: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     sys.stdout.write(f"{build()}\n")

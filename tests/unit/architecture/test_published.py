@@ -3,6 +3,8 @@
 import json
 import logging
 import re
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,40 @@ def read(config: Any) -> ModelSpec:
     return find_family(fields).read_model(fields)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What tests ask of a configuration, which takes up to a second to read."""
+
+    num_parameters: int
+    num_multiplied: int
+    num_of_tables: int
+    kv_bytes_per_token: float
+    warned: frozenset[str]
+
+
+@cache
+def reading(name: str) -> Reading:
+    """Of the configuration of that name."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("tandem")
+    logger.addHandler(handler)
+    try:
+        spec = read(READ[name].config)
+    finally:
+        logger.removeHandler(handler)
+    items = [str(record.args[1]) for record in records if isinstance(record.args, tuple)]
+    cost = ModelCost(name, spec)
+    return Reading(
+        num_parameters=sum(tensor.size for tensor in spec.tensors()),
+        num_multiplied=cost.num_multiplied_parameters,
+        num_of_tables=cost.num_table_parameters,
+        kv_bytes_per_token=cost.kv_bytes_per_token,
+        warned=frozenset(re.findall(r"(?:^|, )([^=, ]+)=", ", ".join(items))),
+    )
+
+
 def test_each_name_is_there_once() -> None:
     assert len(BY_NAME) == len(CHECKPOINTS) >= 40
 
@@ -43,7 +79,7 @@ def test_every_architecture_that_is_served_has_one() -> None:
 @pytest.mark.parametrize("name", READ)
 def test_parameters_are_as_many_as_published(name: str) -> None:
     checkpoint = READ[name]
-    count = sum(tensor.size for tensor in read(checkpoint.config).tensors())
+    count = reading(name).num_parameters
     assert count == pytest.approx(checkpoint.total, rel=PRECISION)
     if checkpoint.is_count:
         assert count == checkpoint.total
@@ -52,24 +88,20 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_active_parameters_are_as_published(name: str) -> None:
     """Publishers count no, one or both tables of tokens among them."""
-    checkpoint = READ[name]
-    cost = ModelCost(name, read(checkpoint.config))
-    without, tables = cost.num_multiplied_parameters / 1e9, 2 * cost.num_table_parameters / 1e9
+    checkpoint, found = READ[name], reading(name)
+    without, tables = found.num_multiplied / 1e9, 2 * found.num_of_tables / 1e9
     assert checkpoint.active is not None
     assert without * (1 - ROUNDED) <= checkpoint.active <= (without + tables) * (1 + ROUNDED)
 
 
 @pytest.mark.parametrize("name", [name for name in READ if READ[name].kv_bytes is not None])
 def test_a_token_keeps_so_many_bytes(name: str) -> None:
-    assert ModelCost(name, read(READ[name].config)).kv_bytes_per_token == READ[name].kv_bytes
+    assert reading(name).kv_bytes_per_token == READ[name].kv_bytes
 
 
 @pytest.mark.parametrize("name", READ)
-def test_only_keys_without_effect_are_reported(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        read(READ[name].config)
-    items = [str(record.args[1]) for record in caplog.records if isinstance(record.args, tuple)]
-    assert set(re.findall(r"(?:^|, )([^=, ]+)=", ", ".join(items))) == set(READ[name].warned)
+def test_only_keys_without_effect_are_reported(name: str) -> None:
+    assert reading(name).warned == set(READ[name].warned)
 
 
 @pytest.mark.parametrize("name", REFUSED)

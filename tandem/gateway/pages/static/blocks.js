@@ -4,7 +4,14 @@ import { el } from "./dom.js";
 import { count, percent } from "./format.js";
 
 /** In the order they are stacked; the rest of the bar is free. A state that is new to this page is "other". */
-const STATES = ["used", "leased", "pinned", "kept", "cached"];
+const MEANINGS = {
+  used: "a request of this worker has them",
+  leased: "another worker may read them",
+  pinned: "a transfer reads or writes them",
+  kept: "they stay cached for the time that was paid for",
+  cached: "they serve prompts that begin alike, and are given away when none is free",
+};
+const STATES = Object.keys(MEANINGS);
 
 /** @typedef {Record<string, number>} Blocks by state */
 
@@ -50,7 +57,7 @@ export function usage(blocks) {
 }
 
 export function legend() {
-  return [...STATES, "free"].map((state) => el("span", {}, el("i", { class: `part ${state}` }), state));
+  return [...STATES, "free"].map((state) => el("span", { title: MEANINGS[state] ?? "" }, el("i", { class: `part ${state}` }), state));
 }
 
 function parted({ free, ...blocks }) {

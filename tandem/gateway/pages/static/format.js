@@ -22,7 +22,8 @@ export function count(value) {
 
 /** A rate with as many digits as it deserves. @param {number} value */
 export function rate(value) {
-  return value >= 100 ? count(Math.round(value)) : value.toFixed(value > 0 && value < 10 ? 1 : 0);
+  if (value >= 100) return count(Math.round(value));
+  return value.toFixed(value > 0 && value < 0.1 ? 2 : value > 0 && value < 10 ? 1 : 0);
 }
 
 /** @param {number} bytesPerS */

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +91,19 @@ def test_cache_directory_comes_from_the_environment(
     use_compiler(monkeypatch, tmp_path, runs)
     monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path / "elsewhere"))
     assert build().parent == tmp_path / "elsewhere"
+
+
+def test_who_builds_by_hand_is_told_what_it_does_and_how_long_it_took(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first `make run` compiles for up to a minute."""
+    use_compiler(monkeypatch, tmp_path, runs)
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path / "cache"))
+    said = subprocess.run([sys.executable, "-m", build_module.__name__], check=True, capture_output=True, text=True)
+    first, second, path = said.stdout.splitlines()
+    assert first.startswith("compiling the CPU kernels with ")
+    assert re.fullmatch(r"compiled the CPU kernels in \d+\.\d s", second)
+    assert Path(path).read_text() == "compiled\n"
 
 
 def test_failed_compilation_leaves_nothing_and_quotes_the_compiler(
