@@ -39,8 +39,8 @@ SYSTEMS = (OFF, "ngram", "suffix")
 HEAD = "eagle"
 TEXT_CHARACTERS = 3000
 CODE_BEGINS = "```python\n"
-KV_BYTES = 1 << 30
-MAX_BATCH = 16
+KV_BYTES = 1 << 30  # of up to 32 requests
+MAX_BATCH = 64
 EDITED = {
     "tandem/scheduler/queue.py": ("WaitingQueue", "RequestQueue"),
     "tandem/scheduler/step_plan.py": ("StepPlan", "StepDraft"),
@@ -70,9 +70,11 @@ class Run:
 class Speaker:
     """An engine with one drafter, or none; `speculation` in place of a named one."""
 
-    def __init__(self, path: Path, drafter: str, speculation: Speculation | None = None) -> None:
+    def __init__(
+        self, path: Path, drafter: str, speculation: Speculation | None = None, kv_bytes: int = KV_BYTES
+    ) -> None:
         config = EngineConfig(
-            model=str(path), dtype="bfloat16", max_model_len=4096, kv_cache_bytes=KV_BYTES, speculate=drafter
+            model=str(path), dtype="bfloat16", max_model_len=4096, kv_cache_bytes=kv_bytes, speculate=drafter
         )
         self.engine: Engine = build_engine(config, speculation=speculation)
         self._numbers = count()
@@ -187,9 +189,10 @@ def measure(
         RuntimeError: drafts changed a token.
     """
     path = model or checkpoint(None)
-    speakers = {name: Speaker(path, name) for name in SYSTEMS}
+    kv_bytes = KV_BYTES * max(1, max(batches) // 32)
+    speakers = {name: Speaker(path, name, kv_bytes=kv_bytes) for name in SYSTEMS}
     if eagle is not None:
-        speakers[HEAD] = Speaker(path, f"{HEAD}={eagle}")
+        speakers[HEAD] = Speaker(path, f"{HEAD}={eagle}", kv_bytes=kv_bytes)
     prompts = Prompts(path, speakers[OFF], num_tokens)
     order = random.Random(0)
     rows: list[Row] = []
