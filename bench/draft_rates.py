@@ -9,6 +9,7 @@ tokens are those of `bench.speculate`.
 """
 
 import argparse
+import math
 import random
 import time
 from collections import defaultdict
@@ -52,6 +53,7 @@ def measure(
     rounds: int,
     shape: str,
     cost: float = 0.0,
+    limit_s: float = math.inf,
 ) -> Report:
     """All acceptances, one after the other: two engines are in memory at once.
 
@@ -64,10 +66,13 @@ def measure(
     answers = dict(zip(map(tuple, prompts), plain.run(prompts, num_tokens).answers, strict=True))
     depth_s = cost / plain.run(prompts[:1], num_tokens).tokens_per_s
     rows: list[Row] = []
+    until_s = time.monotonic() + limit_s
     for acceptance in acceptances:
         drafter = CostlyDrafter(answers, plain.engine.model.vocab_size, acceptance, depth_s)
         speakers = {OFF: plain, "drafts": Speaker(path, OFF, Speculation(drafter))}
         for batch in batches:
+            if time.monotonic() > until_s:
+                break
             runs: dict[str, list[Run]] = defaultdict(list)
             load = ForeignLoad()
             for _ in range(rounds):
@@ -89,6 +94,7 @@ def main() -> None:
     parser.add_argument("--cost", type=float, default=0.0, help="of a guessed token, as a share of a step")
     parser.add_argument("--tokens", type=int, default=100, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="no batch is begun later")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     acceptances = [float(number) for number in arguments.acceptance.split(",")]

@@ -10,6 +10,7 @@ own, so nothing is drafted from another's answer or from an earlier round's.
 """
 
 import argparse
+import math
 import random
 import statistics
 import time
@@ -178,12 +179,14 @@ def measure(
     num_tokens: int,
     rounds: int,
     eagle: Path | None = None,
+    limit_s: float = math.inf,
 ) -> Report:
     """All systems on every workload.
 
     Args:
         model: a checkpoint's directory; None = the default model.
         eagle: directory of an EAGLE-3 head for it; None = none is measured.
+        limit_s: no workload or number of requests is begun later.
 
     Raises:
         RuntimeError: drafts changed a token.
@@ -196,9 +199,12 @@ def measure(
     prompts = Prompts(path, speakers[OFF], num_tokens)
     order = random.Random(0)
     rows: list[Row] = []
+    until_s = time.monotonic() + limit_s
     for workload in workloads:
         asked = WORKLOADS[workload](prompts)
         for batch in batches:
+            if time.monotonic() > until_s:
+                break
             runs: dict[str, list[Run]] = defaultdict(list)
             load = ForeignLoad()
             for _ in range(rounds):
@@ -251,6 +257,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,4", help="numbers of requests; beyond four, prompts repeat")
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="no workload or batch is begun later")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     workloads, batches = arguments.workloads.split(","), [int(number) for number in arguments.batches.split(",")]
@@ -261,7 +268,9 @@ def main() -> None:
     if arguments.tokens < 2:
         parser.error(f"--tokens {arguments.tokens}: at least 2, since the first is not timed")
     prioritise()
-    report = measure(arguments.model, workloads, batches, arguments.tokens, arguments.rounds, arguments.eagle)
+    report = measure(
+        arguments.model, workloads, batches, arguments.tokens, arguments.rounds, arguments.eagle, arguments.limit_s
+    )
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")
