@@ -7,7 +7,8 @@ Every engine answers the prompts of `bench.speculate` without a server, one afte
 the others wait. Weights are bfloat16 for all: the default model's codes, decoded. Answers are greedy. Other systems'
 answers may differ from ours, and from their own without drafts, where roundings differ; `tokens as off` tells how many
 of a system's tokens come before its first difference from its own answer without drafts. Environments are those of
-`bench.race`, made on first use; llama.cpp is compiled then, which takes some ten minutes.
+`bench.race`, made on first use; llama.cpp is compiled then, which takes some ten minutes. An interrupt ends
+the run with a report of what was measured.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -194,16 +195,17 @@ def measure(
         voices: dict[str, Voice] = {**ours, **theirs}
         prompts = Prompts(path, ours[f"tandem {OFF}"].speaker, num_tokens)
         order = random.Random(0)
-        for workload in workloads:
-            asked = WORKLOADS[workload](prompts)[:num_prompts]
-            for voice in voices.values():  # NOTE: first answers compile, and measure how long steps take
-                voice.say(asked[0], num_tokens)
-            spoken: dict[str, list[list[Spoken]]] = defaultdict(list)
-            load = ForeignLoad()
-            for _ in range(rounds):
-                for name in order.sample(sorted(voices), len(voices)):
-                    spoken[name].append([voices[name].say(prompt, num_tokens) for prompt in asked])
-            rows += rows_of(workload, spoken, load.cores())
+        with suppress(KeyboardInterrupt):
+            for workload in workloads:
+                asked = WORKLOADS[workload](prompts)[:num_prompts]
+                for voice in voices.values():  # NOTE: first answers compile, and measure how long steps take
+                    voice.say(asked[0], num_tokens)
+                spoken: dict[str, list[list[Spoken]]] = defaultdict(list)
+                load = ForeignLoad()
+                for _ in range(rounds):
+                    for name in order.sample(sorted(voices), len(voices)):
+                        spoken[name].append([voices[name].say(prompt, num_tokens) for prompt in asked])
+                rows += rows_of(workload, spoken, load.cores())
         for own in ours.values():
             own.speaker.engine.close()
     config = {"model": NAME, "dtype": DTYPE, "prompts": num_prompts, "tokens": num_tokens, "rounds": rounds}

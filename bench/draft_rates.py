@@ -5,15 +5,15 @@
 A model of random weights answers once. A drafter that knows the answers then guesses right at each position with the
 given probability. A guess of a token costs nothing, or `--cost` of one stream's step without drafts, in which the
 drafter keeps a core busy. So what is measured is checking, and the choice of lengths. Turns, ratios and the check of
-tokens are those of `bench.speculate`.
+tokens are those of `bench.speculate`, and so is what an interrupt does.
 """
 
 import argparse
-import math
 import random
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bench.checkpoints import EXPERT_SHAPES, HYBRID_SHAPES, SHAPES, random_checkpoint
@@ -53,9 +53,8 @@ def measure(
     rounds: int,
     shape: str,
     cost: float = 0.0,
-    limit_s: float = math.inf,
 ) -> Report:
-    """All acceptances, one after the other: two engines are in memory at once.
+    """All acceptances, one after the other, as far as it is not interrupted: two engines are in memory at once.
 
     Raises:
         RuntimeError: drafts changed a token.
@@ -66,22 +65,20 @@ def measure(
     answers = dict(zip(map(tuple, prompts), plain.run(prompts, num_tokens).answers, strict=True))
     depth_s = cost / plain.run(prompts[:1], num_tokens).tokens_per_s
     rows: list[Row] = []
-    until_s = time.monotonic() + limit_s
-    for acceptance in acceptances:
-        drafter = CostlyDrafter(answers, plain.engine.model.vocab_size, acceptance, depth_s)
-        speakers = {OFF: plain, "drafts": Speaker(path, OFF, Speculation(drafter))}
-        for batch in batches:
-            if time.monotonic() > until_s:
-                break
-            runs: dict[str, list[Run]] = defaultdict(list)
-            load = ForeignLoad()
-            for _ in range(rounds):
-                for name in rng.sample(sorted(speakers), len(speakers)):
-                    runs[name].append(speakers[name].run(prompts[:batch], num_tokens))
-            workload = f"{shape}, acceptance {acceptance:g}, batch {batch}"
-            require_equal(workload, runs)
-            rows += rows_of(workload, runs, load.cores())
-        speakers["drafts"].engine.close()
+    with suppress(KeyboardInterrupt):
+        for acceptance in acceptances:
+            drafter = CostlyDrafter(answers, plain.engine.model.vocab_size, acceptance, depth_s)
+            speakers = {OFF: plain, "drafts": Speaker(path, OFF, Speculation(drafter))}
+            for batch in batches:
+                runs: dict[str, list[Run]] = defaultdict(list)
+                load = ForeignLoad()
+                for _ in range(rounds):
+                    for name in rng.sample(sorted(speakers), len(speakers)):
+                        runs[name].append(speakers[name].run(prompts[:batch], num_tokens))
+                workload = f"{shape}, acceptance {acceptance:g}, batch {batch}"
+                require_equal(workload, runs)
+                rows += rows_of(workload, runs, load.cores())
+            speakers["drafts"].engine.close()
     plain.engine.close()
     return Report("draft-rates", {"shape": shape, "tokens": num_tokens, "rounds": rounds, "cost": cost}, rows)
 
@@ -94,7 +91,6 @@ def main() -> None:
     parser.add_argument("--cost", type=float, default=0.0, help="of a guessed token, as a share of a step")
     parser.add_argument("--tokens", type=int, default=100, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="no batch is begun later")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     acceptances = [float(number) for number in arguments.acceptance.split(",")]

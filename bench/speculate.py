@@ -6,18 +6,19 @@ Engines without drafts, with n-gram, with suffix drafts and with those of a head
 order changes, so that a busy machine disturbs all alike: the ratio is the median over rounds of one turn over the turn
 without drafts in the same round. The tokens are greedy, and a run fails if drafts change any. Measured is decoding:
 from the first token of the last request until all have ended, by the wall clock. Every request has a cache scope of its
-own, so nothing is drafted from another's answer or from an earlier round's.
+own, so nothing is drafted from another's answer or from an earlier round's. An interrupt ends the run with a report of
+what was measured.
 """
 
 import argparse
-import math
 import random
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, product
 from pathlib import Path
 
 from bench.dtypes import checkpoint
@@ -179,14 +180,12 @@ def measure(
     num_tokens: int,
     rounds: int,
     eagle: Path | None = None,
-    limit_s: float = math.inf,
 ) -> Report:
-    """All systems on every workload.
+    """All systems on every workload, as far as it is not interrupted.
 
     Args:
         model: a checkpoint's directory; None = the default model.
         eagle: directory of an EAGLE-3 head for it; None = none is measured.
-        limit_s: no workload or number of requests is begun later.
 
     Raises:
         RuntimeError: drafts changed a token.
@@ -199,12 +198,9 @@ def measure(
     prompts = Prompts(path, speakers[OFF], num_tokens)
     order = random.Random(0)
     rows: list[Row] = []
-    until_s = time.monotonic() + limit_s
-    for workload in workloads:
-        asked = WORKLOADS[workload](prompts)
-        for batch in batches:
-            if time.monotonic() > until_s:
-                break
+    with suppress(KeyboardInterrupt):
+        for workload, batch in product(workloads, batches):
+            asked = WORKLOADS[workload](prompts)
             runs: dict[str, list[Run]] = defaultdict(list)
             load = ForeignLoad()
             for _ in range(rounds):
@@ -257,7 +253,6 @@ def main() -> None:
     parser.add_argument("--batches", default="1,4", help="numbers of requests; beyond four, prompts repeat")
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="no workload or batch is begun later")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     workloads, batches = arguments.workloads.split(","), [int(number) for number in arguments.batches.split(",")]
@@ -268,9 +263,7 @@ def main() -> None:
     if arguments.tokens < 2:
         parser.error(f"--tokens {arguments.tokens}: at least 2, since the first is not timed")
     prioritise()
-    report = measure(
-        arguments.model, workloads, batches, arguments.tokens, arguments.rounds, arguments.eagle, arguments.limit_s
-    )
+    report = measure(arguments.model, workloads, batches, arguments.tokens, arguments.rounds, arguments.eagle)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")

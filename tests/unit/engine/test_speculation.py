@@ -255,7 +255,7 @@ def test_a_thinking_budget_that_ends_amid_drafts_is_kept_to_the_token(
     reasoning = Reasoning((), (10, 11), is_open=True, max_tokens=budget)
     grammar = regex_grammar("([a-c]{2}-[0-9]{2} ){3,}")
     params = SamplingParams(
-        max_tokens=30, seed=8, temperature=temperature, min_tokens=12, logprobs=1, grammar=grammar, reasoning=reasoning
+        max_tokens=30, seed=8, temperature=temperature, logprobs=1, grammar=grammar, reasoning=reasoning
     )
     prompt = PROMPTS["greedy"]
     answer = serve_alone(llama, {"r": prompt}, {"r": params})["r"]
