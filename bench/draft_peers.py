@@ -190,8 +190,8 @@ def measure(
             prepare(environment)
         theirs = {peer.name: standing.enter_context(peer.voice()) for peer in chosen}
         ours = {f"tandem {drafter}": OurVoice(path, drafter) for drafter in OURS}
-        for voice in theirs.values():
-            voice.await_ready()
+        for their in theirs.values():
+            their.await_ready()
         voices: dict[str, Voice] = {**ours, **theirs}
         prompts = Prompts(path, ours[f"tandem {OFF}"].speaker, num_tokens)
         order = random.Random(0)

@@ -39,13 +39,13 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
 
 def generated_with_mtp(path: Path, token_ids: list[int], num_tokens: int) -> tuple[list[int], list[Seen]]:
     """The greedy answer of `generate(use_mtp=True)`, and what its module guessed behind which tokens."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     model._keys_to_ignore_on_load_unexpected = _module_keys(model)
     model.generation_config.eos_token_id = None
     seen: list[Seen] = []
 
     class Recorded(MTPCandidateGenerator):
-        def get_candidates(self, input_ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        def get_candidates(self, input_ids: Any, *args: Any, **options: Any) -> Any:
             found = super().get_candidates(input_ids, *args, **options)
             tokens, whole = input_ids[0].tolist(), found[0][0].tolist()
             if len(whole) > len(tokens):  # NOTE: of the prompt nothing is known before the first step
@@ -57,7 +57,8 @@ def generated_with_mtp(path: Path, token_ids: list[int], num_tokens: int) -> tup
         found = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=num_tokens, do_sample=False, use_mtp=True
         )
-    return found[0, len(token_ids) :].tolist(), seen
+    answer: list[int] = found[0, len(token_ids) :].tolist()
+    return answer, seen
 
 
 def _module_keys(model: Any) -> list[str]:

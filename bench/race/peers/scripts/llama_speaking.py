@@ -26,6 +26,7 @@ class LlamaVoice:
             n_threads=num_threads,
             n_threads_batch=num_threads,
             draft_model=lookup if num_drafts else None,
+            logits_all=num_drafts > 0,  # NOTE: checking drafts fails without room for all logits
             verbose=False,
         )
 
