@@ -6,7 +6,8 @@ Engines without drafts, with n-gram, with suffix drafts and with those of a head
 order changes, so that a busy machine disturbs all alike: the ratio is the median over rounds of one turn over the turn
 without drafts in the same round. The tokens are greedy, and a run fails if drafts change any. Measured is decoding:
 from the first token of the last request until all have ended, by the wall clock. Every request has a cache scope of its
-own, so nothing is drafted from another's answer or from an earlier round's.
+own, so nothing is drafted from another's answer or from an earlier round's. An interrupt ends the run with a report of
+what was measured.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, product
 from pathlib import Path
 
 from bench.dtypes import checkpoint
@@ -39,8 +41,8 @@ SYSTEMS = (OFF, "ngram", "suffix")
 HEAD = "eagle"
 TEXT_CHARACTERS = 3000
 CODE_BEGINS = "```python\n"
-KV_BYTES = 1 << 30
-MAX_BATCH = 16
+KV_BYTES = 1 << 30  # of up to 32 requests
+MAX_BATCH = 64
 EDITED = {
     "tandem/scheduler/queue.py": ("WaitingQueue", "RequestQueue"),
     "tandem/scheduler/step_plan.py": ("StepPlan", "StepDraft"),
@@ -70,9 +72,11 @@ class Run:
 class Speaker:
     """An engine with one drafter, or none; `speculation` in place of a named one."""
 
-    def __init__(self, path: Path, drafter: str, speculation: Speculation | None = None) -> None:
+    def __init__(
+        self, path: Path, drafter: str, speculation: Speculation | None = None, kv_bytes: int = KV_BYTES
+    ) -> None:
         config = EngineConfig(
-            model=str(path), dtype="bfloat16", max_model_len=4096, kv_cache_bytes=KV_BYTES, speculate=drafter
+            model=str(path), dtype="bfloat16", max_model_len=4096, kv_cache_bytes=kv_bytes, speculate=drafter
         )
         self.engine: Engine = build_engine(config, speculation=speculation)
         self._numbers = count()
@@ -177,7 +181,7 @@ def measure(
     rounds: int,
     eagle: Path | None = None,
 ) -> Report:
-    """All systems on every workload.
+    """All systems on every workload, as far as it is not interrupted.
 
     Args:
         model: a checkpoint's directory; None = the default model.
@@ -187,15 +191,16 @@ def measure(
         RuntimeError: drafts changed a token.
     """
     path = model or checkpoint(None)
-    speakers = {name: Speaker(path, name) for name in SYSTEMS}
+    kv_bytes = KV_BYTES * max(1, max(batches) // 32)
+    speakers = {name: Speaker(path, name, kv_bytes=kv_bytes) for name in SYSTEMS}
     if eagle is not None:
-        speakers[HEAD] = Speaker(path, f"{HEAD}={eagle}")
+        speakers[HEAD] = Speaker(path, f"{HEAD}={eagle}", kv_bytes=kv_bytes)
     prompts = Prompts(path, speakers[OFF], num_tokens)
     order = random.Random(0)
     rows: list[Row] = []
-    for workload in workloads:
-        asked = WORKLOADS[workload](prompts)
-        for batch in batches:
+    with suppress(KeyboardInterrupt):
+        for workload, batch in product(workloads, batches):
+            asked = WORKLOADS[workload](prompts)
             runs: dict[str, list[Run]] = defaultdict(list)
             load = ForeignLoad()
             for _ in range(rounds):

@@ -13,6 +13,8 @@ from tandem.engine.drafts.suffix import SuffixDrafter
 from tandem.scheduler.output import NewRequest
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.draft_models import tiny_drafter
+from tests.helpers.head_drafters import head_drafter
+from tests.helpers.heads import save_eagle3
 
 VOCAB_SIZE = 100
 PERIOD = [11, 12, 13, 14, 15]
@@ -28,11 +30,14 @@ FROM_TEXT = ("ngram", "suffix")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("draft"), vocab_size=VOCAB_SIZE)
+    return save_tiny_llama(tmp_path_factory.mktemp("draft"), vocab_size=VOCAB_SIZE, num_hidden_layers=3)
 
 
-@pytest.fixture(params=[*DRAFTERS, "draft"])
-def drafter(request: pytest.FixtureRequest, checkpoint: Path) -> Drafter:
+@pytest.fixture(params=[*DRAFTERS, "draft", "head"])
+def drafter(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Drafter:
+    """NOTE: a head that was shown no states guesses nothing; what it guesses from some has tests of its own."""
+    if request.param == "head":
+        return head_drafter(checkpoint, f"eagle={save_eagle3(tmp_path / 'head', checkpoint)}")
     return tiny_drafter(checkpoint, VOCAB_SIZE) if request.param == "draft" else DRAFTERS[request.param]()
 
 

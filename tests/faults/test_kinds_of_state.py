@@ -1,7 +1,8 @@
 """kill -9 of a worker in every state of a request, for states that are not K and V: what is left goes on token-exact.
 
 Falcon-H1 keeps a recurrent state and K and V in each layer, GLM-5 latents and the keys that tokens are chosen by,
-MiniMax-M3 K and V and the keys that blocks are chosen by, Kimi-Linear states with decays of columns beside latents.
+MiniMax-M3 K and V and the keys that blocks are chosen by, Kimi-Linear states with decays of columns beside latents. One
+model more keeps K and V, and its answers are drafted.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.faults.scene import WORKER_FLAGS, Scene, save_slow_model
 from tests.faults.states import State
 from tests.faults.streams import Known, asked_of
 from tests.faults.test_matrix import DECODE, KILL, NUM_STAGINGS, PREFILL, fault
-from tests.helpers.checkpoints import Builder, save_tiny_glm_moe_dsa
+from tests.helpers.checkpoints import Builder, save_tiny_glm_moe_dsa, save_tiny_qwen3
 from tests.helpers.cluster import running_cluster
 from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1
@@ -66,6 +67,8 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
         },
     ),
 }
+DRAFTED = "drafted"
+MODELS[DRAFTED] = save_tiny_qwen3, {}
 NUM_WHOLE = 992  # tokens of the prompt in whole blocks
 
 
@@ -79,13 +82,16 @@ def kind(
     """Two workers of each role, and what an undisturbed cluster answers."""
     build, options = MODELS[request.param]
     model = save_slow_model(tmp_path_factory.mktemp("models") / request.param, build, **options)
-    extra = {"worker": (*WORKER_FLAGS, "--kv-cache-gib", "0.4"), "router": ROUTER_FLAGS}
+    is_drafted = request.param == DRAFTED
+    drafts = ("--speculate", "ngram") if is_drafted else ()
+    extra = {"worker": (*WORKER_FLAGS, "--kv-cache-gib", "0.4", *drafts), "router": ROUTER_FLAGS}
     with running_cluster(model, prefill=2, decode=2, extra=extra) as cluster, logs_shown(pytestconfig, cluster):
         scene = Scene(cluster)
         scene.heal()
-        asked = asked_of(1, 1000, 48, temperature=0.8)
+        temperature = 0.0 if is_drafted else 0.8  # NOTE: greedy answers of random weights repeat, as n-grams want it
+        asked = asked_of(1, 1000, 48, temperature)
         told = Known(asked, scene.answer_to(asked))
-        assert scene.answer_to(asked_of(2, 200, 48, temperature=0.8)) != told.token_ids, "it does not heed its prompt"
+        assert scene.answer_to(asked_of(2, 200, 48, temperature)) != told.token_ids, "it does not heed its prompt"
         yield scene, told
 
 

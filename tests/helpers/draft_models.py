@@ -14,11 +14,17 @@ from tests.helpers.engines import TINY
 
 
 def tiny_drafter(
-    path: Path, vocab_size: int, *, num_blocks: int = 64, max_chunk_tokens: int = 32, max_model_len: int = 128
+    path: Path,
+    vocab_size: int,
+    *,
+    num_blocks: int = 64,
+    max_chunk_tokens: int = 32,
+    max_model_len: int = 128,
+    max_num_running: int = 32,
 ) -> ModelDrafter:
     """The checkpoint at `path` as a drafter, with blocks of eight tokens."""
     device = torch.device("cpu")
-    config = replace(TINY, model=str(path), block_size=8)
+    config = replace(TINY, model=str(path), block_size=8, max_num_running=max_num_running)
     model = load_model(str(path), dtype=config.dtype, device=device, kernels=TorchKernels())
     return DraftModel(model, build_layout(model.spec.kv_specs, config.block_size)).drafter(
         config,

@@ -15,11 +15,17 @@ from tests.helpers.engines import TINY
 
 
 def head_drafter(
-    model: Path, setting: str, *, num_blocks: int = 64, max_chunk_tokens: int = 16, max_model_len: int = 128
+    model: Path,
+    setting: str,
+    *,
+    num_blocks: int = 64,
+    max_chunk_tokens: int = 16,
+    max_model_len: int = 128,
+    max_num_running: int = 32,
 ) -> HeadDrafter:
     """The head that `--speculate` = `setting` names, for the checkpoint `model`, with blocks of eight rows."""
     device, kernels = torch.device("cpu"), TorchKernels()
-    config = replace(TINY, model=str(model), block_size=8)
+    config = replace(TINY, model=str(model), block_size=8, max_num_running=max_num_running)
     served = load_model(str(model), dtype=config.dtype, device=device, kernels=kernels)
     _, _, directory = setting.partition("=")
     load = load_eagle3 if directory else load_mtp

@@ -3,19 +3,24 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 from safetensors.torch import load_file
 from torch.nn import functional
+from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
+
+Seen = tuple[list[int], list[int]]
+"""The tokens of a text, and the guess behind them."""
 
 
 def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
     """The first module's guesses behind `token_ids`, reused for all, by the layer of transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
-    # NOTE: weights of modules are found by a pattern of the class, which holds the number of layers of DeepSeek-V3
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
+    model._keys_to_ignore_on_load_unexpected = _module_keys(model)
     if getattr(model.config, "mlp_layer_types", None):  # NOTE: transformers does not know the module of GLM-4.7-Flash
         model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = 1, ["sparse"]
     module = MtpModel.from_pretrained(model)
@@ -30,6 +35,35 @@ def mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:
             hidden = torch.cat((hidden, rows[:, -1:]), dim=1)
             behind = [*behind, guesses[-1]]
     return guesses
+
+
+def generated_with_mtp(path: Path, token_ids: list[int], num_tokens: int) -> tuple[list[int], list[Seen]]:
+    """The greedy answer of `generate(use_mtp=True)`, and what its module guessed behind which tokens."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    model._keys_to_ignore_on_load_unexpected = _module_keys(model)
+    model.generation_config.eos_token_id = None
+    seen: list[Seen] = []
+
+    class Recorded(MTPCandidateGenerator):
+        def get_candidates(self, input_ids: Any, *args: Any, **options: Any) -> Any:
+            found = super().get_candidates(input_ids, *args, **options)
+            tokens, whole = input_ids[0].tolist(), found[0][0].tolist()
+            if len(whole) > len(tokens):  # NOTE: of the prompt nothing is known before the first step
+                seen.append((tokens, whole[len(tokens) :]))
+            return found
+
+    prompt = torch.tensor([token_ids])
+    with patch("transformers.generation.utils.MTPCandidateGenerator", Recorded):
+        found = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=num_tokens, do_sample=False, use_mtp=True
+        )
+    answer: list[int] = found[0, len(token_ids) :].tolist()
+    return answer, seen
+
+
+def _module_keys(model: Any) -> list[str]:
+    """NOTE: weights of modules are found by a pattern of the class, which holds the number of layers of DeepSeek-V3."""
+    return [rf"model\.layers\.{model.config.num_hidden_layers}\..*"]
 
 
 def delta_mtp_guess(path: Path, token_ids: list[int], num_guesses: int) -> list[int]:

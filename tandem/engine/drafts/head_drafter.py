@@ -89,7 +89,7 @@ class HeadDrafter:
             token_ids,
             len(request.prompt_token_ids),
             drawing_state(request, self._vocab_size),
-            root_of_rows(request.hash_root, token_ids[0]),
+            root_of_rows(request.hash_root, token_ids[:1]),
         )
         state = self._taken.pop(request.request_id, None)
         if state is not None:

@@ -95,6 +95,9 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return rows
 
 
-def root_of_rows(hash_root: bytes, first_token: int) -> bytes:
-    """Parent hash of a request's first block of rows, whose tokens begin with the request's second one."""
-    return hashlib.sha256(b"rows of a head\0" + hash_root + first_token.to_bytes(8, "little")).digest()
+def root_of_rows(hash_root: bytes, first: Sequence[int]) -> bytes:
+    """Parent hash of a request's first block of rows, whose tokens begin with the request's second one. `first`: the
+    token before that, if there is one.
+    """
+    told = b"".join(token_id.to_bytes(8, "little") for token_id in first)
+    return hashlib.sha256(b"rows of a head\0" + hash_root + told).digest()

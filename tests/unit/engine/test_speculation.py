@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.known import BlindDrafter, KnowingDrafter
@@ -243,6 +244,29 @@ def test_an_end_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> Non
     engine = drafting_engine(llama, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE)))
     request_id = engine.add_request(prompt, params)
     assert token_ids(drain(engine)[request_id, 0]) == answer[: answer.index(answer[4]) + 1]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 4, 9])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_thinking_budget_that_ends_amid_drafts_is_kept_to_the_token(
+    llama: Path, budget: int, temperature: float
+) -> None:
+    """The end of thinking is forced at a position of its own, and the grammar begins behind it."""
+    reasoning = Reasoning((), (10, 11), is_open=True, max_tokens=budget)
+    grammar = regex_grammar("([a-c]{2}-[0-9]{2} ){3,}")
+    params = SamplingParams(
+        max_tokens=30, seed=8, temperature=temperature, logprobs=1, grammar=grammar, reasoning=reasoning
+    )
+    prompt = PROMPTS["greedy"]
+    answer = serve_alone(llama, {"r": prompt}, {"r": params})["r"]
+    end = next(index for index in range(len(answer)) if answer[index : index + 2] == [10, 11])
+    assert end <= budget
+    for acceptance in (1.0, 0.6):
+        drafter = KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE, acceptance)
+        engine = drafting_engine(llama, checking_all(drafter))
+        engine.add_request(prompt, params, request_id="r")
+        assert token_ids(drain(engine)["r", 0]) == answer
+        assert engine.counters.num_accepted > 0
 
 
 def _chi_square(num_draws: int, guess: Callable[[int], int]) -> tuple[float, int]:

@@ -22,7 +22,7 @@ from tests.helpers.delta_checkpoints import DELTA_BUILDERS, save_tiny_qwen3_5_co
 from tests.helpers.engines import drafting_engine, drain, least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.handoff import Side, hand_off
 from tests.helpers.head_drafters import head_drafter
-from tests.helpers.head_references import delta_mtp_guess, eagle3_guess, mtp_guess
+from tests.helpers.head_references import delta_mtp_guess, eagle3_guess, generated_with_mtp, mtp_guess
 from tests.helpers.heads import change_config, save_delta_with_mtp, save_eagle3, save_with_mtp, with_stacked_experts
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -175,6 +175,20 @@ def test_guesses_are_those_of_a_naive_reference(case: Case) -> None:
     assert len({guess[0] for _, guess in recorded.seen}) > 3
     engine.step()
     recorded.drafter.check()
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("glm4_moe", marks=pytest.mark.slow)])
+def test_steps_and_guesses_are_those_of_generation_by_transformers(family: str, tmp_path: Path) -> None:
+    """`generate(use_mtp=True)` guesses one token in each step, as the drafter here does."""
+    case = mtp_case(tmp_path, family)
+    prompt = PROMPTS["penalised"]
+    answer, seen = generated_with_mtp(case.model, prompt, GREEDY.max_tokens or 0)
+    recorded = Recorded(head_drafter(case.model, case.setting))
+    engine = drafting_engine(case.model, checking_all(recorded, 1))
+    engine.add_request(prompt, GREEDY, request_id="r")
+    assert token_ids(drain(engine)["r", 0]) == answer
+    assert len(seen) > 8
+    assert recorded.seen[: len(seen)] == seen
 
 
 @pytest.mark.parametrize(("num_blocks", "num_longest"), [(64, 1.2), (7, 5.3)], ids=["preempted", "little room"])
