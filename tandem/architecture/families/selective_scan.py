@@ -53,6 +53,7 @@ class ScanSizes:
 
 def read_scan(fields: Fields, sizes: Sizes) -> ScanSizes:
     """Reads the sizes of mixers whose keys begin with `mamba_`."""
+    fields.only("hidden_act", ("silu", "swish"), "silu")  # NOTE: it is the convolution's, too
     fields.only("mamba_inner_layernorms", (True,), "true")
     given = fields.get("mamba_dt_rank") not in (None, "auto")
     return ScanSizes(
