@@ -73,9 +73,4 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> Callable[[int], FeedForwa
     return block
 
 
-def _parameter_name(name: str) -> str:
-    """Our name of a tensor of the checkpoint."""
-    return name.replace("model.final_layernorm.", "model.norm.")
-
-
-FAMILY = base.Family(_read_model, _parameter_name)
+FAMILY = base.Family(_read_model, lambda name: name.replace("model.final_layernorm.", "model.norm."))
