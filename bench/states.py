@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.floor import read_bandwidth
 from bench.report import Report, Row
 from tandem.architecture.catalogue import find_cost
-from tandem.architecture.cost import ModelCost
+from tandem.architecture.cost import ModelCost, read_cost
 from tandem.compute.arena import Arena
 from tandem.compute.backends import choose_backends
 from tandem.compute.native.bindings import load
@@ -30,12 +30,13 @@ from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.hybrid_checkpoints import save_tiny_granite_hybrid
+from tests.unit.architecture.published import CHECKPOINTS
 
 CPU = torch.device("cpu")
 _BLOCK_SIZE = 128
-_SCALED = {"vocab_size": 512, "hidden_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 1 << 20}
-_HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 1024}
-_LATENT: dict[str, Any] = {
+SCALED = {"vocab_size": 512, "hidden_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 1 << 20}
+HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 1024}
+LATENT: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
     "q_lora_rank": 256,
@@ -47,7 +48,7 @@ _LATENT: dict[str, Any] = {
     "intermediate_size": 1024,
     "rope_parameters": None,
 }
-_HYBRID: dict[str, Any] = {
+HYBRID: dict[str, Any] = {
     "num_hidden_layers": 10,
     "layer_types": [*["linear_attention"] * 9, "full_attention"],
     "num_local_experts": 0,
@@ -60,6 +61,7 @@ _HYBRID: dict[str, Any] = {
     "mamba_n_groups": 1,
     "mamba_chunk_size": 256,
 }
+_GLM_5 = next(checkpoint.config for checkpoint in CHECKPOINTS if checkpoint.name == "zai-org/GLM-5")
 _PUBLISHED = {
     "K and V": "llama-3-8b",
     "latents": "deepseek-v3",
@@ -126,8 +128,8 @@ def least_ms(calls: list[Any], rounds: int) -> list[float]:
 @torch.inference_mode()
 def latent_rows(directory: Path, bandwidth: float) -> Iterator[Row]:
     """Decode over latents beside K and V of four heads, at several contexts."""
-    latent = checkpoints.save_tiny_deepseek_v3(directory / "latent", dtype="bfloat16", **_SCALED | _LATENT)
-    grouped = checkpoints.save_tiny_qwen3(directory / "grouped", dtype="bfloat16", **_SCALED | _HEADS)
+    latent = checkpoints.save_tiny_deepseek_v3(directory / "latent", dtype="bfloat16", **SCALED | LATENT)
+    grouped = checkpoints.save_tiny_qwen3(directory / "grouped", dtype="bfloat16", **SCALED | HEADS)
     systems = {"latents 576": Contexts(latent, 32_768), "K and V, 4 heads": Contexts(grouped, 32_768)}
     contexts = (2048, 8192, 32_768)
     calls = [lambda s=s, n=n: s.forward(n) for s in systems.values() for n in contexts]
@@ -144,14 +146,14 @@ def latent_rows(directory: Path, bandwidth: float) -> Iterator[Row]:
 @torch.inference_mode()
 def hybrid_rows(directory: Path) -> Iterator[Row]:
     """A hybrid's decode from 1,024 to 131,072 tokens, and its prefill beside a dense model's of as many operations."""
-    path = save_tiny_granite_hybrid(directory / "hybrid", dtype="bfloat16", **_SCALED | _HYBRID)
+    path = save_tiny_granite_hybrid(directory / "hybrid", dtype="bfloat16", **SCALED | HYBRID)
     hybrid = Contexts(path, 131_072)
     cost, contexts = ModelCost("hybrid", hybrid.spec), (1024, 8192, 32_768, 131_072)
     times = least_ms([lambda n=n: hybrid.forward(n) for n in contexts], 7)
     for context, ms in zip(contexts, times, strict=True):
         yield Row(f"decode at {context}", "hybrid 9:1", "bytes read", cost.read_bytes(context), "B")
         yield Row(f"decode at {context}", "hybrid 9:1", "time beside that at 1024", ms / times[0], "x")
-    sizes = {**_SCALED, **_HEADS, "num_hidden_layers": 10}
+    sizes = {**SCALED, **HEADS, "num_hidden_layers": 10}
     dense = Contexts(checkpoints.save_tiny_qwen3(directory / "dense", dtype="bfloat16", **sizes), 1024)
     systems = {"hybrid 9:1": hybrid, "dense": dense}
     for (name, system), ms in zip(
@@ -175,7 +177,7 @@ def handoff_rows() -> Iterator[Row]:
 
 
 def sparse_rows() -> Iterator[Row]:
-    """Bytes that a token of DeepSeek-V3.2 and MiniMax-M3 reads, beside what it would read of everything."""
+    """Bytes that a token of DeepSeek-V3.2, GLM-5 and MiniMax-M3 reads, beside what it would read of everything."""
     sparse, latent = find_cost("deepseek-v3.2"), find_cost("deepseek-v3")
     for context in (32_768, 131_072):
         found = sparse.read_bytes(context)
@@ -183,11 +185,24 @@ def sparse_rows() -> Iterator[Row]:
         for name, num_bytes in (("all latents", latent.read_bytes(context)), ("K and V of 128 heads", keys_and_values)):
             yield Row(f"decode at {context}", f"DeepSeek-V3.2 beside {name}", "bytes read", found, "B", num_bytes)
             yield Row(f"decode at {context}", f"DeepSeek-V3.2 beside {name}", "share", found / num_bytes, "x")
+        for name, period in (("GLM-5", 1), ("GLM-5 if every fourth layer chose", 4)):
+            glm = read_cost({**_GLM_5, "index_topk_freq": period}, name)
+            found, latents = glm.read_bytes(context), glm.num_layers * context * 576 * 2
+            yield Row(f"decode at {context}", f"{name}, beside all latents", "bytes read", found, "B", latents)
+            yield Row(f"decode at {context}", f"{name}, beside all latents", "share", found / latents, "x")
         blocks = find_cost("minimax-m3")
         dense = 60 * context * blocks.model.mixers[0].cost.read_size * 2
         found = blocks.read_bytes(context)
         yield Row(f"decode at {context}", "MiniMax-M3 beside all K and V", "bytes read", found, "B", dense)
         yield Row(f"decode at {context}", "MiniMax-M3 beside all K and V", "share", found / dense, "x")
+
+
+def flat_rows() -> Iterator[Row]:
+    """Bytes that a token of published hybrids reads of weights and states at 131,072 tokens, beside those at 1,024."""
+    for name in ("nemotron-3-super", "jamba-v0.1", "falcon-h1-7b"):
+        cost = find_cost(name)
+        short, long = (cost.swept_weight_bytes(1) + cost.read_bytes(context) for context in (1024, 131_072))
+        yield Row("decode at 131072", name, "bytes read beside those at 1024", long, "B", short, long / short)
 
 
 @torch.inference_mode()
@@ -197,11 +212,11 @@ def million_rows(directory: Path) -> Iterator[Row]:
     gc.collect()
     few = Contexts(path, 1024)
     few.forward(1024)
-    before = _resident_bytes()
+    before = resident_bytes()
     many = Contexts(path, 1_000_000)
     for context in range(999_990, 1_000_000):
         many.forward(context)
-    grown = _resident_bytes() - before
+    grown = resident_bytes() - before
     bill = ModelCost("hybrid", many.spec).kv_bytes(1_000_000)
     pages = (many.num_blocks - 1) * many.layout.page_bytes
     yield Row("context of 1,000,000", "hybrid 2:1", "bill", bill, "B")
@@ -209,7 +224,8 @@ def million_rows(directory: Path) -> Iterator[Row]:
     yield Row("context of 1,000,000", "hybrid 2:1", "resident memory", grown, "B", bill)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 
@@ -221,7 +237,13 @@ def main() -> None:
     bandwidth = read_bandwidth()
     rows = [Row("floor", "this machine", "read bandwidth", bandwidth / 1e9, "GB/s")]
     with tempfile.TemporaryDirectory() as name:
-        for part in (sparse_rows(), handoff_rows(), latent_rows(Path(name), bandwidth), hybrid_rows(Path(name))):
+        for part in (
+            sparse_rows(),
+            flat_rows(),
+            handoff_rows(),
+            latent_rows(Path(name), bandwidth),
+            hybrid_rows(Path(name)),
+        ):
             rows += part
         rows += million_rows(Path(name))
     notes = ("Other programs had the machine's cores too: times are ratios, bytes are exact.",)

@@ -47,6 +47,7 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "glm-5": ("glm_moe_dsa", 6144, 12_288, 78, 64, 64, 64, 154_880, 202_752, False),
         "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
         "falcon-h1-7b": ("falcon_h1", 3072, 12_288, 44, 12, 2, 128, 130_048, 262_144, False),
+        "jamba-v0.1": ("jamba", 4096, 14_336, 32, 32, 8, 128, 65_536, 262_144, False),
         "nemotron-3-super": ("nemotron_h", 4096, 2688, 88, 32, 2, 128, 131_072, 262_144, False),
         "glm-4.5-air": ("glm4_moe", 4096, 10_944, 46, 96, 8, 128, 151_552, 131_072, False),
         "gpt-oss-20b": ("gpt_oss", 2880, 2880, 24, 64, 8, 64, 201_088, 131_072, False),

@@ -12,7 +12,7 @@ from typing import Any
 from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.rectangles import head_range
-from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec, ShortConvSpec
+from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.split import IndivisibleError, RankPart, by_outputs
 from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source, TensorSpec
@@ -115,6 +115,26 @@ def _split_short_conv(mixer: ShortConvSpec, part: RankPart) -> ShortConvSpec:
     )
 
 
+def _split_selective_scan(mixer: SelectiveScanSpec, part: RankPart) -> SelectiveScanSpec:
+    """Channels are independent but for the terms, which are sums over all of them."""
+    size = part.share(mixer.conv.channels, "channels of a selective scan")
+    if size % 2:
+        raise IndivisibleError("an odd number of channels of a convolution for each rank")
+    kept = range(part.rank * size, (part.rank + 1) * size)
+    return replace(
+        mixer,
+        x=part.by_outputs(mixer.x),
+        gate=part.by_outputs(mixer.gate),
+        conv=_split_conv(mixer.conv, "x", [kept]),
+        terms=part.by_inputs(mixer.terms),
+        steps=part.by_outputs(mixer.steps),
+        a_log=_entries(mixer.a_log, kept),
+        a_bias=_entries(mixer.a_bias, kept),
+        skip=_entries(mixer.skip, kept),
+        out=part.by_inputs(mixer.out),
+    )
+
+
 def _split_block_attention(mixer: BlockAttentionSpec, part: RankPart) -> BlockAttentionSpec:
     """Each KV head chooses by an index query of its own; index keys are whole on every rank."""
     indexer = mixer.indexer
@@ -202,6 +222,7 @@ _SPLITS: Mapping[type, Callable[[Any, RankPart], Any]] = {
     SparseLatentAttentionSpec: _split_latent_attention,
     LinearRecurrenceSpec: _split_recurrence,
     ShortConvSpec: _split_short_conv,
+    SelectiveScanSpec: _split_selective_scan,
     BlockAttentionSpec: _split_block_attention,
     CompressedAttentionSpec: _split_compressed_attention,
 }

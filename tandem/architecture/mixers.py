@@ -11,7 +11,7 @@ from typing import Self
 
 from tandem.architecture.mixer_base import BareMixer
 from tandem.architecture.mixer_cost import MixerCost
-from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.state import ChosenKVSpec, KVSpec, LatentSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
@@ -179,4 +179,4 @@ class BlockMixer(BareMixer, ABC):
         return self.attention.rope
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | BlockMixer | ShortConvSpec | LinearRecurrenceSpec
+MixerSpec = AttentionSpec | LatentAttentionSpec | BlockMixer | ShortConvSpec | LinearRecurrenceSpec | SelectiveScanSpec

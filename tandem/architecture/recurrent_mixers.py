@@ -179,3 +179,55 @@ class LinearRecurrenceSpec(RecurrentMixer):
         return MixerCost(
             0, 0, 1, num_bytes, size * (8 if self.is_delta else 6) + 2 * self.conv.channels * self.conv.taps
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScanSpec(RecurrentMixer):
+    """A state h of `state_dim` numbers for each channel x behind a convolution (Mamba, arXiv:2312.00752):
+
+        h <- h * exp(-exp(a_log) * step) + step * x * k;  y = h . q + skip * x
+
+    and `out(y * silu(gate))`. All channels together give `terms`: what steps are made of, k and q, each normed where
+    `norms` has its norm. `step = softplus(steps(term) + a_bias)` is of each channel.
+
+    Args:
+        x: to what the convolution takes.
+        a_log: [channels, state_dim].
+        a_bias, skip: [channels].
+    """
+
+    x: LinearSpec
+    gate: LinearSpec
+    conv: ConvSpec
+    terms: LinearSpec
+    norms: tuple[NormSpec, ...]
+    steps: LinearSpec
+    a_log: TensorSpec
+    a_bias: TensorSpec
+    skip: TensorSpec
+    out: LinearSpec
+
+    @property
+    def state_dim(self) -> int:
+        return self.a_log.shape[1]
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for linear in (self.x, self.gate, self.terms, self.steps, self.out):
+            yield from linear.tensors()
+        yield from self.conv.tensors()
+        for norm in self.norms:
+            yield from norm.tensors()
+        yield from (self.a_log, self.a_bias, self.skip)
+
+    def state(self, dtype: str) -> RecurrentSpec:
+        """h in float32, of each channel a head of one row; inputs of the convolution as `dtype`."""
+        channels = self.conv.channels
+        heads = channels, 1, self.state_dim
+        return RecurrentSpec(channels, self.conv.taps - 1, dtype, heads, ((channels, 1),))
+
+    @property
+    def cost(self) -> MixerCost:
+        """h is read and written; decay, product with q and sum take six operations an element."""
+        size, columns = self.conv.channels * self.state_dim, self.conv.channels * (self.conv.taps - 1)
+        num_bytes = 2 * (size * _STATE_BYTES + columns * DTYPE_BYTES["bfloat16"])
+        return MixerCost(0, 0, 1, num_bytes, 6 * size + 2 * self.conv.channels * self.conv.taps)

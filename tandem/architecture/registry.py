@@ -36,6 +36,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "GraniteForCausalLM": Entry("granite", "granite"),
     "GraniteMoeForCausalLM": Entry("granite_moe", "granitemoe"),
     "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),
+    "JambaForCausalLM": Entry("jamba", "jamba"),
     "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
     "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Entry("lfm2_moe", "lfm2_moe"),

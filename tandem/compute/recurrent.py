@@ -98,7 +98,7 @@ class RecurrenceInputs:
 class RecurrenceParams:
     """A layer's constants, float32; see `LinearRecurrenceSpec`."""
 
-    a_log: torch.Tensor  # [num_heads]
+    a_log: torch.Tensor  # [num_heads], or [num_heads, columns] where only rates are of each column, and no steps
     a_bias: torch.Tensor  # of the shape of one token's `a`
 
 

@@ -16,7 +16,7 @@ from tandem.architecture.feed_forward import (
 )
 from tandem.architecture.mixers import AttentionSpec, BlockMixer, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
-from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
 from tandem.core.errors import ConfigurationError
@@ -73,6 +73,9 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
         case ShortConvSpec():
             yield SharedInput((mixer.out,))
             yield SharedInput((mixer.project,), norm)
+        case SelectiveScanSpec():
+            yield SharedInput((mixer.out,))
+            yield SharedInput((mixer.x, mixer.gate), norm)
         case LinearRecurrenceSpec():
             yield from _of_recurrence(mixer, norm)
 

@@ -1,8 +1,11 @@
-"""Backends of the recurrence beside its definition: groups of heads, delta, a decay of each column. A block has several
-pages, which hold the heads of a layer and its neighbours."""
+"""Backends of the recurrence beside its definition: groups of heads, delta, decays of columns by steps or by rates.
+
+A block has several pages, which hold the heads of a layer and its neighbours.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +60,16 @@ def batch_of(start: int, stop: int) -> AttentionBatch:
     )
 
 
-def inputs_of(is_delta: bool, by_column: bool, start: int, stop: int) -> RecurrenceInputs:
+class Form(StrEnum):
+    """Families of recurrences."""
+
+    PLAIN = "a decay of each head"
+    BY_RATE = "a rate of each column"
+    DELTA = "delta"
+    DELTA_BY_COLUMN = "delta, a decay of each column"
+
+
+def inputs_of(form: Form, start: int, stop: int) -> RecurrenceInputs:
     generator = torch.Generator().manual_seed(7)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -65,9 +77,11 @@ def inputs_of(is_delta: bool, by_column: bool, start: int, stop: int) -> Recurre
 
     q, k, v = draw(GROUPS, COLUMNS), draw(GROUPS, COLUMNS), draw(HEADS, ROWS)
     k = k / k.norm(dim=2, keepdim=True)
-    a, b = draw(HEADS, COLUMNS) if by_column else draw(HEADS), draw(HEADS)
+    a, b = draw(HEADS, COLUMNS) if form is Form.DELTA_BY_COLUMN else draw(HEADS), draw(HEADS)
     part = slice(start, stop)
-    return RecurrenceInputs(q[part], k[part], v[part], a[part], b[part] if is_delta else None)
+    return RecurrenceInputs(
+        q[part], k[part], v[part], a[part], b[part] if form in (Form.DELTA, Form.DELTA_BY_COLUMN) else None
+    )
 
 
 def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +90,7 @@ def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torc
     for token in range(len(inputs.q)):
         q, k = (x[token].double().repeat_interleave(HEADS // GROUPS, 0) for x in (inputs.q, inputs.k))
         step = torch.nn.functional.softplus(inputs.a[token].double() + params.a_bias.double())
-        decay = (-params.a_log.double().exp()[:, None] * step.view(HEADS, -1)).exp()
+        decay = (-params.a_log.double().exp().view(HEADS, -1) * step.view(HEADS, -1)).exp()
         matrices = matrices * decay[:, None, :]
         added, beta = inputs.v[token].double(), step
         if inputs.b is not None:
@@ -87,7 +101,6 @@ def recurrence(inputs: RecurrenceInputs, params: RecurrenceParams) -> tuple[torc
     return torch.stack(out), matrices
 
 
-FORMS = [(False, False), (True, False), (True, True)]
 Backend = ReferenceRecurrentBackend | NativeRecurrentBackend | TritonRecurrentBackend
 BACKENDS: dict[str, Callable[[torch.device], Backend]] = {
     "reference": ReferenceRecurrentBackend,
@@ -104,10 +117,11 @@ def backend_of(name: str) -> Backend:
     return BACKENDS[name](torch.device("cpu"))
 
 
-def params_of(by_column: bool) -> RecurrenceParams:
+def params_of(form: Form) -> RecurrenceParams:
     generator = torch.Generator().manual_seed(8)
-    a_log, a_bias = torch.randn(HEADS, generator=generator), torch.randn(HEADS, COLUMNS, generator=generator)
-    return RecurrenceParams(a_log, a_bias if by_column else a_bias[:, 0])
+    shape = (HEADS, COLUMNS) if form is Form.BY_RATE else (HEADS,)
+    a_log, a_bias = torch.randn(*shape, generator=generator), torch.randn(HEADS, COLUMNS, generator=generator)
+    return RecurrenceParams(a_log, a_bias if form is Form.DELTA_BY_COLUMN else a_bias[:, 0])
 
 
 def state_of() -> LayerRecurrent:
@@ -136,30 +150,28 @@ CUTS = [(90,), (1, 90), (37, 38, 64, 90), tuple(range(1, 91))]
     ],
     ids=lambda each: each if isinstance(each, str) else len(each),
 )
-@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-def test_any_cut_equals_the_recurrence(
-    backend_name: str, is_delta: bool, by_column: bool, cuts: tuple[int, ...]
-) -> None:
-    state, params, backend = state_of(), params_of(by_column), backend_of(backend_name)
+@pytest.mark.parametrize("form", Form)
+def test_any_cut_equals_the_recurrence(backend_name: str, form: Form, cuts: tuple[int, ...]) -> None:
+    state, params, backend = state_of(), params_of(form), backend_of(backend_name)
     found = []
     for start, stop in zip((0, *cuts), cuts, strict=False):
         batch = backend.prepare(batch_of(start, stop), state, ())
-        found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
-    expected, last = recurrence(inputs_of(is_delta, by_column, 0, TOKENS), params)
+        found.append(backend.recur(inputs_of(form, start, stop), params, state, batch))
+    expected, last = recurrence(inputs_of(form, 0, TOKENS), params)
     torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(matrices_of(state, [LAST_BLOCK + 1])[0].double(), last, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend_name", ["native", pytest.param("triton", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is_delta: bool, by_column: bool) -> None:
+@pytest.mark.parametrize("form", Form)
+def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, form: Form) -> None:
     """Two requests of the same tokens: one whole in one step; the other cut, its last part beside all of the first."""
-    params, backend = params_of(by_column), backend_of(backend_name)
+    params, backend = params_of(form), backend_of(backend_name)
     cuts, state, found = (1, 2, 30, 37), state_of(), []
     for start, stop in zip((0, *cuts), cuts, strict=False):
         batch = backend.prepare(batch_of(start, stop), state, ())
-        found.append(backend.recur(inputs_of(is_delta, by_column, start, stop), params, state, batch))
-    whole, part = inputs_of(is_delta, by_column, 0, TOKENS), inputs_of(is_delta, by_column, cuts[-1], TOKENS)
+        found.append(backend.recur(inputs_of(form, start, stop), params, state, batch))
+    whole, part = inputs_of(form, 0, TOKENS), inputs_of(form, cuts[-1], TOKENS)
     both = RecurrenceInputs(
         torch.cat((part.q, whole.q)),
         torch.cat((part.k, whole.k)),
@@ -186,21 +198,19 @@ def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, is
 
 @pytest.mark.parametrize("backend_name", ["reference", "native", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_right", [0, 1, 9])
-@pytest.mark.parametrize(("is_delta", "by_column"), FORMS)
-def test_a_state_goes_on_behind_right_drafts(
-    backend_name: str, is_delta: bool, by_column: bool, num_right: int
-) -> None:
+@pytest.mark.parametrize("form", Form)
+def test_a_state_goes_on_behind_right_drafts(backend_name: str, form: Form, num_right: int) -> None:
     """A token and nine drafts, which go beyond a block's end; the states are those of the right tokens alone."""
-    params, backend, drafted, plain = params_of(by_column), backend_of(backend_name), state_of(), state_of()
+    params, backend, drafted, plain = params_of(form), backend_of(backend_name), state_of(), state_of()
     start, kept = 20, 21
     columns = torch.randn(TOKENS, drafted.columns.shape[2], generator=torch.Generator().manual_seed(9))
     for state, stop in ((drafted, start), (plain, start), (plain, kept + num_right)):
         at = 0 if stop == start else start
         batch = backend.prepare(batch_of(at, stop), state, ())
         batch.keep_columns(batch.with_columns(columns[at:stop], state), state)
-        backend.recur(inputs_of(is_delta, by_column, at, stop), params, state, batch)
+        backend.recur(inputs_of(form, at, stop), params, state, batch)
     step = replace(batch_of(start, kept + 9), drafted=Drafted(np.array([9])))
-    batch, inputs = backend.prepare(step, drafted, ()), inputs_of(is_delta, by_column, start, kept + 9)
+    batch, inputs = backend.prepare(step, drafted, ()), inputs_of(form, start, kept + 9)
     batch.keep_columns(batch.with_columns(columns[start : kept + 9], drafted), drafted)
     batch.note_drafts(drafted, columns[start : kept + 9], (inputs, params))
     backend.recur(inputs, params, drafted, batch)

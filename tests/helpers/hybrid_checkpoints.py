@@ -107,10 +107,18 @@ def save_tiny_mamba2(path: Path, *, seed: int = 0, dtype: str = "float32", **opt
     return save(path, transformers.Mamba2Config(**SIZES | kinds | options), seed, dtype)
 
 
+def save_tiny_jamba(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A JambaForCausalLM: Mamba around a layer of attention that has experts."""
+    kinds = {"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8}
+    experts = {"num_experts": 5, "num_experts_per_tok": 2}
+    return save(path, transformers.JambaConfig(**SIZES | kinds | experts | options), seed, dtype)
+
+
 RECURRENT_BUILDERS: dict[str, Builder] = {
     "lfm2": save_tiny_lfm2,
     "lfm2_moe": save_tiny_lfm2_moe,
     "granite_hybrid": save_tiny_granite_hybrid,
+    "jamba": save_tiny_jamba,
     "mamba2": save_tiny_mamba2,
     "nemotron_h": save_tiny_nemotron_h,
     "nemotron_latent": save_tiny_nemotron_latent,

@@ -137,7 +137,7 @@ def latents() -> None:
 
 
 def recurrent() -> None:
-    """Granite 4's sizes, and a gated delta rule."""
+    """Granite 4's sizes, a gated delta rule, and a rate of each column, as of Mamba."""
     spec = RecurrentSpec(4352, 3, "bfloat16", (48, 64, 128))
     state = Arena(build_layout([spec], 16), 3, CPU).layers[0]
     assert isinstance(state, LayerRecurrent)
@@ -147,6 +147,8 @@ def recurrent() -> None:
         q, v, a = (torch.zeros(count, *shape) for shape in ((1, 128), (48, 64), (48,)))
         for b in (None, a):
             backend.recur(RecurrenceInputs(q, q, v, a, b), params, state, prepared)
+        scan = RecurrenceInputs(q, q, v, a, None)
+        backend.recur(scan, RecurrenceParams(torch.zeros(48, 128), torch.zeros(48)), state, prepared)
         prepared.convolve(torch.zeros(count, 4352, dtype=torch.bfloat16), torch.zeros(4, 4352), None, state)
 
 

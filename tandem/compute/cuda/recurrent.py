@@ -112,6 +112,7 @@ class TritonRecurrentBackend:
             ROWS=rows,
             COLUMNS=columns,
             BY_COLUMN=inputs.a.dim() == 3,
+            BY_RATE=params.a_log.dim() == 2,
             IS_DELTA=inputs.b is not None,
             TILE_ROWS=TILE_ROWS,
             TILE_COLUMNS=tile_columns,

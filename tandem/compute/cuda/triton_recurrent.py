@@ -54,6 +54,7 @@ def recur_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BY_COLUMN: tl.constexpr,
+    BY_RATE: tl.constexpr,
     IS_DELTA: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
@@ -69,7 +70,10 @@ def recur_kernel(
     begins = tl.load(is_first + request) != 0
     before = matrices + tl.load(read_pages + request * NUM_PAGES + page) * page_stride
     state = tl.load(before + at, mask=in_tile & (begins == 0), other=0.0)
-    rate = -tl.exp(tl.load(a_log + head))
+    if BY_RATE:
+        rate = -tl.exp(tl.load(a_log + head * COLUMNS + columns, mask=in_columns, other=0.0))[None, :]
+    else:
+        rate = -tl.exp(tl.load(a_log + head))
     if BY_COLUMN:
         bias = tl.load(a_bias + head * COLUMNS + columns, mask=in_columns, other=0.0)
     else:

@@ -15,7 +15,7 @@ from tandem.core.errors import ConfigurationError
 
 RECUR_FIELDS = """
     q k v a b a_log a_bias matrices page_stride read_pages is_first query_start first_write write_pages write_ends
-    out num_requests num_heads num_groups rows columns has_columns num_pages heads_per_page first_head threads
+    out num_requests num_heads num_groups rows columns has_columns has_rates num_pages heads_per_page first_head threads
 """
 
 
@@ -59,6 +59,9 @@ class NativeRecurrentBackend:
         has_columns = a.dim() == 3
         assert a.shape[1:] == a_bias.shape == ((num_heads, columns) if has_columns else (num_heads,))
         assert b is not None or not has_columns, "a step of each column is no number of a head"
+        has_rates = a_log.dim() == 2
+        assert a_log.shape == ((num_heads, columns) if has_rates else (num_heads,))
+        assert not (has_columns and has_rates)
         assert all(x.is_contiguous() for x in (batch.read_pages, batch.write_pages, batch.is_first, batch.query_start))
         out = torch.empty_like(v)
         self._recur(
@@ -77,6 +80,7 @@ class NativeRecurrentBackend:
             rows,
             columns,
             has_columns,
+            has_rates,
             state.num_pages,
             per_page,
             state.first_head,

@@ -16,6 +16,7 @@ from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, Recurre
 from tandem.compute.step import AttentionBatch
 
 CHUNK = 32
+_CHUNK_OF_CHANNELS = 8  # NOTE: decays between any two tokens of each column of thousands of heads of one row are many
 _MOST_DECAY = 1e4  # NOTE: an infinite one would make 0 * inf of what it multiplies
 
 
@@ -47,13 +48,14 @@ class ReferenceRecurrentBackend:
             state.write_matrices(batch.write_pages, after)
             return out
         out = torch.empty_like(terms.v)
+        chunk = CHUNK if terms.v.shape[2] > 1 else _CHUNK_OF_CHANNELS
         begins, first_write = batch.query_start.tolist(), batch.first_write.tolist()
         ends = batch.write_ends.tolist()
         for request, matrices in enumerate(before):
             start, carried = begins[request], matrices
             for write in range(first_write[request], first_write[request + 1]):
                 while start < ends[write]:
-                    stop = min(start + CHUNK, ends[write])
+                    stop = min(start + chunk, ends[write])
                     carried, out[start:stop] = terms.part(start, stop).chunk(carried)
                     start = stop
                 state.write_matrices(batch.write_pages[write : write + 1], carried[None])
@@ -82,7 +84,8 @@ class _Terms:
         per_group = num_heads // inputs.q.shape[1]
         step = functional.softplus(inputs.a.float() + params.a_bias)
         wide = step if step.dim() == 3 else step.unsqueeze(2)
-        log_decay = (-params.a_log.exp()[:, None] * wide).clamp_min(-_MOST_DECAY)
+        rates = params.a_log.exp()
+        log_decay = (-(rates if rates.dim() == 2 else rates[:, None]) * wide).clamp_min(-_MOST_DECAY)
         return cls(
             inputs.q.float().repeat_interleave(per_group, dim=1),
             inputs.k.float().repeat_interleave(per_group, dim=1),

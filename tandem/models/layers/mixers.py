@@ -7,7 +7,7 @@ import torch
 
 from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
-from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, ShortConvSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.compute.ops import Kernels
@@ -18,6 +18,7 @@ from tandem.models.layers.compressed_attention import CompressedAttention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
+from tandem.models.layers.selective_scan import SelectiveScan
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
 
@@ -66,4 +67,5 @@ _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = 
     CompressedAttentionSpec: CompressedAttention,
     ShortConvSpec: ShortConv,
     LinearRecurrenceSpec: LinearRecurrence,
+    SelectiveScanSpec: SelectiveScan,
 }

@@ -34,6 +34,7 @@ PUBLISHED = {
     "glm-5": 744.0,
     "glm-4.7-flash": 29.9,
     "falcon-h1-7b": 7.59,
+    "jamba-v0.1": 51.6,
     "nemotron-3-super": 120.6,
     "glm-4.5-air": 106.9,
     "gpt-oss-20b": 20.9,
@@ -45,6 +46,7 @@ PUBLISHED = {
     "dense-30b": 30.0,
 }
 CONFIGURATIONS = {
+    "jamba-v0.1": "ai21labs/Jamba-v0.1",
     "glm-4.5-air": "zai-org/GLM-4.5-Air",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gpt-oss-120b": "openai/gpt-oss-120b",

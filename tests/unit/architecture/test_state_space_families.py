@@ -1,4 +1,4 @@
-"""Mamba-2, Nemotron-H and Falcon-H1: which layers a configuration becomes, and what is refused by name."""
+"""Mamba-2, Nemotron-H, Falcon-H1 and Jamba: which layers a configuration becomes, and what is refused by name."""
 
 import re
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tandem.architecture.cost import ModelCost
-from tandem.architecture.feed_forward import MixtureOfExpertsSpec, SquaredReluSpec
+from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, SquaredReluSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec
+from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.state import KVSpec, RecurrentSpec
 from tandem.core.errors import CheckpointError
@@ -34,6 +34,17 @@ FALCON: dict[str, Any] = {
     "num_key_value_heads": 2,
     "mamba_d_ssm": 64,
     "mamba_n_heads": 4,
+}
+
+JAMBA: dict[str, Any] = {
+    "model_type": "jamba",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attn_layer_period": 4,
+    "attn_layer_offset": 2,
 }
 
 
@@ -62,6 +73,17 @@ def test_a_model_of_recurrences_keeps_nothing_a_token() -> None:
     assert [layer.feed_forward for layer in model.layers] == [None] * 3
     assert [state.bytes_per_token for state in model.kv_specs] == [0] * 3
     assert model.num_prompt_layers == 3
+
+
+def test_layers_of_jamba_attend_and_have_experts_where_their_periods_say() -> None:
+    model = read(JAMBA)
+    assert [index for index, (attends, _) in enumerate(kinds(model)) if attends] == [2, 6]
+    assert [index for index, (_, block) in enumerate(kinds(model)) if block is MixtureOfExpertsSpec] == [1, 3, 5, 7]
+    dense = read(JAMBA | {"num_experts": 1, "expert_layer_period": 1, "expert_layer_offset": 0})
+    assert {block for _, block in kinds(dense)} == {GatedSpec}
+    scan = model.layers[0].mixer
+    assert isinstance(scan, SelectiveScanSpec)
+    assert (scan.conv.channels, scan.state_dim, scan.steps.inputs) == (128, 16, 4)
 
 
 def test_mixers_side_by_side_keep_a_state_each() -> None:
@@ -100,6 +122,12 @@ def test_multipliers_that_differ_make_maps_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (JAMBA | {"attn_layer_offset": 4}, "attn_layer_offset must be an integer in [0, 3], found 4"),
+        (JAMBA | {"expert_layer_period": 0}, "expert_layer_period must be an integer in [1, "),
+        (JAMBA | {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok must be at most num_experts=4"),
+        (JAMBA | {"mamba_inner_layernorms": False}, "mamba_inner_layernorms=false is not served; supported: true"),
+        (JAMBA | {"mamba_dt_rank": 0}, "mamba_dt_rank must be an integer in [1, "),
+        (JAMBA | {"hidden_act": "gelu_pytorch_tanh"}, 'hidden_act="gelu_pytorch_tanh" is not served'),
         (FALCON | {"mamba_n_heads": 3}, "mamba_n_heads must be heads of mamba_d_head elements that make 64 together"),
         (
             FALCON | {"ssm_multipliers": [1.0, 2.0]},

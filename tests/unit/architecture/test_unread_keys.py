@@ -83,6 +83,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 4,
         "num_local_experts": 4,
     },
+    "jamba": {"num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
     "nemotron_h": {"n_groups": 2, "mamba_num_heads": 4},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 32},

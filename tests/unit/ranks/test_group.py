@@ -286,6 +286,7 @@ def test_every_width_has_the_bits_of_one_with_a_table_of_codes(tmp_path: Path, n
         ("glm4_moe_lite", "bfloat16", {}),
         ("mistral4", "bfloat16", {}),
         ("granite_hybrid", "float16", {"mamba_n_groups": 1}),
+        ("jamba", "bfloat16", {}),
         ("mamba2", "bfloat16", {}),
         ("nemotron_h", "bfloat16", {}),
         ("falcon_h1", "bfloat16", {"mamba_n_heads": 8, "mamba_d_ssm": 128}),

@@ -127,7 +127,7 @@ def test_every_pair_of_widths_pulls_latents_once(
 @pytest.mark.slow
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (4, 2)])
 @pytest.mark.parametrize(
-    ("family", "kv_heads"), [("lfm2", 2), ("kimi_linear", 4), ("minimax_m3", 2), ("moba", 2), ("nsa", 4)]
+    ("family", "kv_heads"), [("lfm2", 2), ("jamba", 2), ("kimi_linear", 4), ("minimax_m3", 2), ("moba", 2), ("nsa", 4)]
 )
 def test_states_of_several_kinds_are_handed_between_widths(
     model_of: Callable[[str, int], Path], family: str, kv_heads: int, prefill: int, decode: int

@@ -242,7 +242,7 @@ struct RecurArguments {
   const int32_t* query_start;
   const int64_t *first_write, *write_pages, *write_ends;
   float* out;
-  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns;
+  int64_t num_requests, num_heads, num_groups, rows, columns, has_columns, has_rates;
   int64_t num_pages, heads_per_page, first_head, threads;
 };
 

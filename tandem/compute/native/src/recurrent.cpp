@@ -12,6 +12,7 @@ namespace tandem {
 namespace {
 
 constexpr double kStateNs = 0.15;  // one thread's time for one number of a state and one token
+constexpr double kDecayNs = 5.0;   // the same where each number has a decay of its own
 constexpr float kMostDecay = 1e4f;  // an infinite one would make 0 * inf of what it multiplies
 
 // log(1 + exp(x)). Of one number at a time: every token takes the same way, wherever it stands.
@@ -35,11 +36,14 @@ class Head {
         q_(scratch),
         k_(q_ + padded_),
         decay_(k_ + padded_),
-        state_(decay_ + padded_),
-        rate_(std::exp(arguments.a_log[head])) {}
+        rates_(decay_ + padded_),
+        state_(rates_ + padded_),
+        rate_(arguments.has_rates ? 0.0f : std::exp(arguments.a_log[head])) {
+    for (int64_t i = 0; i < (a_.has_rates ? a_.columns : 0); ++i) rates_[i] = std::exp(a_.a_log[head * a_.columns + i]);
+  }
 
   static size_t scratch_size(const RecurArguments& a) {
-    return size_t((a.rows + 3) * ceil_div(a.columns, kLanes) * kLanes);
+    return size_t((a.rows + 4) * ceil_div(a.columns, kLanes) * kLanes);
   }
 
   void clear() { std::memset(state_, 0, size_t(a_.rows * padded_) * sizeof(float)); }
@@ -61,11 +65,15 @@ class Head {
     float step = 0.0f;
     if (a_.has_columns) {
       for (int64_t i = 0; i < a_.columns; ++i)
-        decay_[i] = decay_of(softplus(a_.a[at_head * a_.columns + i] + a_.a_bias[head_ * a_.columns + i]));
+        decay_[i] = decay_of(rate_, softplus(a_.a[at_head * a_.columns + i] + a_.a_bias[head_ * a_.columns + i]));
+      for (int64_t i = a_.columns; i < padded_; ++i) decay_[i] = 0.0f;
+    } else if (a_.has_rates) {
+      step = softplus(a_.a[at_head] + a_.a_bias[head_]);
+      for (int64_t i = 0; i < a_.columns; ++i) decay_[i] = decay_of(rates_[i], step);
       for (int64_t i = a_.columns; i < padded_; ++i) decay_[i] = 0.0f;
     } else {
       step = softplus(a_.a[at_head] + a_.a_bias[head_]);
-      const f32x16 decay = splat(decay_of(step));
+      const f32x16 decay = splat(decay_of(rate_, step));
       for (int64_t i = 0; i < padded_; i += kLanes) store16(decay_ + i, decay);
     }
     const float* v = a_.v + at_head * a_.rows;
@@ -83,8 +91,8 @@ class Head {
     const int64_t number = a_.first_head + head_, page = pages[number / a_.heads_per_page];
     return a_.matrices + page * a_.page_stride + number % a_.heads_per_page * a_.rows * a_.columns;
   }
-  float decay_of(float step) const {
-    const float log_decay = -rate_ * step;
+  static float decay_of(float rate, float step) {
+    const float log_decay = -rate * step;
     return std::exp(log_decay < -kMostDecay ? -kMostDecay : log_decay);
   }
 
@@ -118,7 +126,7 @@ class Head {
 
   const RecurArguments& a_;
   const int64_t head_, group_, padded_;
-  float *const q_, *const k_, *const decay_, *const state_;
+  float *const q_, *const k_, *const decay_, *const rates_, *const state_;
   const float rate_;
 };
 
@@ -144,7 +152,7 @@ using namespace tandem;
 TANDEM_EXPORT void tandem_recur(const RecurArguments* a) {
   const int64_t items = a->num_requests * a->num_heads;
   const double numbers = double(a->query_start[a->num_requests]) * double(a->num_heads * a->rows * a->columns);
-  Pool::run(items, split(items, numbers * kStateNs, a->threads), [a](int64_t first, int64_t last) {
+  Pool::run(items, split(items, numbers * (a->has_rates ? kDecayNs : kStateNs), a->threads), [a](int64_t first, int64_t last) {
     static thread_local Workspace workspace;
     float* scratch = workspace.reserve(Head::scratch_size(*a));
     for (int64_t item = first; item < last; ++item) recur(*a, item / a->num_heads, item % a->num_heads, scratch);

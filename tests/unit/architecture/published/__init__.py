@@ -15,7 +15,7 @@ from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
 from tests.unit.architecture.published.mistral import MISTRAL, MIXTRAL, WRAPPED
 from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX, MINIMAX_M3
 from tests.unit.architecture.published.qwen import DENSE_2, DENSE_3, MIXTURES_2, MIXTURES_3
-from tests.unit.architecture.published.state_spaces import FALCON_H1, MAMBA_2, NEMOTRON_H
+from tests.unit.architecture.published.state_spaces import FALCON_H1, JAMBA, MAMBA_2, NEMOTRON_H
 
 CHECKPOINTS: tuple[Checkpoint, ...] = (
     *META,
@@ -36,6 +36,7 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *GRANITE_MOE,
     *GRANITE_4,
     *LFM2,
+    *JAMBA,
     *MAMBA_2,
     *NEMOTRON_H,
     *FALCON_H1,

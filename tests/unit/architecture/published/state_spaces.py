@@ -1,4 +1,4 @@
-"""Mamba-2 alone and with attention, of Mistral AI, NVIDIA and the Technology Innovation Institute.
+"""Mamba and Mamba-2, alone and with attention, of AI21, Mistral AI, NVIDIA and the Technology Innovation Institute.
 
 Public copies of parts of the files confirm the patterns and shapes of Nemotron Nano 9B v2 and Nemotron 3 Nano.
 """
@@ -42,6 +42,54 @@ _MAMBA_CODESTRAL: dict[str, Any] = {
     "vocab_size": 32768,
 }
 MAMBA_2 = (Checkpoint(name="mistralai/Mamba-Codestral-7B-v0.1", config=_MAMBA_CODESTRAL, total=7_285_403_648),)
+
+JAMBA = (
+    Checkpoint(
+        name="ai21labs/Jamba-v0.1",
+        config={
+            "architectures": ["JambaForCausalLM"],
+            "attention_dropout": 0.0,
+            "attn_layer_offset": 4,
+            "attn_layer_period": 8,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "expert_layer_offset": 1,
+            "expert_layer_period": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 14336,
+            "mamba_conv_bias": True,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": 256,
+            "mamba_expand": 2,
+            "mamba_inner_layernorms": True,
+            "mamba_proj_bias": False,
+            "max_position_embeddings": 262144,
+            "model_type": "jamba",
+            "num_attention_heads": 32,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_logits_to_keep": 1,
+            "output_router_logits": False,
+            "pad_token_id": 0,
+            "rms_norm_eps": 1e-06,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "use_mamba_kernels": True,
+            "vocab_size": 65536,
+        },
+        total=51_570_323_328,
+        active=12.0,
+        kv_bytes=4 * 2 * 8 * 128 * 2,
+    ),
+)
 
 _NEMOTRON: dict[str, Any] = {
     "architectures": ["NemotronHForCausalLM"],
