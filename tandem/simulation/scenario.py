@@ -22,6 +22,7 @@ MAX_PROMPT_TOKENS = 150
 MAX_PIN_S = 4.0
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
+_RANKS_EVERY = 10
 _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
@@ -43,6 +44,8 @@ class FaultKind(StrEnum):
     blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
     `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
     DISK_FULL: of the store, which then takes no writes, or of a gateway with its journal of settlements.
+    Those of a worker's ranks name the rank in `other`, or both that are parted. RANK_SLOW: as SLOW. RANKS_REFUSED: one is
+    killed, and the group cannot be formed anew.
     """
 
     PAUSE = "pause"
@@ -59,6 +62,21 @@ class FaultKind(StrEnum):
     STORE_CLOCK = "store clock"
     KUBERNETES_DOWN = "kubernetes down"
     DISK_FULL = "disk full"
+    RANK_KILLED = "rank killed"
+    RANK_PAUSED = "rank paused"
+    RANK_SLOW = "rank slow"
+    RANKS_CUT = "ranks cut"
+    RANKS_REFUSED = "ranks refused"
+
+
+RANK_WEIGHTS = {
+    FaultKind.RANK_KILLED: 5,
+    FaultKind.RANK_PAUSED: 4,
+    FaultKind.RANK_SLOW: 2,
+    FaultKind.RANKS_CUT: 2,
+    FaultKind.RANKS_REFUSED: 1,
+}
+RANK_FAULTS = frozenset(RANK_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,7 @@ class Scenario:
     account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
     uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
     do with the pools; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the
-    release before, which neither send nor read what is newer.
+    release before, which neither send nor read what is newer. ranks: numbers of those workers that have several.
     """
 
     seed: int
@@ -144,6 +162,7 @@ class Scenario:
     scaling: Scaling | None = None
     num_host_slots: int = 0
     former: tuple[str, ...] = ()
+    ranks: tuple[tuple[str, int], ...] = ()
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -155,9 +174,19 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases."""
-    if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1:
-        return _hand_offs(seed)
+    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases, and two of
+    `_RANKS_EVERY` have workers of several ranks.
+    """
+    scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
+    return with_ranks(random.Random(f"{seed} ranks"), scenario) if has_ranks(seed) else scenario
+
+
+def has_ranks(seed: int) -> bool:
+    """Whether a seed's scenario has workers of several ranks."""
+    return seed % _RANKS_EVERY in (_RANKS_EVERY // 2, _RANKS_EVERY - 1)
+
+
+def _other(seed: int) -> Scenario:
     draw = random.Random(f"{seed} more")
     return _with_more(draw, _mixed(seed)) if draw.random() < _MORE_SHARE else _mixed(seed)
 
@@ -219,6 +248,31 @@ def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
         num_host_slots=draw.choice((0, 8, 24)),
         former=tuple(name for name in scenario.names if draw.random() < former_share),
     )
+
+
+def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
+    """The same with workers of several ranks, which are lost, parted or late. NOTE: releases before had no widths."""
+    workers = (*scenario.prefills, *scenario.decodes)
+    widths = {name: draw.choice((1, 2, 2, 4)) for name in workers}
+    widths[draw.choice(workers)] = draw.choice((2, 4))
+    ranked = [name for name in workers if widths[name] > 1]
+    faults = []
+    for kind in draw.choices(list(RANK_WEIGHTS), list(RANK_WEIGHTS.values()), k=draw.randint(1, _MAX_FAULTS)):
+        name, at_s = draw.choice(ranked), WARM_UP_S + draw.uniform(0, SPAN_S)
+        numbers = draw.sample(range(widths[name]), 2)
+        other, for_s, size = str(max(numbers)), 0.0, 0.0
+        match kind:
+            case FaultKind.RANK_PAUSED:
+                for_s = draw.choice((draw.uniform(0.05, 1.4), draw.uniform(1.5, 6.0)))
+            case FaultKind.RANK_SLOW:
+                for_s, size = draw.uniform(0.5, 8.0), draw.choice((4.0, 40.0, 1000.0))
+            case FaultKind.RANKS_CUT:
+                other, for_s = " ".join(map(str, sorted(numbers, reverse=True))), draw.uniform(0.2, 8.0)
+            case FaultKind.RANKS_REFUSED:
+                for_s = draw.uniform(0.5, 5.0)
+        faults.append(Fault(kind, at_s, for_s, name, other, size))
+    found = tuple((name, width) for name, width in widths.items() if width > 1)
+    return replace(scenario, ranks=found, former=(), faults=_sorted(scenario.faults, faults))
 
 
 def _hand_offs(seed: int) -> Scenario:
@@ -330,7 +384,8 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    kinds = [kind for kind in FaultKind if kind not in (FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL)]
+    others = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, *RANK_FAULTS}
+    kinds = [kind for kind in FaultKind if kind not in others]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))
