@@ -175,8 +175,8 @@ class Journey:
             raise
 
     async def _may_go_on(self, worker: WorkerAddress) -> bool:
-        """NOTE: a worker that was lost, or took no work for a while, may be back; one that knows no trust or protocol of
-        ours would refuse again.
+        """NOTE: a worker that was lost, or took no work for a while, may be back. One that does not trust us, or speaks
+        another protocol, would refuse again.
         """
         errors = [error for failed, error in self._failed if failed == worker]
         if not errors:

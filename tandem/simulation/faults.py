@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.core.errors import ConfigurationError, EngineStoppedError
-from tandem.simulation.scenario import RANK_FAULTS, Fault, FaultKind
+from tandem.simulation.fault import RANK_FAULTS, Fault, FaultKind
 from tandem.simulation.store import STORE
 
 if TYPE_CHECKING:

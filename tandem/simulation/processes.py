@@ -84,7 +84,8 @@ class SimulatedEnvironment:
     """Shared parts of one simulation. `routers`: indexes of live ones, by address. `disks`: of
     gateways, by name. `is_open`: without accounts.
     `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
-    `widths`: numbers of ranks of workers, by name; 1 where there is none. `rank_systems`: of workers that have more.
+    `widths`: numbers of ranks of workers, by name; 1 where there is none. `rank_systems`: of those that
+    run and have more; `all_rank_systems`: also of those that have ended.
     """
 
     loop: VirtualLoop
@@ -103,6 +104,7 @@ class SimulatedEnvironment:
     disks: Mapping[str, SimulatedDisk] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
     rank_systems: dict[str, SimulatedRankSystem] = field(default_factory=dict)
+    all_rank_systems: list[SimulatedRankSystem] = field(default_factory=list)
 
     @property
     def redis_url(self) -> str | None:
@@ -296,6 +298,7 @@ async def _open_engine(
     seed = f"{node.random.random()} ranks"
     system = SimulatedRankSystem(environment.fabric, node, environment.sizes.block_size, environment.cost, seed)
     environment.rank_systems[node.name] = system
+    environment.all_rank_systems.append(system)
 
     def open_group() -> tuple[Assembly, RankGroup]:
         _, group = open_ranks(settings, credentials, lambda: None, system)

@@ -153,7 +153,8 @@ class SimulatedRank:
 
 
 class SimulatedRankSystem:
-    """`RankSystem` of one leader's host. `ranks`: processes of the present epoch, by rank.
+    """`RankSystem` of one leader's host. `ranks`: processes of the present epoch, by rank;
+    `started`: of all epochs.
 
     `is_refusing`: those that are started cannot load their part. `on_write`: as of the executor, for all ranks.
     """
@@ -162,6 +163,7 @@ class SimulatedRankSystem:
         self.loop, self._fabric, self._leader, self._seed = fabric.loop, fabric, leader, seed
         self.block_size, self.cost = block_size, cost
         self.ranks: dict[int, SimulatedRank] = {}
+        self.started: list[SimulatedRank] = []
         self.changed = Signal()
         self.kv: dict[int, torch.Tensor] = {}
         self.is_refusing = False
@@ -200,8 +202,9 @@ class SimulatedRankSystem:
         links.num_started += 1
         node = Node(self.name_of(rank), self.loop.time, random.Random(f"{self._seed} {number}"))
         self.loop.add(node)
-        self.ranks[rank] = SimulatedRank(self, node, memory, kv_memory, number)
-        return self.ranks[rank]
+        led = self.ranks[rank] = SimulatedRank(self, node, memory, kv_memory, number)
+        self.started.append(led)
+        return led
 
     def close(self, memory: int) -> None:
         """No effect: what was opened of it stays."""
@@ -228,7 +231,7 @@ class SimulatedRankSystem:
 
     def die(self, *, is_silent: bool) -> None:
         """The leader has died: its ranks do when their sockets say so, or with their host."""
-        for led in self.ranks.values():
+        for led in self.started:
             if is_silent:
                 led.end(_KILLED)
             else:

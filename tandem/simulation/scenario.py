@@ -6,10 +6,10 @@ A scenario without some of its faults or requests is a valid one, so a failing o
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from tandem.core.randomness import choice_seed
 from tandem.simulation.fabric import NetworkConditions
+from tandem.simulation.fault import RANK_FAULTS, Fault, FaultKind, rank_fault_at
 from tandem.simulation.model import answer_of
 from tandem.simulation.scaling import Scaling, planner_faults_at
 from tandem.simulation.store import STORE
@@ -33,65 +33,6 @@ _MORE_SHARE = 0.3
 _PINNED_SHARE = 0.4
 _DISK_FULL_SHARE = 0.4
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
-
-
-class FaultKind(StrEnum):
-    """Kinds of faults, and the meaning of `Fault.other` and `Fault.size` for each.
-
-    PAUSE: the process stands still. CRASH: it dies and is started again; size 1 = its host died too, so nobody is told.
-    SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock
-    is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
-    blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
-    `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
-    DISK_FULL: of the store, which then takes no writes, or of a gateway with its journal of settlements.
-    Those of a worker's ranks name the rank in `other`, or both that are parted. RANK_SLOW: as SLOW. RANKS_REFUSED: one is
-    killed, and the group cannot be formed anew.
-    """
-
-    PAUSE = "pause"
-    CRASH = "crash"
-    SLOW = "slow"
-    CUT = "cut"
-    CUT_ONE_WAY = "cut one way"
-    CLOCK = "clock"
-    LOSSY = "lossy"
-    SLOW_READS = "slow reads"
-    CUT_CALLS = "cut calls"
-    STORE_DOWN = "store down"
-    STORE_FAILOVER = "store failover"
-    STORE_CLOCK = "store clock"
-    KUBERNETES_DOWN = "kubernetes down"
-    DISK_FULL = "disk full"
-    RANK_KILLED = "rank killed"
-    RANK_PAUSED = "rank paused"
-    RANK_SLOW = "rank slow"
-    RANKS_CUT = "ranks cut"
-    RANKS_REFUSED = "ranks refused"
-
-
-RANK_WEIGHTS = {
-    FaultKind.RANK_KILLED: 5,
-    FaultKind.RANK_PAUSED: 4,
-    FaultKind.RANK_SLOW: 2,
-    FaultKind.RANKS_CUT: 2,
-    FaultKind.RANKS_REFUSED: 1,
-}
-RANK_FAULTS = frozenset(RANK_WEIGHTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that goes wrong at `at_s`, for `for_s` seconds."""
-
-    kind: FaultKind
-    at_s: float
-    for_s: float
-    name: str
-    other: str = ""
-    size: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.at_s:6.2f} s {self.kind} {self.name} {self.other} size {self.size:g} for {self.for_s:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,24 +196,15 @@ def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
     workers = (*scenario.prefills, *scenario.decodes)
     widths = {name: draw.choice((1, 2, 2, 4)) for name in workers}
     widths[draw.choice(workers)] = draw.choice((2, 4))
-    ranked = [name for name in workers if widths[name] > 1]
-    faults = []
-    for kind in draw.choices(list(RANK_WEIGHTS), list(RANK_WEIGHTS.values()), k=draw.randint(1, _MAX_FAULTS)):
-        name, at_s = draw.choice(ranked), WARM_UP_S + draw.uniform(0, SPAN_S)
-        numbers = draw.sample(range(widths[name]), 2)
-        other, for_s, size = str(max(numbers)), 0.0, 0.0
-        match kind:
-            case FaultKind.RANK_PAUSED:
-                for_s = draw.choice((draw.uniform(0.05, 1.4), draw.uniform(1.5, 6.0)))
-            case FaultKind.RANK_SLOW:
-                for_s, size = draw.uniform(0.5, 8.0), draw.choice((4.0, 40.0, 1000.0))
-            case FaultKind.RANKS_CUT:
-                other, for_s = " ".join(map(str, sorted(numbers, reverse=True))), draw.uniform(0.2, 8.0)
-            case FaultKind.RANKS_REFUSED:
-                for_s = draw.uniform(0.5, 5.0)
-        faults.append(Fault(kind, at_s, for_s, name, other, size))
-    found = tuple((name, width) for name, width in widths.items() if width > 1)
-    return replace(scenario, ranks=found, former=(), faults=_sorted(scenario.faults, faults))
+    ranks = tuple((name, width) for name, width in widths.items() if width > 1)
+    faults = [
+        rank_fault_at(draw, WARM_UP_S + draw.uniform(0, SPAN_S), *draw.choice(ranks))
+        for _ in range(draw.randint(1, _MAX_FAULTS))
+    ]
+    # NOTE: streams of several choices, lost together, wait for room behind each other
+    least = 64 if any(ask.num_choices > 1 for ask in scenario.asks) else 0
+    num_blocks = max(scenario.num_blocks, least)
+    return replace(scenario, ranks=ranks, former=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks)
 
 
 def _hand_offs(seed: int) -> Scenario:

@@ -36,6 +36,7 @@ from tandem.simulation.processes import (
     serving_simulated_worker,
     start_simulated_gateway,
 )
+from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
 from tandem.simulation.scaling import Scaling, ScalingInvariants
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenario
@@ -122,6 +123,11 @@ class World:
 
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
+
+    @property
+    def rank_systems(self) -> list[SimulatedRankSystem]:
+        """Of all workers of several ranks that were ever started."""
+        return self.environment.all_rank_systems
 
     def was_well(self, name: str, since_s: float, until_s: float) -> bool:
         """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""

@@ -9,8 +9,9 @@ import pytest
 
 from tandem.accounts.accounts import Accounts
 from tandem.simulation.fabric import NetworkConditions
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import ClientRequest, Scenario
 from tandem.simulation.store import STORE
 from tests.simulation.mutations import journal_is_not_read
 
