@@ -4,10 +4,11 @@ Tokens equal the model's, or there is a clear error; no blocks stay held after l
 a worker could have served it. Invariants of accounts are in `ledger_invariants`.
 """
 
+from tandem.ranks.group import EXCHANGE_DEADLINE_S
 from tandem.simulation.client import ClientOutcome
-from tandem.simulation.fault import NOTICED_RANK_FAULTS
+from tandem.simulation.fault import NOTICED_RANK_FAULTS, RANK_FAULTS
 from tandem.simulation.ledger_invariants import check_ledger
-from tandem.simulation.world import World
+from tandem.simulation.world import EPSILON_S, World
 from tandem.worker.lifecycle import LifecycleState
 
 MAX_GAP_S = 9.5
@@ -49,7 +50,8 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
 def _check_gap(world: World, outcome: ClientOutcome) -> None:
     """Check that a stream does not stall for long while some worker could continue it."""
     since_s, until_s = outcome.longest_gap
-    if until_s - since_s > MAX_GAP_S and (able := _able_pair(world, outcome, until_s)) is not None:
+    lasts_s = MAX_GAP_S if not _was_late(world, since_s, until_s) else EXCHANGE_DEADLINE_S + EPSILON_S
+    if until_s - since_s > lasts_s and (able := _able_pair(world, outcome, until_s)) is not None:
         world.violate(f"{outcome.ask.request_id} stood still for {until_s - since_s:.1f} s beside {able}")
     elif until_s - since_s > RANKS_GAP_S and _lost_ranks_only(world, since_s - ABLE_S, until_s):
         able = _able_pair(world, outcome, until_s)
@@ -59,11 +61,14 @@ def _check_gap(world: World, outcome: ClientOutcome) -> None:
             )
 
 
-def _lost_ranks_only(world: World, since_s: float, until_s: float) -> bool:
-    """Whether nothing was wrong but ranks that were killed or stopped, which their leader notices within two seconds.
+def _was_late(world: World, since_s: float, until_s: float) -> bool:
+    """Whether ranks were slow or parted, which shows at the deadline of an exchange."""
+    late = [span for span in world.spans if span.kind in RANK_FAULTS - NOTICED_RANK_FAULTS]
+    return any(span.from_s < until_s and (span.until_s or until_s) > since_s for span in late)
 
-    NOTE: one that is slow, or parted from others, is noticed by the deadline of its exchange.
-    """
+
+def _lost_ranks_only(world: World, since_s: float, until_s: float) -> bool:
+    """Whether nothing was wrong but ranks that were killed or stopped, which are noticed within two seconds."""
     spans = [span for span in world.spans if span.from_s < until_s and (span.until_s or until_s) > since_s]
     return bool(spans) and all(span.kind in NOTICED_RANK_FAULTS for span in spans)
 

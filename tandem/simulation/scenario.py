@@ -83,6 +83,7 @@ class Scenario:
     uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
     do with the pools; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the
     release before, which neither send nor read what is newer. ranks: numbers of those workers that have several.
+    tells_prompts: of prompts that begin alike only what is new is sent, and few are remembered.
     """
 
     seed: int
@@ -104,6 +105,7 @@ class Scenario:
     num_host_slots: int = 0
     former: tuple[str, ...] = ()
     ranks: tuple[tuple[str, int], ...] = ()
+    tells_prompts: bool = False
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -119,12 +121,21 @@ def scenario_of(seed: int) -> Scenario:
     `_RANKS_EVERY` have workers of several ranks.
     """
     scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
-    return with_ranks(random.Random(f"{seed} ranks"), scenario) if has_ranks(seed) else scenario
+    if has_ranks(seed):
+        scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
+    return replace(scenario, tells_prompts=tells_prompts(seed) or (bool(scenario.former) and seed % 2 == 0))
 
 
 def has_ranks(seed: int) -> bool:
     """Whether a seed's scenario has workers of several ranks."""
     return seed % _RANKS_EVERY in (_RANKS_EVERY // 2, _RANKS_EVERY - 1)
+
+
+def tells_prompts(seed: int) -> bool:
+    """Whether all processes of a seed's scenario send what is new of prompts; in some, others are of a release that
+    cannot.
+    """
+    return seed % _RANKS_EVERY == _RANKS_EVERY - 1
 
 
 def _other(seed: int) -> Scenario:

@@ -14,6 +14,7 @@ from tandem.engine.engine import Engine
 from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
+from tandem.rpc.told_prompts import PromptSizes, current_prompt_sizes
 from tandem.simulation.client import Exchange
 from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
@@ -46,6 +47,7 @@ from tandem.simulation.streams import StreamListener, Streams
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
 _GRACE_S = 10.0
+_SHORT_PROMPTS = PromptSizes(min_tokens=24, least_shared=16, sample=8, lengths=(16, 32, 64, 128), max_bytes=6000)
 _CHECK_EVERY = 16  # turns of an engine
 
 
@@ -179,6 +181,8 @@ class World:
         if self.scenario.former:
             node.spoken = FORMER_SPOKEN if node.is_former else NEXT_SPOKEN
         node.context.run(current_network.set, self.network.of(node))
+        if self.scenario.tells_prompts:
+            node.context.run(current_prompt_sizes.set, _SHORT_PROMPTS)
         self.loop.add(node)
         self.nodes[name] = node
         role = name.partition("-")[0]

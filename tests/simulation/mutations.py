@@ -4,6 +4,7 @@ Each replaces a method or function for the time of a context. None touches the s
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -40,12 +41,13 @@ from tandem.ranks.epoch import Epoch
 from tandem.ranks.group import RankGroup
 from tandem.ranks.heartbeat import Heartbeats
 from tandem.redis_client import answered_within
-from tandem.rpc import session_table
+from tandem.rpc import session_table, told_prompts
 from tandem.rpc.form import Form
 from tandem.rpc.messages import ConfirmAnswer, WorkerStatus
 from tandem.rpc.protocols import SPOKEN
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
+from tandem.rpc.told_prompts import RememberedPrompts
 from tandem.scheduler.scheduler import Scheduler
 from tandem.transport.transfer import Transfer
 from tandem.worker import service
@@ -536,6 +538,20 @@ def refusing_worker_is_not_asked_again(patch: Patch) -> None:
     patch.setattr(Journey, "_may_go_on", may_go_on)
 
 
+def _forgotten_prompts_count_as_empty(patch: Patch) -> None:
+    def grown(self: Any, told: Any, known: int) -> Any:
+        kept = self._prompts.get((told.keeper, known), array("I"))[: told.num_known]
+        kept.extend(told.more_token_ids)
+        return kept
+
+    patch.setattr(RememberedPrompts, "_grown", grown)
+
+
+def _prompts_share_a_token_too_many(patch: Patch) -> None:
+    shared = told_prompts._num_shared
+    patch.setattr(told_prompts, "_num_shared", lambda first, second: shared(first, second) + 1)
+
+
 def _words_of_former_epochs_count(patch: Patch) -> None:
     receive = Epoch._receive
 
@@ -650,5 +666,7 @@ MUTATIONS = [
     Mutation("all heads are read from the first rank", _all_heads_are_read_from_the_first_rank, seed=5),
     Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=5),
     Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
+    Mutation("a prompt that was forgotten counts as empty", _forgotten_prompts_count_as_empty, seed=9),
+    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=9),
     Mutation("words of former epochs count", _words_of_former_epochs_count, unfound=_OWN_SOCKETS),
 ]
