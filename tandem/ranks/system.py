@@ -1,6 +1,6 @@
-"""What a group of ranks has of its machine: memory that they share, their processes, and a watch on those.
+"""Seam between a group of ranks and its machine: memory that they share, their processes, and a watch on those.
 
-The seam by which the same group runs over processes, or in simulated time. Memory is named by descriptors, which
+By it the same group runs over processes, or in simulated time. Memory is named by descriptors, which
 processes inherit.
 """
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a scenario, as plain values."""
+"""Faults of a scenario, as plain values."""
 
 import random
 from dataclasses import dataclass

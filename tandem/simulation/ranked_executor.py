@@ -1,4 +1,4 @@
-"""What one rank of a group computes of the simulated model: its heads of the KV, from the heads of all.
+"""Part of one rank in the simulated model: its heads of the KV, computed from the heads of all.
 
 Runs in a fiber of the rank's node. A step writes in two halves, so a rank that is lost within it leaves a part.
 """
