@@ -36,6 +36,8 @@ from tandem.gateway.update_queue import UpdateQueue
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
+_REFUSED_FOR_GOOD = (UntrustedPeerError, IncompatibleProtocolError)
+
 _logger = logging.getLogger(__name__)
 
 
@@ -173,11 +175,14 @@ class Journey:
             raise
 
     async def _may_go_on(self, worker: WorkerAddress) -> bool:
-        """NOTE: a worker that was lost may have recovered; one that refused would refuse again."""
+        """NOTE: a worker that was lost, or took no work for a while, may be back. One that does not trust us, or speaks
+        another protocol, would refuse again.
+        """
         errors = [error for failed, error in self._failed if failed == worker]
         if not errors:
             return True
-        return isinstance(errors[-1], WorkerLostError) and await self._ways.stalls.is_back(worker)
+        may_be_back = isinstance(errors[-1], UnavailableError) and not isinstance(errors[-1], _REFUSED_FOR_GOOD)
+        return may_be_back and await self._ways.stalls.is_back(worker)
 
     @property
     def _required_fingerprint(self) -> str | None:
@@ -200,8 +205,7 @@ class Journey:
     def _refusal(self, error: TandemError) -> TandemError:
         """NOTE: if the last worker was full or rejected us, that is reported instead of a lack of workers."""
         _, failure = self._failed[-1]
-        kept = CapacityError | UntrustedPeerError | IncompatibleProtocolError
-        return failure if isinstance(failure, kept) else error
+        return failure if isinstance(failure, (CapacityError, *_REFUSED_FOR_GOOD)) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Forwards a worker's updates until its stream ends; raises WorkerLostError if it dies or stalls before."""

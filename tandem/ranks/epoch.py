@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tandem.compute.native.links import SharedLinks
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, RanksLostError
 from tandem.core.machine import monotonic_s, random_id
@@ -18,6 +17,7 @@ from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
 from tandem.ranks.led import END_S, LedRank, await_ends
 from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step, pack
+from tandem.ranks.system import GroupLinks, Watch
 
 _Message = TypeVar("_Message", Loaded, Prepared)
 
@@ -36,10 +36,11 @@ class Epoch:
     def __init__(
         self,
         config: EngineConfig,
-        shared: SharedLinks,
+        shared: GroupLinks,
         ranks: Mapping[int, LedRank],
         deadline_s: float,
         on_lost: Callable[[], None],
+        watch: Watch = watch_for_hangup,
     ) -> None:
         self._id = random_id()
         self._shared = shared
@@ -53,7 +54,7 @@ class Epoch:
             sizes = shared.num_ranks, shared.num_stages
             self._send(rank, Begin(self._id, rank, *sizes, config, deadline_s, level, shared.num_contexts))
         sockets = {led.fileno(): rank for rank, led in self._ranks.items()}
-        self._stop_watching = watch_for_hangup(
+        self._stop_watching = watch(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S
         )
         self.num_steps = 0

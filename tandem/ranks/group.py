@@ -5,15 +5,12 @@ steps before have written stays.
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from tandem.compute import shared_pages
 from tandem.compute.collectives import RankLinks
-from tandem.compute.native.links import SharedLinks, make_links_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import RanksLostError
 from tandem.core.expert_rows import ExpertRows
@@ -23,9 +20,10 @@ from tandem.engine.ranks import ShardSizes, await_kv
 from tandem.engine.resolve import default_kv_cache_bytes
 from tandem.ranks.epoch import Epoch
 from tandem.ranks.joined import JoinedHosts
-from tandem.ranks.led import LedRank, LocalRank
+from tandem.ranks.led import LedRank
 from tandem.ranks.messages import Step
 from tandem.ranks.remote import RemoteHost
+from tandem.ranks.system import OwnSystem, RankSystem
 from tandem.scheduler.output import SchedulerOutput
 
 EXCHANGE_DEADLINE_S = 20.0
@@ -52,6 +50,7 @@ class RankGroup:
         deadline_s: the longest that an exchange within a stage or context, or a message to a rank, waits for it.
         hosts: that have joined, and have ranks of it, all of one stage and context; closed with the group. None = all
             ranks are here.
+        system: where ranks of this host run.
 
     `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
     """
@@ -65,8 +64,10 @@ class RankGroup:
         num_contexts: int = 1,
         deadline_s: float = EXCHANGE_DEADLINE_S,
         hosts: JoinedHosts | None = None,
+        system: RankSystem | None = None,
     ) -> None:
         self._config, self._deadline_s, self._hosts = config, deadline_s, hosts
+        self._system: RankSystem = system or OwnSystem()
         self.other_hosts: Sequence[RemoteHost] = () if hosts is None else hosts.others
         self.num_ranks_here = num_ranks if hosts is None else hosts.num_ranks_here
         self._prepared: tuple[str, ShardSizes] | None = None
@@ -74,15 +75,13 @@ class RankGroup:
         self._is_closed = False
         self.num_epochs = 1
         self.on_lost: Callable[[], None] | None = None
-        self._kv_memory = shared_pages.make_memory()
-        memory = make_links_memory(num_ranks, num_stages * num_contexts)
+        self._kv_memory = self._system.make_kv_memory()
+        memory = self._system.make_links_memory(num_ranks, num_stages * num_contexts)
         try:
-            self._shared = SharedLinks(
-                memory, 0, num_ranks, num_stages, deadline_s=deadline_s, num_contexts=num_contexts
-            )
+            self._shared = self._system.open_links(memory, num_ranks, num_stages, num_contexts, deadline_s)
             self._epoch = self._begin(memory)
         finally:
-            os.close(memory)
+            self._system.close(memory)
 
     @property
     def links(self) -> RankLinks:
@@ -119,11 +118,10 @@ class RankGroup:
         return self._epoch.silent_s
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        num_bytes = num_parts * num_blocks * page_bytes
-        shared_pages.set_size(self._kv_memory, num_bytes)
+        pages = self._system.take_kv(self._kv_memory, num_parts, num_blocks, page_bytes)
         if self._hosts is not None:
-            self._hosts.set_kv_bytes(num_bytes)
-        return shared_pages.map_pages(self._kv_memory, num_parts, num_blocks, page_bytes)
+            self._hosts.set_kv_bytes(pages.nbytes)
+        return pages
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
         self._prepared = fingerprint, sizes
@@ -138,12 +136,12 @@ class RankGroup:
         if self._num_fruitless >= MAX_FRUITLESS_EPOCHS:
             raise RanksLostError(f"{self._num_fruitless} groups of ranks in a row have ended before their first step")
         self.num_epochs += 1
-        memory = make_links_memory(self._shared.num_ranks, self._shared.num_sections)
+        memory = self._system.make_links_memory(self._shared.num_ranks, self._shared.num_sections)
         try:
             self._shared.open(memory)
             self._epoch = self._begin(memory)
         finally:
-            os.close(memory)
+            self._system.close(memory)
         self._epoch.prepare(*self._prepared, keeps_pages=True)
         _log.warning("the group of ranks was formed anew in %.1f s, epoch %d", monotonic_s() - began_s, self.num_epochs)
 
@@ -174,15 +172,16 @@ class RankGroup:
         self._epoch.close()
         if self._hosts is not None:
             self._hosts.close()
-        os.close(self._kv_memory)
+        self._system.close(self._kv_memory)
 
     def _begin(self, memory: int) -> Epoch:
         """NOTE: other hosts first, since one that is lost ends this, and then nothing here is to be ended."""
         ranks: dict[int, LedRank] = {}
         if self._hosts is not None:
             ranks |= self._hosts.begin(self.num_epochs, memory)
-        ranks |= {rank: LocalRank(memory, self._kv_memory, self._deadline_s) for rank in range(1, self.num_ranks_here)}
-        return Epoch(self._config, self._shared, ranks, self._deadline_s, self._tell_lost)
+        for rank in range(1, self.num_ranks_here):
+            ranks[rank] = self._system.start_rank(memory, self._kv_memory, self._deadline_s)
+        return Epoch(self._config, self._shared, ranks, self._deadline_s, self._tell_lost, self._system.watch)
 
     def _tell_lost(self) -> None:
         if self.on_lost is not None:

@@ -11,31 +11,53 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Protocol
 
+from tandem.compute.collectives import RankLinks
 from tandem.compute.native.links import SharedLinks
+from tandem.core.config import EngineConfig
 from tandem.core.errors import TandemError
-from tandem.engine.ranks import load_shard
+from tandem.engine.ranks import LoadedShard, load_shard
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S
 from tandem.ranks.messages import Begin, Loaded, Prepare, Prepared, Refused, Step, pack, unpack
+from tandem.ranks.system import GroupLinks
 
 EXIT_REFUSED, EXIT_LOST = 1, 70  # EX_SOFTWARE of sysexits.h
 
 _log = logging.getLogger("tandem.ranks")
 
 
-def run(leader: Connection, memory: int, kv_memory: int) -> int:
-    """Serves until the leader ends; returns the exit code where it does not exit at once."""
+class LeaderSocket(Protocol):
+    """As `Connection`."""
+
+    def send_bytes(self, data: bytes, /) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+
+def run(
+    leader: LeaderSocket,
+    open_links: Callable[[Begin], GroupLinks],
+    load: Callable[[EngineConfig, RankLinks], LoadedShard],
+    kv_memory: int,
+    on_ready: Callable[[GroupLinks], None],
+) -> int:
+    """Serves until the leader ends; returns the exit code.
+
+    Args:
+        on_ready: called when steps can come; from then on the rank shows that it runs.
+
+    Raises:
+        EOFError, OSError: the leader has ended.
+    """
     begin = unpack(leader.recv_bytes())
     assert isinstance(begin, Begin)
-    logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
-    watch_for_hangup([leader.fileno()], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:
-        sizes = begin.num_ranks, begin.num_stages
-        shared = SharedLinks(memory, begin.rank, *sizes, deadline_s=begin.deadline_s, num_contexts=begin.num_contexts)
-        os.close(memory)
-        shard = load_shard(begin.config, shared.links)
+        shared = open_links(begin)
+        shard = load(begin.config, shared.links)
     except TandemError as error:
         leader.send_bytes(pack(Refused(begin.epoch, str(error))))
         return EXIT_REFUSED
@@ -43,10 +65,7 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
     prepare = unpack(leader.recv_bytes())
     assert isinstance(prepare, Prepare)
     runner = shard.runner(prepare.sizes, kv_memory, prepare.keeps_pages)
-    os.close(kv_memory)
-    gc.collect()
-    gc.freeze()
-    threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
+    on_ready(shared)
     leader.send_bytes(pack(Prepared(begin.epoch)))
     while True:
         step = unpack(leader.recv_bytes())
@@ -59,7 +78,7 @@ def run(leader: Connection, memory: int, kv_memory: int) -> int:
             return EXIT_LOST
 
 
-def _beat(shared: SharedLinks) -> None:
+def _beat(shared: GroupLinks) -> None:
     """Shows the leader that this process runs, for as long as it does."""
     while True:
         shared.beat()
@@ -71,8 +90,23 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     socket, memory, kv_memory = map(int, sys.argv[1:])
+
+    def open_links(begin: Begin) -> GroupLinks:
+        logging.basicConfig(level=begin.log_level, format=f"rank {begin.rank}: %(message)s")
+        sizes = begin.rank, begin.num_ranks, begin.num_stages
+        shared = SharedLinks(memory, *sizes, deadline_s=begin.deadline_s, num_contexts=begin.num_contexts)
+        os.close(memory)
+        return shared
+
+    def settle(shared: GroupLinks) -> None:
+        os.close(kv_memory)
+        gc.collect()
+        gc.freeze()
+        threading.Thread(target=_beat, args=(shared,), name="tandem-beat", daemon=True).start()
+
+    watch_for_hangup([socket], lambda _: os._exit(0))  # NOTE: it may be in an exchange then
     try:
-        return run(Connection(socket), memory, kv_memory)
+        return run(Connection(socket), open_links, load_shard, kv_memory, settle)
     except (EOFError, ConnectionError):
         return 0
 

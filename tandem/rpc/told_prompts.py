@@ -5,15 +5,17 @@ number of tokens, and the tokens that follow. Names are a caller's own, so no pr
 are bounded in bytes; what was forgotten is sent whole. A release that does not know names refuses a call that uses one.
 """
 
-import secrets
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import Generic, TypeVar
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnknownPromptError
+from tandem.core.machine import random_bytes
 from tandem.core.scope import CacheScope
 from tandem.core.token_ids import packed
 from tandem.rpc.form import TOKEN_BYTES
@@ -21,11 +23,7 @@ from tandem.rpc.messages import ComputeCall, GenerateCall, PairCall, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 
 MIN_TOKENS = 4096  # of a prompt that is kept; sending a shorter one costs no more than finding it
-DEFAULT_MAX_BYTES = 64 * 2**20
-_LEAST_SHARED = 2048  # tokens that two prompts have to share
 _MAX_ALIKE = 4  # prompts that are compared with a new one
-_SAMPLE = 32  # tokens before each of these lengths, by which prompts that begin alike are found
-_LENGTHS = tuple(1024 * 4**power for power in range(8))
 _COMPARED = 16 * 1024  # tokens at once, which the processor's caches hold
 _KEEPER_BYTES = 16
 _OVERHEAD_BYTES = 512
@@ -34,11 +32,27 @@ Key = tuple[str, CacheScope, int, bytes]
 C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSizes:
+    """min_tokens: of a prompt that is kept. least_shared: tokens that two prompts have to share. sample: tokens before
+    each of `lengths`, by which prompts that begin alike are found. max_bytes: that each side keeps.
+    """
+
+    min_tokens: int = MIN_TOKENS
+    least_shared: int = 2048
+    sample: int = 32
+    lengths: tuple[int, ...] = tuple(1024 * 4**power for power in range(8))
+    max_bytes: int = 64 * 2**20
+
+
+current_prompt_sizes: ContextVar[PromptSizes] = ContextVar("current_prompt_sizes", default=PromptSizes())  # noqa: B039
+
+
 class RememberedPrompts:
     """Prompts that callers named, in the process that is called. Owned by one event loop."""
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = current_prompt_sizes.get().max_bytes if max_bytes is None else max_bytes
         self._prompts: OrderedDict[tuple[bytes, int], array[int]] = OrderedDict()
         self.num_bytes = 0
 
@@ -95,9 +109,9 @@ class _Told:
 class ToldPrompts:
     """Prompts that this process has sent to others. Shared by its clients, and owned by one event loop."""
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._keeper = secrets.token_bytes(_KEEPER_BYTES)
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._sizes = current_prompt_sizes.get()
+        self._max_bytes = self._sizes.max_bytes if max_bytes is None else max_bytes
         self._numbers = count(1)
         self._told: OrderedDict[int, _Told] = OrderedDict()
         self._alike: dict[Key, list[int]] = {}
@@ -114,12 +128,13 @@ class ToldPrompts:
 
         NOTE: prompts of other scopes are not compared, so that no tenant's call is quicker for another's.
         """
-        if len(_prompt_of(call)) < MIN_TOKENS or process in self._unable:
+        sizes = self._sizes
+        if len(_prompt_of(call)) < sizes.min_tokens or process in self._unable:
             return call
         prompt = packed(_prompt_of(call))
         keys = tuple(
-            (process, call.scope, length, prompt[length - _SAMPLE : length].tobytes())
-            for length in _LENGTHS
+            (process, call.scope, length, prompt[length - sizes.sample : length].tobytes())
+            for length in sizes.lengths
             if length <= len(prompt)
         )
         number = next(self._numbers)
@@ -130,6 +145,10 @@ class ToldPrompts:
             return _with_prompt(call, prompt, told)
         told = replace(told, known=known, num_known=num_known, more_token_ids=prompt[num_known:])
         return _with_prompt(call, (), told)
+
+    @cached_property
+    def _keeper(self) -> bytes:
+        return random_bytes(_KEEPER_BYTES)
 
     def note_received(self, told: ToldPrompt) -> None:
         """The process has answered, so it has the prompt."""
@@ -152,7 +171,7 @@ class ToldPrompts:
             for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:
                 entry = self._told[number]
                 shared = min(_num_shared(entry.prompt, prompt), len(prompt) - 1) if entry.was_received else 0
-                if shared >= _LEAST_SHARED and shared > best[1]:
+                if shared >= self._sizes.least_shared and shared > best[1]:
                     best = number, shared
                 if shared == len(entry.prompt):  # NOTE: the latest turn, of which earlier ones are beginnings
                     break

@@ -1,14 +1,16 @@
 """The asynchronous engine without a thread: each turn of its loop is an event of its node and takes virtual time.
 
-Results of a turn are delivered when the turn is over, as from a thread that was busy until then.
+Results of a turn are delivered when the turn is over, as from a thread that was busy until then. The engine of several
+ranks waits for them within a turn, so it has a fiber.
 """
 
 import queue
 from collections.abc import Callable
 
-from tandem.core.errors import EngineStoppedError
+from tandem.core.errors import EngineStoppedError, TandemError
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
+from tandem.simulation.fibers import Fiber, Signal, current_fiber
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.node import Node
 
@@ -72,3 +74,48 @@ class SteppedEngine(AsyncEngine):
         except BaseException as error:
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
             raise
+
+
+class _FiberInbox(queue.SimpleQueue[_Action]):
+    """A queue at which a fiber waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = Signal()
+
+    def put(self, item: _Action, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        self._changed.notify()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> _Action:
+        current_fiber().wait_for(lambda: not self.empty(), self._changed)
+        return super().get(block, timeout)
+
+
+class FiberEngine(AsyncEngine):
+    """`AsyncEngine` whose loop runs in a fiber of `node`. `on_turn` is called after each turn."""
+
+    def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:
+        super().__init__(engine)
+        self._inbox = _FiberInbox()
+        self._loop, self._node, self._on_turn = loop, node, on_turn
+
+    def start(self) -> None:
+        if self._was_started:
+            raise EngineStoppedError("this engine was started before; build another one")
+        self._was_started = True
+        self._failure = None
+        self._fiber = Fiber(self._loop, self._node, self._run, self._end)
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+
+    def _take_turn(self) -> bool:
+        goes_on = super()._take_turn()
+        self._on_turn(self._engine)
+        return goes_on
+
+    def _end(self, error: BaseException | None) -> None:
+        """NOTE: an engine that cannot have ranks again fails, and its process ends with it."""
+        if error is not None and not isinstance(error, TandemError):
+            raise error

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from tandem.compute.arena import Arena
 from tandem.engine.executor import FinishedStep
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.simulation.held_kv import HeldKV, joined
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import KV_BYTES, first_state, next_state, token_after
 from tandem.simulation.node import Node
+
+Write = tuple[int, int, bytes]  # block, position in it, KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,50 @@ def owner_of(request_id: str) -> str:
 
 
 @dataclass(slots=True)
-class _Known:
+class KnownRequest:
     """State of a request as described by the steps so far."""
 
     request: NewRequest
     blocks: list[int] = field(default_factory=list)
 
 
+class KnownRequests:
+    """What a rank knows of requests: only what steps have described."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: dict[str, KnownRequest] = {}
+
+    def take(self, step: SchedulerOutput) -> None:
+        for request_id in step.released:
+            self._known.pop(request_id, None)
+        for request in step.new:
+            self._known[request.request_id] = KnownRequest(request)
+        for item in step.scheduled:
+            if item.blocks is not None:
+                self._known[item.request_id].blocks += item.blocks.added[0]
+
+    def blocks(self, item: ScheduledRequest) -> Sequence[int]:
+        return self._known[item.request_id].blocks
+
+    def compute(self, item: ScheduledRequest, before: bytes, writes: list[Write]) -> bytes:
+        """The KV of all positions up to the item's end, given that before its start."""
+        size, blocks = self._block_size, self.blocks(item)
+        state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))
+        states = bytearray(before)
+        for position, token_id in enumerate(item.token_ids, item.start):
+            state = next_state(state, token_id)
+            states += state
+            writes.append((blocks[position // size], position % size, state))
+        return bytes(states)
+
+    def token(self, item: ScheduledRequest, states: bytes) -> SampledToken:
+        request = self._known[item.request_id].request
+        return SampledToken(token_after(states, None if request.params.temperature == 0 else request.seed))
+
+
 class SimulatedExecutor:
-    """`Executor` of one node, which knows only what steps have described of a request.
+    """`Executor` of one node, which has all heads.
 
     `on_write` is called with the blocks that a step is about to write.
 
@@ -49,57 +87,27 @@ class SimulatedExecutor:
     """
 
     def __init__(self, arena: Arena, node: Node, loop: VirtualLoop, cost: StepCost) -> None:
-        self._pages = arena.pages.view(-1).numpy().data
-        self._page_bytes = arena.layout.page_bytes
-        self._block_size = arena.layout.block_size
+        self._held = HeldKV(arena.pages, arena.layout.block_size)
+        self._known = KnownRequests(arena.layout.block_size)
         self._node = node
         self._loop = loop
         self._cost = cost
-        self._known: dict[str, _Known] = {}
         self.on_write: Callable[[Sequence[int]], None] = lambda _: None
 
     def submit(self, step: SchedulerOutput) -> FinishedStep:
-        for request_id in step.released:
-            self._known.pop(request_id, None)
-        for request in step.new:
-            self._known[request.request_id] = _Known(request)
-        return FinishedStep(self._execute(step))
-
-    def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
-        writes: list[tuple[int, int, bytes]] = []
+        self._known.take(step)
+        writes: list[Write] = []
         sampled: dict[str, list[SampledToken]] = {}
         for item in step.scheduled:
-            known = self._known[item.request_id]
-            if item.blocks is not None:
-                known.blocks += item.blocks.added[0]
-            states = self._compute(item, known.blocks, writes)
+            before = joined([self._held.read(self._known.blocks(item), item.start)])
+            states = self._known.compute(item, before, writes)
             if item.samples:
-                request = known.request
-                seed = None if request.params.temperature == 0 else request.seed
-                sampled[item.request_id] = [SampledToken(token_after(states, seed))]
+                sampled[item.request_id] = [self._known.token(item, states)]
         self._loop.spend(self._cost.seconds(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
         self._loop.call_soon_threadsafe(self._write, writes)
-        return ExecutorOutput(sampled, {})
+        return FinishedStep(ExecutorOutput(sampled, {}))
 
-    def _compute(self, item: ScheduledRequest, blocks: Sequence[int], writes: list[tuple[int, int, bytes]]) -> bytes:
-        """Computes the KV of all positions up to the item's end."""
-        size = self._block_size
-        before = self._read(blocks, item.start)
-        state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))
-        states = bytearray(before)
-        for position, token_id in enumerate(item.token_ids, item.start):
-            state = next_state(state, token_id)
-            states += state
-            writes.append((blocks[position // size], position % size * KV_BYTES, state))
-        return bytes(states)
-
-    def _read(self, blocks: Sequence[int], num_tokens: int) -> bytes:
-        page, num_blocks = self._page_bytes, -(-num_tokens // self._block_size)
-        data = b"".join(self._pages[block * page : (block + 1) * page] for block in blocks[:num_blocks])
-        return data[: num_tokens * KV_BYTES]
-
-    def _write(self, writes: Sequence[tuple[int, int, bytes]]) -> None:
+    def _write(self, writes: Sequence[Write]) -> None:
         self.on_write(list(dict.fromkeys(block for block, _, _ in writes)))
-        for block, offset, state in writes:
-            start = block * self._page_bytes + offset
-            self._pages[start : start + KV_BYTES] = state
+        for write in writes:
+            self._held.write(*write)

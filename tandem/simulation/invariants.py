@@ -4,11 +4,15 @@ Tokens equal the model's, or there is a clear error; no blocks stay held after l
 a worker could have served it. Invariants of accounts are in `ledger_invariants`.
 """
 
+from tandem.ranks.group import EXCHANGE_DEADLINE_S
 from tandem.simulation.client import ClientOutcome
+from tandem.simulation.fault import NOTICED_RANK_FAULTS, RANK_FAULTS
 from tandem.simulation.ledger_invariants import check_ledger
-from tandem.simulation.world import World
+from tandem.simulation.world import EPSILON_S, World
+from tandem.worker.lifecycle import LifecycleState
 
 MAX_GAP_S = 9.5
+RANKS_GAP_S = 5.0  # where nothing is wrong but a group of ranks, and another worker has none
 ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
 _GIVEN_UP = (429, 503)
 
@@ -46,8 +50,27 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
 def _check_gap(world: World, outcome: ClientOutcome) -> None:
     """Check that a stream does not stall for long while some worker could continue it."""
     since_s, until_s = outcome.longest_gap
-    if until_s - since_s > MAX_GAP_S and (able := _able_pair(world, outcome, until_s)) is not None:
+    lasts_s = MAX_GAP_S if not _was_late(world, since_s, until_s) else EXCHANGE_DEADLINE_S + EPSILON_S
+    if until_s - since_s > lasts_s and (able := _able_pair(world, outcome, until_s)) is not None:
         world.violate(f"{outcome.ask.request_id} stood still for {until_s - since_s:.1f} s beside {able}")
+    elif until_s - since_s > RANKS_GAP_S and _lost_ranks_only(world, since_s - ABLE_S, until_s):
+        able = _able_pair(world, outcome, until_s)
+        if able is not None and _able_pair(world, outcome, since_s) == able:
+            world.violate(
+                f"{outcome.ask.request_id} went on {until_s - since_s:.1f} s after ranks were lost, beside {able}"
+            )
+
+
+def _was_late(world: World, since_s: float, until_s: float) -> bool:
+    """Whether ranks were slow or parted, which shows at the deadline of an exchange."""
+    late = [span for span in world.spans if span.kind in RANK_FAULTS - NOTICED_RANK_FAULTS]
+    return any(span.from_s < until_s and (span.until_s or until_s) > since_s for span in late)
+
+
+def _lost_ranks_only(world: World, since_s: float, until_s: float) -> bool:
+    """Whether nothing was wrong but ranks that were killed or stopped, which are noticed within two seconds."""
+    spans = [span for span in world.spans if span.from_s < until_s and (span.until_s or until_s) > since_s]
+    return bool(spans) and all(span.kind in NOTICED_RANK_FAULTS for span in spans)
 
 
 def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | None:
@@ -76,3 +99,20 @@ def _check_rest(world: World) -> None:
         held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
         if any(held.values()):
             world.violate(f"{name} still holds {held}")
+    _check_ranks(world)
+
+
+def _check_ranks(world: World) -> None:
+    """Check that each worker has as many ranks as it should, and nobody else has any. One that stands still may be left
+    by a leader that has died.
+    """
+    started = {led: system for system in world.rank_systems for led in system.started if not led.has_ended}
+    for led, system in started.items():
+        is_present = system in world.environment.rank_systems.values() and led in system.ranks.values()
+        if not is_present and not led.node.is_paused:
+            world.violate(f"the process of {led.node.name} runs although nobody leads it")
+    for name, simulated in world.workers.items():
+        system = world.environment.rank_systems.get(name)
+        is_ready = simulated.worker.lifecycle.state is LifecycleState.READY
+        if system is not None and is_ready and any(led.has_ended for led in system.ranks.values()):
+            world.violate(f"{name} is ready and lacks a rank")

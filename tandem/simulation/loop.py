@@ -61,6 +61,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._numbers = itertools.count()
         self._graveyard: list[object] = []
         self._late_tasks: list[asyncio.Task[Any]] = []  # begun by what cleans up while all is let go of
+        self._at_end: list[Callable[[], None]] = []
         self._is_over = False
         self.in_job = False
         self.connect: Connect | None = None
@@ -99,9 +100,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.in_job = False
             self._ahead_s = 0.0
 
+    def at_end(self, action: Callable[[], None]) -> None:
+        """To be done by `tear_down`, before all else."""
+        self._at_end.append(action)
+
     def tear_down(self) -> None:
         """Cancels everything that still waits. The loop must not be used afterwards."""
         self._is_over = True
+        while self._at_end:
+            self._at_end.pop()()
         with warnings.catch_warnings():
             self._let_go()
 

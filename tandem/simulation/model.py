@@ -1,7 +1,8 @@
 """Simulated model: KV is a hash of the prefix and tokens are hashes of the KV, so any wrong byte changes the output.
 
-A position's KV is 16 bytes: BLAKE2b of the owner's name, the KV before it and its token. A token is chosen from the KV
-of every earlier position. `answer_of` is what a request must get, computed from its tokens alone.
+A position's KV is 16 bytes: BLAKE2b of the owner's name, the KV before it and its token. Ranks divide them as keys and
+values of four heads. A token is chosen from the KV of every earlier position. `answer_of` is what a request must get,
+computed from its tokens alone.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ FINGERPRINT = "5" * 32
 _FIRST_LETTER, _NUM_LETTERS = 64, 26
 _EOS_SHARE = 40  # one token of so many
 
-KV_SPEC = KVSpec(num_kv_heads=1, head_dim=2, dtype="float32", window=None)
+KV_SPEC = KVSpec(num_kv_heads=4, head_dim=1, dtype="float16", window=None)
 
 
 def first_state(owner: str) -> bytes:

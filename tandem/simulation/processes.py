@@ -9,28 +9,20 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
-import tokenizers
-import torch
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.prices import Prices
 from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.store import LEASE_S
-from tandem.architecture.model import ModelSpec
-from tandem.compute.arena import Arena
-from tandem.compute.ranked_pages import RankedPages
 from tandem.core.clock import Clock
-from tandem.core.config import SchedulerConfig
 from tandem.core.machine import random_id, wall_s
 from tandem.core.pins import Pin
+from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
-from tandem.engine.identity import ModelIdentity
-from tandem.engine.masks import MaskMaker
 from tandem.engine.resolve import Assembly
 from tandem.gateway.app import guard_of
 from tandem.gateway.dialect import Isolate, ParsedRequest
@@ -45,29 +37,29 @@ from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.gateway.settings import GatewaySettings
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.spec import build_layout
 from tandem.locality.base import LocalityIndex
+from tandem.ranks.group import RankGroup
 from tandem.router.process import RouterProcess, serving_router
 from tandem.router.settings import RouterSettings
 from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
-from tandem.scheduler.scheduler import Scheduler
+from tandem.simulation.assembly import EngineParts, WorkerSizes, simulated_tokenizer
 from tandem.simulation.disk import JournalOnDisk, SimulatedDisk
-from tandem.simulation.engine import SteppedEngine
+from tandem.simulation.engine import FiberEngine, SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
+from tandem.simulation.fibers import in_fiber
 from tandem.simulation.host_tier import SimulatedCopier
 from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex, SimulatedStoreIndex
 from tandem.simulation.loop import VirtualLoop
-from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
+from tandem.simulation.model import MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
+from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
 from tandem.simulation.transport import SimulatedTransport, TransportRegistry
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
-from tandem.text.pieces import DecoderRules
-from tandem.text.tokenizer import Tokenizer
 from tandem.transport.base import KVTransport
 from tandem.transport.card import Identity
 from tandem.transport.choose import Site
@@ -78,26 +70,14 @@ from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.process import WorkerProcess, serving_core
-from tandem.worker.settings import DecodeSettings, PrefillSettings
+from tandem.worker.ranks import open_ranks, recover_from, report_of
+from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
 from tandem.worker.transports import Transports
 
 SECRET = "the secret of a simulation" * 2
 TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
 COMPLETIONS = "/v1/completions"
 PIN = "pin "  # before the seconds, as the user of a request: its prompt is kept for so long
-_PIN_SHARE = 0.25  # of a pool, so that kept blocks move to the host tier
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSizes:
-    """Sizes of a worker: small, so that blocks run out and prompts are computed in chunks."""
-
-    block_size: int = 8
-    num_blocks: int = 96
-    num_host_slots: int = 0
-    max_model_len: int = 256
-    max_num_batched_tokens: int = 48
-    max_num_running: int = 8
 
 
 @dataclass(slots=True)
@@ -105,6 +85,8 @@ class SimulatedEnvironment:
     """Shared parts of one simulation. `routers`: indexes of live ones, by address. `disks`: of
     gateways, by name. `is_open`: without accounts.
     `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
+    `widths`: numbers of ranks of workers, by name; 1 where there is none. `rank_systems`: of those that
+    run and have more; `all_rank_systems`: also of those that have ended.
     """
 
     loop: VirtualLoop
@@ -121,6 +103,9 @@ class SimulatedEnvironment:
     transports: TransportRegistry = field(default_factory=TransportRegistry)
     routers: dict[str, RoutedIndex] = field(default_factory=dict)
     disks: Mapping[str, SimulatedDisk] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
+    rank_systems: dict[str, SimulatedRankSystem] = field(default_factory=dict)
+    all_rank_systems: list[SimulatedRankSystem] = field(default_factory=list)
 
     @property
     def redis_url(self) -> str | None:
@@ -156,14 +141,20 @@ async def serving_simulated_worker(
     settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
     feeds = Feeds(_indexes(environment, node), worker_id, epoch)
-    assembly, executor = _assembled(environment, node, feeds)
-    engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
+    credentials = Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation)
+    assembly, writer, group = await _open_engine(environment, node, settings, credentials, feeds)
+    engine: AsyncEngine
+    if group is None:
+        engine = SteppedEngine(assembly.engine, environment.loop, node, on_turn)
+    else:
+        engine = FiberEngine(assembly.engine, environment.loop, node, on_turn)
+        recover_from(group, engine)
     engine.start()
     compatibility = compatibility_of(assembly)
     identity = Identity(compatibility, SECRET.encode(), me.incarnation)
     transport = SimulatedTransport(environment.fabric, node, pool_of_arena(assembly), identity, environment.transports)
     transport.on_write = functools.partial(_require_pinned, assembly.engine.kv, worker_id)
-    executor.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
+    writer.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
     prometheus = CollectorRegistry()
     host = _open_host(environment, node, assembly, engine)
     core = WorkerCore(
@@ -172,7 +163,7 @@ async def serving_simulated_worker(
         engine=engine,
         leases=LeaseBook(settings.lease_ttl_s, node, lambda name: engine.post(lambda e: e.kv.drop(name))),
         transports=_OneTransport(transport),
-        checksums=PageChecksums(assembly.arena, settings.checksum_share),
+        checksums=PageChecksums(assembly.arena, settings.checksum_share, pages=assembly.pages),
         metrics=WorkerMetrics(prometheus, MODEL, max_model_len=environment.sizes.max_model_len),
         tracing=Tracing.configure(worker_id, None),
         site=Site("one host", "one", "one", "one process", "cpu", "none in a simulation", False),
@@ -180,10 +171,12 @@ async def serving_simulated_worker(
         vocab_size=VOCAB_SIZE,
         ranked=assembly.pages.ranked,
         block_size=assembly.arena.layout.block_size,
-        block_bytes=assembly.arena.layout.page_bytes,
+        block_bytes=assembly.pages.ranked.num_ranks * assembly.arena.layout.page_bytes,
         num_blocks=assembly.arena.num_blocks,
         clock=node,
-        credentials=Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation),
+        credentials=credentials,
+        num_ranks=settings.num_ranks,
+        ranks=functools.partial(report_of, group),
         host=host,
     )
     blank, model = blank_state(settings, worker_id, assembly, compatibility), model_info(settings, assembly)
@@ -192,7 +185,7 @@ async def serving_simulated_worker(
 
 
 def _open_host(
-    environment: SimulatedEnvironment, node: Node, assembly: Assembly, engine: SteppedEngine
+    environment: SimulatedEnvironment, node: Node, assembly: Assembly, engine: AsyncEngine
 ) -> HostCopier | None:
     """As `worker.process`."""
     num_slots = environment.sizes.num_host_slots
@@ -281,6 +274,7 @@ def _worker_settings(
         "redis": environment.redis_url,
         "lease_ttl_s": environment.lease_ttl_s,
         "transport": "inproc",
+        "tp": environment.widths.get(worker_id, 1),
         **TRUST,
     }
     return kind(**options)
@@ -296,47 +290,32 @@ def _indexes(environment: SimulatedEnvironment, node: Node) -> Sequence[Locality
     ]
 
 
-def _assembled(environment: SimulatedEnvironment, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
-    """As `engine.resolve.assemble`, around the simulated model."""
-    sizes = environment.sizes
-    layout = build_layout([KV_SPEC], sizes.block_size)
-    kv = KVCacheManager(
-        layout,
-        sizes.num_blocks,
-        max_chunk_tokens=sizes.max_num_batched_tokens,
-        watermark_blocks=int(sizes.num_blocks * 0.01),
-        pin_share=_PIN_SHARE,
-        emit=feeds.emit,
-    )
-    limits = SchedulerConfig(
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_num_running=sizes.max_num_running,
-        max_num_waiting=4096,
-        max_model_len=sizes.max_model_len,
-    )
-    arena = Arena(layout, sizes.num_blocks + 1, torch.device("cpu"))
-    executor = SimulatedExecutor(arena, node, environment.loop, environment.cost)
-    identity = ModelIdentity(FINGERPRINT, VOCAB_SIZE, (EOS_TOKEN_ID,))
-    engine = Engine(executor, Scheduler(limits, kv), kv, identity, tokenizer=_tokenizer(), clock=node)
-    # NOTE: nobody looks at the weights' spec, nor makes masks
-    return Assembly(engine, arena, cast(ModelSpec, None), cast(MaskMaker, None), RankedPages.of(arena)), executor
+async def _open_engine(
+    environment: SimulatedEnvironment, node: Node, settings: WorkerSettings, credentials: Credentials, feeds: Feeds
+) -> tuple[Assembly, SimulatedExecutor | SimulatedRankSystem, RankGroup | None]:
+    """As `worker.process`; also who is to tell which blocks steps write."""
+    parts = EngineParts(environment.sizes, environment.loop, node, environment.cost, feeds.emit)
+    if settings.num_ranks == 1:
+        return *parts.assembled(), None
+    seed = f"{node.random.random()} ranks"
+    system = SimulatedRankSystem(environment.fabric, node, environment.sizes.block_size, environment.cost, seed)
+    environment.rank_systems[node.name] = system
+    environment.all_rank_systems.append(system)
 
+    def open_group() -> tuple[Assembly, RankGroup]:
+        _, group = open_ranks(settings, credentials, lambda: None, system)
+        assert group is not None
+        assembly, forward = parts.assembled_of(group)
+        forward.on_write = lambda blocks: system.on_write(blocks)
+        return assembly, group
 
-@functools.cache
-def _tokenizer() -> Tokenizer:
-    """One token a byte, then three special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    specials = ("<|a|>", "<|b|>", "<|end|>")
-    backend.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in specials])
-    return Tokenizer(backend, DecoderRules(byte_level=True), {})
+    assembly, group = await in_fiber(environment.loop, node, open_group)
+    return assembly, system, group
 
 
 @functools.cache
 def _served_model() -> ServedModel:
-    tokenizer = _tokenizer()
+    tokenizer = simulated_tokenizer()
     answers = AnswerFormat.detect(None, tokenizer, tool_parser="none", reasoning_parser="none")
     checks, encoder, conversations = GrammarCheck(tokenizer), PromptEncoder(tokenizer), KnownConversations(0)
     return ServedModel(MODEL, tokenizer, None, 0, False, answers, checks, encoder, conversations)

@@ -6,10 +6,10 @@ A scenario without some of its faults or requests is a valid one, so a failing o
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from tandem.core.randomness import choice_seed
 from tandem.simulation.fabric import NetworkConditions
+from tandem.simulation.fault import RANK_FAULTS, Fault, FaultKind, rank_fault_at
 from tandem.simulation.model import answer_of
 from tandem.simulation.redis import STORE
 from tandem.simulation.scaling import Scaling, planner_faults_at
@@ -22,6 +22,7 @@ MAX_PROMPT_TOKENS = 150
 MAX_PIN_S = 4.0
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
+_RANKS_EVERY = 10
 _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
@@ -32,48 +33,6 @@ _MORE_SHARE = 0.3
 _PINNED_SHARE = 0.4
 _DISK_FULL_SHARE = 0.4
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
-
-
-class FaultKind(StrEnum):
-    """Kinds of faults, and the meaning of `Fault.other` and `Fault.size` for each.
-
-    PAUSE: the process stands still. CRASH: it dies and is started again; size 1 = its host died too, so nobody is told.
-    SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock
-    is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
-    blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
-    `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
-    DISK_FULL: of the store, which then takes no writes, or of a gateway with its journal of settlements.
-    """
-
-    PAUSE = "pause"
-    CRASH = "crash"
-    SLOW = "slow"
-    CUT = "cut"
-    CUT_ONE_WAY = "cut one way"
-    CLOCK = "clock"
-    LOSSY = "lossy"
-    SLOW_READS = "slow reads"
-    CUT_CALLS = "cut calls"
-    STORE_DOWN = "store down"
-    STORE_FAILOVER = "store failover"
-    STORE_CLOCK = "store clock"
-    KUBERNETES_DOWN = "kubernetes down"
-    DISK_FULL = "disk full"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that goes wrong at `at_s`, for `for_s` seconds."""
-
-    kind: FaultKind
-    at_s: float
-    for_s: float
-    name: str
-    other: str = ""
-    size: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.at_s:6.2f} s {self.kind} {self.name} {self.other} size {self.size:g} for {self.for_s:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +82,8 @@ class Scenario:
     account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
     uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
     do with the pools; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the
-    release before, which neither send nor read what is newer.
+    release before, which neither send nor read what is newer. ranks: numbers of those workers that have several.
+    tells_prompts: of prompts that begin alike only what is new is sent, and few are remembered.
     """
 
     seed: int
@@ -144,6 +104,8 @@ class Scenario:
     scaling: Scaling | None = None
     num_host_slots: int = 0
     former: tuple[str, ...] = ()
+    ranks: tuple[tuple[str, int], ...] = ()
+    tells_prompts: bool = False
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -155,9 +117,28 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases."""
-    if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1:
-        return _hand_offs(seed)
+    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases, and two of
+    `_RANKS_EVERY` have workers of several ranks.
+    """
+    scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
+    if has_ranks(seed):
+        scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
+    return replace(scenario, tells_prompts=tells_prompts(seed) or (bool(scenario.former) and seed % 2 == 0))
+
+
+def has_ranks(seed: int) -> bool:
+    """Whether a seed's scenario has workers of several ranks."""
+    return seed % _RANKS_EVERY in (_RANKS_EVERY // 2, _RANKS_EVERY - 1)
+
+
+def tells_prompts(seed: int) -> bool:
+    """Whether all processes of a seed's scenario send what is new of prompts; in some, others are of a release that
+    cannot.
+    """
+    return seed % _RANKS_EVERY == _RANKS_EVERY - 1
+
+
+def _other(seed: int) -> Scenario:
     draw = random.Random(f"{seed} more")
     return _with_more(draw, _mixed(seed)) if draw.random() < _MORE_SHARE else _mixed(seed)
 
@@ -219,6 +200,22 @@ def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
         num_host_slots=draw.choice((0, 8, 24)),
         former=tuple(name for name in scenario.names if draw.random() < former_share),
     )
+
+
+def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
+    """The same with workers of several ranks, which are lost, parted or late. NOTE: releases before had no widths."""
+    workers = (*scenario.prefills, *scenario.decodes)
+    widths = {name: draw.choice((1, 2, 2, 4)) for name in workers}
+    widths[draw.choice(workers)] = draw.choice((2, 4))
+    ranks = tuple((name, width) for name, width in widths.items() if width > 1)
+    faults = [
+        rank_fault_at(draw, WARM_UP_S + draw.uniform(0, SPAN_S), *draw.choice(ranks))
+        for _ in range(draw.randint(1, _MAX_FAULTS))
+    ]
+    # NOTE: streams of several choices, lost together, wait for room behind each other
+    least = 64 if any(ask.num_choices > 1 for ask in scenario.asks) else 0
+    num_blocks = max(scenario.num_blocks, least)
+    return replace(scenario, ranks=ranks, former=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks)
 
 
 def _hand_offs(seed: int) -> Scenario:
@@ -330,7 +327,8 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    kinds = [kind for kind in FaultKind if kind not in (FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL)]
+    others = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, *RANK_FAULTS}
+    kinds = [kind for kind in FaultKind if kind not in others]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))

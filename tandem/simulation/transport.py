@@ -71,9 +71,10 @@ class SimulatedTransport:
     ) -> Transfer:
         if peer not in self._peers:
             raise TransportError(f"{peer} is not connected to this worker; connect to its card again")
-        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self.pool.num_blocks)
-        transfer = Transfer(len(remote_blocks) * self.pool.page_bytes, self.node)
-        pieces = list(batches(runs, _BLOCKS_PER_PIECE))
+        unit_bytes = peer.unit_bytes
+        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self.pool.num_bytes // unit_bytes)
+        transfer = Transfer(len(remote_blocks) * unit_bytes, self.node)
+        pieces = list(batches(runs, self._piece_bytes // unit_bytes))
         loop = self._fabric.loop
         if loop.in_job:  # NOTE: a thread that waits for it; here time passes only as it says
             self._read_at_once(peer, pieces, transfer)
@@ -97,7 +98,7 @@ class SimulatedTransport:
             transfer.fail(error)
             return
         for piece in pieces:
-            self._move(source, piece)
+            self._move(source, piece, peer.unit_bytes)
         transfer.succeed()
 
     def _copy(self, peer: Peer, pieces: list[list[Run]], transfer: Transfer, limit_s: float) -> None:
@@ -115,8 +116,8 @@ class SimulatedTransport:
             self._fail(peer, pieces, transfer, error)
             return
         if pieces:
-            self._move(source, pieces.pop(0))
-            seconds = _BLOCKS_PER_PIECE * self.pool.page_bytes / _BYTES_PER_S
+            self._move(source, pieces.pop(0), peer.unit_bytes)
+            seconds = self._piece_bytes / _BYTES_PER_S
             seconds += self._fabric.random.expovariate(1 / _LATENCY_S)
             seconds += self._fabric.random.random() * self._fabric.conditions.read_s
             loop.call_later(seconds, self._copy, peer, pieces, transfer, limit_s, context=self._context)
@@ -137,14 +138,23 @@ class SimulatedTransport:
         source = self._registry.by_incarnation.get(peer.incarnation)
         if source is not None and not self.node.is_dead:
             for piece in pieces:
-                self._move(source, piece)
+                self._move(source, piece, peer.unit_bytes)
         self._fabric.loop.call_soon(transfer.settle, context=self.node.context)
 
-    def _move(self, source: "SimulatedTransport", runs: Sequence[Run]) -> None:
-        page = self.pool.page_bytes
+    @property
+    def _piece_bytes(self) -> int:
+        """Of a few blocks, of all ranks together."""
+        return _BLOCKS_PER_PIECE * self.pool.page_bytes * self.pool.num_ranks
+
+    def _move(self, source: "SimulatedTransport", runs: Sequence[Run], unit: int) -> None:
         for remote, local, count in runs:
-            self.on_write(range(local, local + count))
-            ctypes.memmove(self.pool.address + local * page, source.pool.address + remote * page, count * page)
+            self.on_write(self._blocks_of(local * unit, (local + count) * unit))
+            ctypes.memmove(self.pool.address + local * unit, source.pool.address + remote * unit, count * unit)
+
+    def _blocks_of(self, start: int, end: int) -> list[int]:
+        """Whose pages, of whatever rank, have these bytes of the pool."""
+        num_blocks, page = self.pool.num_blocks // self.pool.num_ranks, self.pool.page_bytes
+        return [index % num_blocks for index in range(start // page, -(-end // page))]
 
     def _source(self, incarnation: str) -> "SimulatedTransport":
         """Raises TransportError: its host is gone, or out of reach."""

@@ -5,7 +5,6 @@ import random
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from tandem.engine.engine import Engine
 from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
+from tandem.rpc.told_prompts import PromptSizes, current_prompt_sizes
 from tandem.simulation.client import Exchange
 from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
+from tandem.simulation.faults import FaultInterval, begin_fault, is_end_of_ranks, supervise
 from tandem.simulation.former import FORMER_SPOKEN, NEXT_SPOKEN
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
 from tandem.simulation.ledger import add_keys
@@ -37,25 +38,17 @@ from tandem.simulation.processes import (
     serving_simulated_worker,
     start_simulated_gateway,
 )
+from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, STORE, SimulatedRedis
 from tandem.simulation.scaling import Scaling, ScalingInvariants
-from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenario
 from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
 _GRACE_S = 10.0
+_SHORT_PROMPTS = PromptSizes(min_tokens=24, least_shared=16, sample=8, lengths=(16, 32, 64, 128), max_bytes=6000)
 _CHECK_EVERY = 16  # turns of an engine
-
-
-@dataclass(slots=True)
-class FaultInterval:
-    """Time interval of a fault; `until_s` is None while it lasts."""
-
-    name: str
-    other: str
-    from_s: float
-    until_s: float | None = None
 
 
 class World:
@@ -95,6 +88,7 @@ class World:
             scenario.is_open,
             scenario.uses_redis,
             disks=self.disks,
+            widths=dict(scenario.ranks),
         )
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
@@ -104,7 +98,7 @@ class World:
         self.kubernetes: SimulatedKubernetes | None = None
         self.scaling: ScalingInvariants | None = None
         self.crashed: dict[str, list[float]] = {}
-        self._ending: set[str] = set()
+        self.ending: set[str] = set()
         self.spans: list[FaultInterval] = []
         self.violations: list[str] = []
         self._num_started = 0
@@ -131,6 +125,11 @@ class World:
 
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
+
+    @property
+    def rank_systems(self) -> list[SimulatedRankSystem]:
+        """Of all workers of several ranks that were ever started."""
+        return self.environment.all_rank_systems
 
     def was_well(self, name: str, since_s: float, until_s: float) -> bool:
         """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""
@@ -163,7 +162,7 @@ class World:
         for name in self.scenario.names:
             self.start(name)
         for fault in self.scenario.faults:
-            self._in_world(fault.at_s, self._break, fault)
+            self.in_world(fault.at_s, begin_fault, self, fault)
         waiting = [loop.create_task(self._ask(ask), name=ask.request_id) for ask in self.scenario.asks]
         last_s = max([fault.at_s + fault.for_s for fault in self.scenario.faults] + [WARM_UP_S])
         last_s = max([last_s, *(ask.at_s for ask in self.scenario.asks)])
@@ -182,6 +181,8 @@ class World:
         if self.scenario.former:
             node.spoken = FORMER_SPOKEN if node.is_former else NEXT_SPOKEN
         node.context.run(current_network.set, self.network.of(node))
+        if self.scenario.tells_prompts:
+            node.context.run(current_prompt_sizes.set, _SHORT_PROMPTS)
         self.loop.add(node)
         self.nodes[name] = node
         role = name.partition("-")[0]
@@ -203,6 +204,8 @@ class World:
         if self.kubernetes is not None:
             self.kubernetes.note_ready(name, is_ready=False)
         self.environment.routers.pop(self.address_of(name), None)
+        if (ranks := self.environment.rank_systems.pop(name, None)) is not None:
+            ranks.die(is_silent=is_silent)
         self.network.crash(node, is_silent=is_silent)
         self.loop.kill(node)
         if self.gateways.pop(name, None) is not None:
@@ -242,25 +245,28 @@ class World:
         self.spans.append(FaultInterval(name, "", self.loop.time()))
         worker = self.workers.get(name)
         if worker is not None:
-            self._ending.add(name)
+            self.ending.add(name)
             self.nodes[name].context.copy().run(worker.worker.lifecycle.drain)
         else:
             if name in self.nodes:
                 self.kill(name, is_silent=False)
-            self._forget(name)
+            self.forget(name)
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """A worker that was told to end has ended."""
-        self._ending.discard(name)
+        self.ending.discard(name)
         if self.kubernetes is not None:
             self.kubernetes.note_end(name)
 
     def _note_end(self, name: str, node: Node, task: "asyncio.Task[None]") -> None:
         if node.is_dead:
             return
-        if name in self._ending and not task.cancelled() and task.exception() is None:
+        if name in self.ending and not task.cancelled() and task.exception() is None:
             self.kill(name, is_silent=False)
-            self._forget(name)
+            self.forget(name)
+        elif is_end_of_ranks(self, name, task):
+            self.kill(name, is_silent=False)
+            supervise(self, name)
         else:
             error = None if task.cancelled() else task.exception()
             self.violate(f"the process {name} ended: {type(error).__name__}: {error}")
@@ -285,96 +291,7 @@ class World:
         outcome = exchange.outcome
         self.trace.note(f"{self.loop.time():.9f}", ask.request_id, outcome.status, len(outcome.tokens), outcome.error)
 
-    def _break(self, fault: Fault) -> None:
-        """Begin a fault and schedule its end."""
-        self.trace.note(f"{self.loop.time():.9f}", "fault", fault)
-        undo = self._begun(fault)
-        if undo is not None and fault.name in self.disks and fault.kind is FaultKind.DISK_FULL:
-            self._in_world(self.loop.time() + fault.for_s, undo)  # NOTE: requests are to be served all the same
-        elif undo is not None:
-            span = FaultInterval(fault.name, fault.other, self.loop.time())
-            self.spans.append(span)
-
-            def end() -> None:
-                span.until_s = self.loop.time()
-                undo()
-
-            self._in_world(self.loop.time() + fault.for_s, end)
-
-    def _begun(self, fault: Fault) -> Callable[[], None] | None:
-        """Begin a fault; returns the function that ends it, None if it has no end or could not begin."""
-        node = self.nodes.get(fault.name)
-        match fault.kind:
-            case FaultKind.PAUSE if node is not None and not node.is_paused:
-                node.is_paused = True
-                return partial(setattr, node, "is_paused", False)
-            case FaultKind.CRASH if node is not None:
-                self.kill(fault.name, is_silent=bool(fault.size))
-                return partial(self._restart, fault)
-            case FaultKind.SLOW if node is not None:
-                node.slowness = fault.size
-                return partial(setattr, node, "slowness", 1.0)
-            case FaultKind.CUT | FaultKind.CUT_CALLS:
-                is_readable = fault.kind is FaultKind.CUT_CALLS
-                self.fabric.block(fault.name, fault.other, is_readable=is_readable)
-                self.fabric.block(fault.other, fault.name, is_readable=is_readable)
-                return partial(self._heal, fault)
-            case FaultKind.CUT_ONE_WAY:
-                self.fabric.block(fault.name, fault.other)
-                return partial(self._heal, fault)
-            case FaultKind.CLOCK if node is not None:
-                node.wall_offset_s += fault.size
-            case FaultKind.LOSSY:
-                conditions = self.fabric.conditions
-                former, conditions.slow_share = conditions.slow_share, 0.3
-                return partial(setattr, conditions, "slow_share", former)
-            case FaultKind.SLOW_READS:
-                self.fabric.conditions.read_s = fault.size
-                return partial(setattr, self.fabric.conditions, "read_s", 0.0)
-            case FaultKind.STORE_DOWN:
-                self.redis.is_down = True
-                self.streams.cut_from(STORE)
-                return self._restart_store
-            case FaultKind.STORE_FAILOVER:
-                self.redis.fail_over(fault.size)
-                self.streams.cut_from(STORE)
-            case FaultKind.STORE_CLOCK:
-                self.redis.clock_offset_s += fault.size
-            case FaultKind.KUBERNETES_DOWN if self.kubernetes is not None:
-                self.kubernetes.is_down = True
-                return partial(setattr, self.kubernetes, "is_down", False)
-            case FaultKind.DISK_FULL if fault.name == STORE:
-                self.redis.is_full = True
-                return self._empty_store
-            case FaultKind.DISK_FULL:
-                self.disks[fault.name].fill()
-                return self.disks[fault.name].empty
-            case _:
-                pass
-        return None
-
-    def _empty_store(self) -> None:
-        self.redis.is_full = False
-
-    def _restart_store(self) -> None:
-        self.redis.is_down = False
-
-    def _restart(self, fault: Fault) -> None:
-        if fault.name in self._ending:
-            self._forget(fault.name)
-            return
-        is_pod = self.kubernetes is not None and fault.name.startswith(("prefill", "decode"))
-        if is_pod and self.kubernetes is not None and fault.name not in self.kubernetes.pods:
-            return
-        self.start(fault.name)
-        self.fabric.come_back(fault.name, fault.for_s)
-
-    def _heal(self, fault: Fault) -> None:
-        self.fabric.heal(fault.name, fault.other)
-        if fault.kind is not FaultKind.CUT_ONE_WAY:
-            self.fabric.heal(fault.other, fault.name)
-
-    def _in_world(self, at_s: float, action: Callable[..., None], *args: object) -> None:
+    def in_world(self, at_s: float, action: Callable[..., None], *args: object) -> None:
         self.loop.call_at(at_s, action, *args, context=self.loop.world.context)
 
 

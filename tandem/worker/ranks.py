@@ -15,6 +15,7 @@ from tandem.ranks.hosts_page_bytes import HostsPageBytes
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Proof
+from tandem.ranks.system import RankSystem
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
 from tandem.transport.base import MemoryPool
@@ -30,13 +31,17 @@ def proof_of(credentials: Credentials) -> Proof:
 
 
 def open_ranks(
-    settings: WorkerSettings, credentials: Credentials, on_leaving: Callable[[], None]
+    settings: WorkerSettings,
+    credentials: Credentials,
+    on_leaving: Callable[[], None],
+    system: RankSystem | None = None,
 ) -> tuple[EngineConfig, RankGroup | None]:
     """The engine's configuration, and the group that it leads; None = it computes everything itself. Waits for other
     hosts, if it has ranks there.
 
     Args:
         on_leaving: called, on a thread of its own, when one of them is to be stopped.
+        system: as of `RankGroup`.
 
     Raises:
         ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
@@ -49,7 +54,8 @@ def open_ranks(
         return config, None
     config = share_of(config, settings.num_ranks // settings.hosts)
     if settings.hosts == 1:
-        return config, RankGroup(config, settings.num_ranks, num_stages=settings.pp, num_contexts=settings.cp)
+        sizes = {"num_stages": settings.pp, "num_contexts": settings.cp}
+        return config, RankGroup(config, settings.num_ranks, **sizes, system=system)
     hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
     hosts.on_leaving = on_leaving
     with ExitStack() as opened:

@@ -65,6 +65,7 @@ class FakeWorker:
     fail_at, failure: raised before the token of this position.
     hold_at: silent before the token of this position until `go` is set; `reached` tells that it is there.
     is_stalled: answers nothing at all, as a stopped process.
+    lifecycle: as its status has it.
     burst: tokens a message.
     num_cached_tokens, grants_pins: what it says of its cache.
     usage: what it says of its process.
@@ -81,6 +82,7 @@ class FakeWorker:
     failure: TandemError = field(default_factory=lambda: UnavailableError("draining"))
     hold_at: int | None = None
     is_stalled: bool = False
+    lifecycle: str = "ready"
     burst: int = 1
     end_early_at: int | None = None
     is_slow_to_leave: bool = False
@@ -271,7 +273,7 @@ def status_of(worker: FakeWorker) -> WorkerStatus:
         worker=worker.address,
         pid=4242,
         epoch=7,
-        lifecycle="ready",
+        lifecycle=worker.lifecycle,
         state=state,
         model=model_info(),
         blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "pinned": 0},

@@ -4,6 +4,7 @@ Each replaces a method or function for the time of a context. None touches the s
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from tandem.accounts.accounts import Accounts
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.settlements import Settlements
-from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError
+from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError, WorkerLostError
 from tandem.core.hashing import root_hash
 from tandem.core.machine import random_id, wall_s
-from tandem.engine import engine
+from tandem.engine import engine, ranks
+from tandem.engine.async_engine import AsyncEngine
 from tandem.gateway import accounts_usage, assembly, choices, pin_book
 from tandem.gateway.accounts import Bill
 from tandem.gateway.journey import Journey
@@ -30,18 +32,25 @@ from tandem.kube.leader import LeaderElection
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.kvcache.promised_blocks import PromisedBlocks
+from tandem.kvcache.ranked_layout import RankedLayout
 from tandem.planner_service.scrape import GatewayScraper
 from tandem.process import discovery_redis, fleet_view
 from tandem.process.discovery_redis import RedisDiscovery
 from tandem.process.fleet_view import FleetView
+from tandem.ranks import group
+from tandem.ranks.epoch import Epoch
+from tandem.ranks.group import RankGroup
+from tandem.ranks.heartbeat import Heartbeats
 from tandem.redis_client import answered_within
-from tandem.rpc import session_table
+from tandem.rpc import session_table, told_prompts
 from tandem.rpc.form import Form
 from tandem.rpc.messages import ConfirmAnswer, WorkerStatus
 from tandem.rpc.protocols import SPOKEN
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
+from tandem.rpc.told_prompts import RememberedPrompts
 from tandem.scheduler.scheduler import Scheduler
+from tandem.transport.transfer import Transfer
 from tandem.worker import service
 from tandem.worker.fetch import Fetch
 from tandem.worker.host_tier import HostPages
@@ -465,6 +474,123 @@ def _replaced(script: str, code: str, planted: str) -> Callable[[Patch], None]:
     return plant
 
 
+def _new_ranks_begin_with_empty_memory(patch: Patch) -> None:
+    prepare = Epoch.prepare
+
+    def emptied(self: Any, fingerprint: str, sizes: Any, *, keeps_pages: bool) -> None:
+        prepare(self, fingerprint, sizes, keeps_pages=False)
+
+    patch.setattr(Epoch, "prepare", emptied)
+
+
+def _former_ranks_are_left(patch: Patch) -> None:
+    def close(self: Any) -> None:
+        self._stop_watching()
+
+    patch.setattr(Epoch, "close", close)
+
+
+def _step_ends_before_all_have_written(patch: Patch) -> None:
+    for module in (ranks, group):
+        patch.setattr(module, "await_kv", lambda step, links: None)
+
+
+def _nobody_hears_of_lost_ranks(patch: Patch) -> None:
+    recover = AsyncEngine._recover
+
+    def unsaid(self: Any, lost: Any) -> None:
+        for request_id in self._streams:
+            self._engine.abort(request_id)
+        self._streams.clear()
+        recover(self, lost)
+
+    patch.setattr(AsyncEngine, "_recover", unsaid)
+
+
+def _waiting_requests_hear_nothing_of_lost_ranks(patch: Patch) -> None:
+    recover = AsyncEngine._recover
+
+    def unsaid(self: Any, lost: Any) -> None:
+        waiting = {r.request_id for r in self._engine._scheduler.requests if r.state.name == "WAITING"}
+        for request_id in waiting & set(self._streams):
+            self._engine.abort(request_id)
+            del self._streams[request_id]
+        recover(self, lost)
+
+    patch.setattr(AsyncEngine, "_recover", unsaid)
+
+
+def silent_ranks_are_not_noticed(patch: Patch) -> None:
+    patch.setattr(Heartbeats, "silent_rank", lambda self, beats, now_s: None)
+
+
+def _idle_group_is_not_watched(patch: Patch) -> None:
+    patch.setattr(RankGroup, "_tell_lost", lambda self: None)
+
+
+def _all_heads_are_read_from_the_first_rank(patch: Patch) -> None:
+    slices = RankedLayout.slices_from
+
+    def first(self: Any, source: Any, group: int, blocks: range) -> Any:
+        return [replace(found, source=0) for found in slices(self, source, group, blocks)]
+
+    patch.setattr(RankedLayout, "slices_from", first)
+
+
+def _one_ranks_part_counts_for_all(patch: Patch) -> None:
+    patch.setattr(Transfer, "joined", lambda parts, clock: parts[0])
+
+
+def refusing_worker_is_not_asked_again(patch: Patch) -> None:
+    async def may_go_on(self: Any, worker: Any) -> bool:
+        errors = [error for failed, error in self._failed if failed == worker]
+        is_lost = not errors or isinstance(errors[-1], WorkerLostError)
+        return is_lost and (not errors or await self._ways.stalls.is_back(worker))
+
+    patch.setattr(Journey, "_may_go_on", may_go_on)
+
+
+def _forgotten_prompts_count_as_empty(patch: Patch) -> None:
+    def grown(self: Any, told: Any, known: int) -> Any:
+        kept = self._prompts.get((told.keeper, known), array("I"))[: told.num_known]
+        kept.extend(told.more_token_ids)
+        return kept
+
+    patch.setattr(RememberedPrompts, "_grown", grown)
+
+
+def _prompts_share_a_token_too_many(patch: Patch) -> None:
+    shared = told_prompts._num_shared
+    patch.setattr(told_prompts, "_num_shared", lambda first, second: shared(first, second) + 1)
+
+
+def _words_of_former_epochs_count(patch: Patch) -> None:
+    receive = Epoch._receive
+
+    def any_epoch(self: Any, rank: int, kind: Any) -> Any:
+        self._id, former = _AnyEpoch(), self._id
+        try:
+            return receive(self, rank, kind)
+        finally:
+            self._id = former
+
+    patch.setattr(Epoch, "_receive", any_epoch)
+
+
+class _AnyEpoch(str):
+    """Equals every other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
     "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
@@ -479,6 +605,10 @@ _JOURNAL = (
     "a store must take no writes until after a gateway's death; a scenario by hand finds it (`test_killed_gateway`)"
 )
 _ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
+
+_OWN_SOCKETS = "an epoch's ranks have sockets of their own; what is late comes over links of hosts (`tests/unit/ranks`)"
+
+_SILENT = "it makes a failover late; a scenario written by hand finds it (`test_lost_ranks`)"
 
 MUTATIONS = [
     Mutation("bytes are used without asking whether the lease held", never_confirmed, unfound=_TOO_LATE),
@@ -545,4 +675,19 @@ MUTATIONS = [
     Mutation(
         "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=1
     ),
+    Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=15),
+    Mutation("ranks of a former epoch are left to themselves", _former_ranks_are_left, seed=79),
+    Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=29),
+    Mutation("nobody hears that ranks were lost", _nobody_hears_of_lost_ranks, seed=15),
+    Mutation(
+        "waiting requests do not hear that ranks were lost", _waiting_requests_hear_nothing_of_lost_ranks, seed=95
+    ),
+    Mutation("ranks that stand still are not noticed", silent_ranks_are_not_noticed, unfound=_SILENT),
+    Mutation("a group without work is not watched", _idle_group_is_not_watched, seed=5),
+    Mutation("all heads are read from the first rank", _all_heads_are_read_from_the_first_rank, seed=5),
+    Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=5),
+    Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
+    Mutation("a prompt that was forgotten counts as empty", _forgotten_prompts_count_as_empty, seed=9),
+    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=9),
+    Mutation("words of former epochs count", _words_of_former_epochs_count, unfound=_OWN_SOCKETS),
 ]

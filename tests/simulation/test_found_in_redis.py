@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.redis import STORE
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import Fault, FaultKind, Scenario
+from tandem.simulation.scenario import Scenario
 from tests.simulation.mutations import ends_by_own_clock
 from tests.simulation.test_lost_workers import SCENARIO
 

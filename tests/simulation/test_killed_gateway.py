@@ -9,9 +9,10 @@ import pytest
 
 from tandem.accounts.accounts import Accounts
 from tandem.simulation.fabric import NetworkConditions
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.redis import STORE
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import ClientRequest, Scenario
 from tests.simulation.mutations import journal_is_not_read
 
 BEGINS_S, DIES_AFTER_S = 4.0, 3.0

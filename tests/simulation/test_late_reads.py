@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import Fault, FaultKind, Scenario, _hand_offs
+from tandem.simulation.scenario import Scenario, _hand_offs
 from tests.simulation.mutations import never_confirmed
 
 SEED = 0

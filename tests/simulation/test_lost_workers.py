@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.simulation.fabric import NetworkConditions
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import ClientRequest, Scenario
 from tests.simulation.mutations import broken_stream_ends_nobody, silence_is_not_noticed
 
 BEGIN_S, DIES_AFTER_S, AWAY_S = 4.0, 1.5, 20.0

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import Report, run_scenario
 from tandem.simulation.scaling import Scaling
-from tandem.simulation.scenario import Fault, FaultKind
 from tests.simulation.mutations import shrinks_blindly
 from tests.simulation.test_lost_workers import SCENARIO
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.simulation.fault import FaultKind
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import FaultKind, scenario_of
+from tandem.simulation.scenario import scenario_of
 
 ROOT = Path(__file__).parents[2]
 QUICK = range(100)

@@ -162,14 +162,30 @@ def test_the_only_worker_goes_on_with_its_streams_once_it_answers_again(tmp_path
 def test_a_worker_that_said_no_is_not_asked_again_as_the_same_incarnation(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         (only,) = cluster.workers
-        only.fail_at = 4
+        only.fail_at, only.lifecycle = 4, "draining"
         answer = asyncio.create_task(stream(client))
         await eventually(lambda: len(cluster.routers[0].calls) > 4)
         assert len(only.calls) == 1
-        only.fail_at = None
+        only.fail_at, only.lifecycle = None, "ready"
         await only.start_again("second")
         assert await answer == (RIGHT, None)
         assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
+
+    tell(tmp_path, story, num_workers=1, failover_timeout_s=20.0)
+
+
+def test_a_worker_that_took_no_work_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    """Regression: a request that came to the only worker while its ranks were formed anew was refused in the end."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (only,) = cluster.workers
+        only.refuse, only.lifecycle = UnavailableError("recovering"), "recovering"
+        answer = asyncio.create_task(stream(client))
+        await eventually(lambda: len(cluster.routers[0].calls) > 4)
+        assert len(only.calls) == 1, "it was asked to serve while it said that it does not"
+        only.refuse, only.lifecycle = None, "ready"
+        assert await answer == (RIGHT, None)
+        assert len(only.calls) == 2
 
     tell(tmp_path, story, num_workers=1, failover_timeout_s=20.0)
 

@@ -1,0 +1,116 @@
+"""Seam between a group of ranks and its machine: memory that they share, their processes, and a watch on those.
+
+By it the same group runs over processes, or in simulated time. Memory is named by descriptors, which
+processes inherit.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from tandem.compute import shared_pages
+from tandem.compute.collectives import RankLinks
+from tandem.compute.native.links import SharedLinks, make_links_memory
+from tandem.core.expert_rows import ExpertRows
+from tandem.ranks.hangup import watch_for_hangup
+from tandem.ranks.led import LedRank, LocalRank
+
+
+class GroupLinks(Protocol):
+    """All exchanges of one rank, and the counts by which each shows that it runs; as `SharedLinks`."""
+
+    num_ranks: int
+    num_stages: int
+    num_contexts: int
+    num_sections: int
+    links: RankLinks
+
+    @property
+    def expert_rows(self) -> ExpertRows: ...
+
+    @property
+    def beats(self) -> tuple[int, ...]: ...
+
+    def stage_of(self, rank: int) -> int: ...
+
+    def context_of(self, rank: int) -> int: ...
+
+    def beat(self) -> None: ...
+
+    def open(self, descriptor: int) -> None: ...
+
+    def begin_step(self, number: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Watch(Protocol):
+    """As `watch_for_hangup`."""
+
+    def __call__(
+        self,
+        descriptors: Sequence[int],
+        on_hangup: Callable[[int], None],
+        *,
+        on_time: Callable[[], None] | None = None,
+        every_s: float | None = None,
+    ) -> Callable[[], None]: ...
+
+
+class RankSystem(Protocol):
+    """Of the leader's host. Whoever makes memory closes it; what was opened of it stays."""
+
+    watch: Watch
+
+    def make_kv_memory(self) -> int:
+        """For the KV of all ranks, as yet without a size."""
+        ...
+
+    def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        """Sets its size, once: [num_parts, num_blocks, page_bytes] uint8."""
+        ...
+
+    def make_links_memory(self, num_ranks: int, num_sections: int) -> int:
+        """For the exchanges of one epoch."""
+        ...
+
+    def open_links(
+        self, memory: int, num_ranks: int, num_stages: int, num_contexts: int, deadline_s: float
+    ) -> GroupLinks:
+        """The leader's."""
+        ...
+
+    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> LedRank:
+        """A process that has both memories. `deadline_s`: the longest that a message waits for it."""
+        ...
+
+    def close(self, memory: int) -> None: ...
+
+
+class OwnSystem:
+    """`RankSystem` of this machine."""
+
+    watch: Watch = staticmethod(watch_for_hangup)
+
+    def make_kv_memory(self) -> int:
+        return shared_pages.make_memory()
+
+    def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        shared_pages.set_size(memory, num_parts * num_blocks * page_bytes)
+        return shared_pages.map_pages(memory, num_parts, num_blocks, page_bytes)
+
+    def make_links_memory(self, num_ranks: int, num_sections: int) -> int:
+        return make_links_memory(num_ranks, num_sections)
+
+    def open_links(
+        self, memory: int, num_ranks: int, num_stages: int, num_contexts: int, deadline_s: float
+    ) -> GroupLinks:
+        return SharedLinks(memory, 0, num_ranks, num_stages, deadline_s=deadline_s, num_contexts=num_contexts)
+
+    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> LedRank:
+        return LocalRank(memory, kv_memory, deadline_s)
+
+    def close(self, memory: int) -> None:
+        os.close(memory)

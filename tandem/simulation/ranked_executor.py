@@ -1,0 +1,84 @@
+"""Part of one rank in the simulated model: its heads of the KV, computed from the heads of all.
+
+Runs in a fiber of the rank's node. A step writes in two halves, so a rank that is lost within it leaves a part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.engine.executor import FinishedStep
+from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
+from tandem.simulation.executor import KnownRequests, StepCost, Write
+from tandem.simulation.fibers import current_fiber
+from tandem.simulation.held_kv import HeldKV, joined
+from tandem.simulation.node import Node
+from tandem.simulation.rank_links import SimulatedExchange
+
+_SLICE_S = 0.25  # after which a rank that is slow looks whether it still is
+
+
+@dataclass(frozen=True, slots=True)
+class RankInputs:
+    """Stands for `ModelInputs`."""
+
+    sample_rows: None = None
+
+
+class SimulatedForward:
+    """As far as `ShardRunner` needs one, a `ForwardPass` of one rank.
+
+    `on_write` is called with the blocks that a step is about to write.
+    """
+
+    def __init__(self, held: HeldKV, block_size: int, exchange: SimulatedExchange, node: Node, cost: StepCost) -> None:
+        self._held, self._exchange, self._node, self._cost = held, exchange, node, cost
+        self.known = KnownRequests(block_size)
+        self.on_write: Callable[[Sequence[int]], None] = lambda _: None
+
+    def run(self, step: SchedulerOutput, _: object = None) -> tuple[RankInputs, list[bytes]]:
+        """The KV of each scheduled request, which is written."""
+        self.known.take(step)
+        own = [self._held.read(self.known.blocks(item), item.start) for item in step.scheduled]
+        parts = self._exchange.share(own)
+        writes: list[Write] = []
+        states = [
+            self.known.compute(item, joined([part[index] for part in parts]), writes)
+            for index, item in enumerate(step.scheduled)
+        ]
+        middle, seconds = len(writes) // 2, self._cost.seconds(step) * self._node.random.uniform(0.8, 1.3)
+        for half in (writes[:middle], writes[middle:]):
+            self._work(seconds / 2)
+            self.on_write(list(dict.fromkeys(block for block, _, _ in half)))
+            for write in half:
+                self._held.write(*write)
+        return RankInputs(), states
+
+    def logits(self, hidden: object, rows: object) -> None:
+        """NOTE: exchanged after the KV of the step, as those of a model."""
+        self._exchange.share(None)
+
+    def settle(self, inputs: object, counts: object) -> None:
+        """No effect: no state is carried on."""
+
+    def _work(self, seconds: float) -> None:
+        """NOTE: a rank that is slow for a while goes on at its pace afterwards."""
+        while seconds > 0:
+            slowness = self._node.slowness
+            worked_s = min(seconds, _SLICE_S / slowness)
+            current_fiber().sleep(worked_s * slowness)
+            seconds -= worked_s
+
+
+class SimulatedLeader:
+    """`Executor` of rank 0, without the others; as `ModelRunner`."""
+
+    def __init__(self, forward: SimulatedForward) -> None:
+        self.forward = forward
+
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
+        _, states = self.forward.run(step)
+        sampling = [(item, found) for item, found in zip(step.scheduled, states, strict=True) if item.samples]
+        if sampling:
+            self.forward.logits(states, None)
+        sampled = {item.request_id: [self.forward.known.token(item, found)] for item, found in sampling}
+        return FinishedStep(ExecutorOutput(sampled, {}))
