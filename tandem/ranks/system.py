@@ -62,7 +62,8 @@ class Watch(Protocol):
 class RankSystem(Protocol):
     """Of the leader's host. Whoever makes memory closes it; what was opened of it stays."""
 
-    watch: Watch
+    @property
+    def watch(self) -> Watch: ...
 
     def make_kv_memory(self) -> int:
         """For the KV of all ranks, as yet without a size."""

@@ -112,7 +112,7 @@ def _check_ranks(world: World) -> None:
         if not is_present and not led.node.is_paused:
             world.violate(f"the process of {led.node.name} runs although nobody leads it")
     for name, simulated in world.workers.items():
-        system = world.environment.rank_systems.get(name)
+        present = world.environment.rank_systems.get(name)
         is_ready = simulated.worker.lifecycle.state is LifecycleState.READY
-        if system is not None and is_ready and any(led.has_ended for led in system.ranks.values()):
+        if present is not None and is_ready and any(led.has_ended for led in present.ranks.values()):
             world.violate(f"{name} is ready and lacks a rank")

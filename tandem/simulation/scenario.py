@@ -327,8 +327,8 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    others = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, *RANK_FAULTS}
-    kinds = [kind for kind in FaultKind if kind not in others]
+    apart = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, *RANK_FAULTS}
+    kinds = [kind for kind in FaultKind if kind not in apart]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))

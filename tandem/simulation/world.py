@@ -15,6 +15,7 @@ from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.rpc.told_prompts import PromptSizes, current_prompt_sizes
+from tandem.simulation.assembly import WorkerSizes
 from tandem.simulation.client import Exchange
 from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
@@ -32,7 +33,6 @@ from tandem.simulation.processes import (
     SimulatedEnvironment,
     SimulatedGateway,
     SimulatedWorker,
-    WorkerSizes,
     for_ever,
     serving_simulated_router,
     serving_simulated_worker,

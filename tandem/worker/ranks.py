@@ -54,8 +54,10 @@ def open_ranks(
         return config, None
     config = share_of(config, settings.num_ranks // settings.hosts)
     if settings.hosts == 1:
-        sizes = {"num_stages": settings.pp, "num_contexts": settings.cp}
-        return config, RankGroup(config, settings.num_ranks, **sizes, system=system)
+        num_stages, num_contexts = settings.pp, settings.cp
+        return config, RankGroup(
+            config, settings.num_ranks, num_stages=num_stages, num_contexts=num_contexts, system=system
+        )
     hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
     hosts.on_leaving = on_leaving
     with ExitStack() as opened:

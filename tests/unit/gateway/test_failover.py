@@ -241,7 +241,7 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_worker_leaves_nothin
         (only,), gateway = cluster.workers, cluster.gateway.gateway
         await gateway.directory.info()
         if num_tokens:
-            only.fail_at = num_tokens
+            only.fail_at, only.lifecycle = num_tokens, "draining"
         else:
             cluster.routers[0].workers.clear()
         answer = asyncio.create_task(stream(client))
@@ -252,7 +252,7 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_worker_leaves_nothin
         assert waiting(gateway) == 0
         assert not len(gateway.outages)
         num_asked = len(cluster.routers[0].calls)
-        only.fail_at, cluster.routers[0].workers[:] = None, cluster.workers
+        only.fail_at, only.lifecycle, cluster.routers[0].workers[:] = None, "ready", cluster.workers
         assert await stream(client) == (RIGHT, None)
         assert len(cluster.routers[0].calls) == num_asked + 1
 
@@ -294,7 +294,7 @@ def test_every_choice_moves_on_its_own(tmp_path: Path) -> None:
 def test_when_nobody_is_left_a_late_failure_is_an_error_event_and_an_early_one_a_status(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         (only,) = cluster.workers
-        only.fail_at = 4
+        only.fail_at, only.lifecycle = 4, "draining"
         text, error = await stream(client)
         assert text == RIGHT[:4]
         assert error is not None
