@@ -19,7 +19,7 @@ from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.ranks import LoadedShard, ShardRunner, ShardSizes
 from tandem.ranks import rank as led_rank
 from tandem.ranks.heartbeat import BEAT_S
-from tandem.ranks.messages import Begin, FromLeader, ToLeader, pack, unpack
+from tandem.ranks.messages import Begin, ToLeader, unpack
 from tandem.ranks.system import GroupLinks
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import Fabric
@@ -64,10 +64,10 @@ class SimulatedRank:
     def fileno(self) -> int:
         return self.process_id
 
-    def send(self, message: FromLeader) -> None:
+    def send(self, packed: bytes) -> None:
         if self.has_ended or self._is_hung_up:
             raise BrokenPipeError(f"rank process {self.process_id} reads nothing any more")
-        self._system.loop.call_later(_SOCKET_S, self._take, pack(message), context=self.node.context)
+        self._system.loop.call_later(_SOCKET_S, self._take, packed, context=self.node.context)
 
     def receive(self) -> ToLeader:
         self._system.wait_for(lambda: bool(self._answers) or self.has_ended)

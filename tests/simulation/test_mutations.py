@@ -32,6 +32,7 @@ class Planting:
 
     def setattr(self, target: object, name: str, value: Any) -> None:
         if isinstance(value, property):
+            assert value.fget is not None
             value = property(self._watched(value.fget))
         elif callable(value):
             value = self._watched(value)

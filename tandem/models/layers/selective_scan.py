@@ -26,7 +26,7 @@ class SelectiveScan:
         self._terms, self._steps = parameters.linear(spec.terms), parameters.linear(spec.steps)
         self._out = parameters.linear(spec.out)
         self._conv = CausalConv(spec.conv, parameters, kernels)
-        self._widths = (spec.steps.inputs, spec.state_dim, spec.state_dim)
+        self._widths = [spec.steps.inputs, spec.state_dim, spec.state_dim]
         self._norms = [Norm.take(norm, parameters, kernels) for norm in spec.norms]
         a_log, a_bias, self._skip = (
             parameters.tensors[tensor.name].float() for tensor in (spec.a_log, spec.a_bias, spec.skip)

@@ -48,7 +48,7 @@ def reading(name: str) -> Reading:
     """Of the configuration of that name."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
     logger = logging.getLogger("tandem")
     logger.addHandler(handler)
     try:

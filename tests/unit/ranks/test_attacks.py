@@ -24,7 +24,7 @@ from tandem.ranks.host import LedHost
 from tandem.ranks.host_kv import KVEndpoint
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
-from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepared, ToLeader, pack
+from tandem.ranks.messages import Begin, Loaded, Prepared, ToLeader, pack, unpack
 from tandem.ranks.remote import RemoteRank
 from tandem.ranks.rendezvous import ANSWER, HELLO, JOIN, Direction, join
 from tandem.transport.tcp import wire
@@ -290,7 +290,8 @@ class ToldRank(RemoteRank):
         self._answer = answer
         self._ours, self._theirs = socket.socketpair()
 
-    def send(self, message: FromLeader) -> None:
+    def send(self, packed: bytes) -> None:
+        message = unpack(packed)
         assert isinstance(message, Begin)
         self._said = self._answer(message)
 
