@@ -56,6 +56,10 @@ class SimulatedRank:
         return self.code is not None
 
     @property
+    def host(self) -> str:
+        return ""
+
+    @property
     def ending(self) -> str:
         if self.code is None:
             return "but its process is still there"
