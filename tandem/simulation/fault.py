@@ -80,3 +80,14 @@ def rank_fault_at(draw: random.Random, at_s: float, name: str, num_ranks: int) -
         case FaultKind.RANKS_REFUSED:
             for_s = draw.uniform(0.5, 5.0)
     return Fault(kind, at_s, for_s, name, other, size)
+
+
+@dataclass(slots=True)
+class FaultInterval:
+    """Time interval of a fault; `until_s` is None while it lasts."""
+
+    name: str
+    other: str
+    from_s: float
+    until_s: float | None = None
+    kind: FaultKind | None = None

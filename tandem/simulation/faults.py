@@ -1,36 +1,14 @@
-"""Faults of a run: how each begins and ends, and when a process was concerned by one.
+"""Faults of a run: how each begins and ends."""
 
-A worker whose group of ranks cannot be formed ends; it is started again, as a supervisor does.
-"""
-
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from tandem.core.errors import ConfigurationError, EngineStoppedError
-from tandem.simulation.fault import RANK_FAULTS, Fault, FaultKind
+from tandem.simulation.fault import RANK_FAULTS, Fault, FaultInterval, FaultKind
 from tandem.simulation.redis import STORE
-
-if TYPE_CHECKING:
-    from tandem.simulation.world import World
-
-_SUPERVISED_S = 0.5  # until a worker whose group could not be formed is started again
+from tandem.simulation.world import World
 
 
-@dataclass(slots=True)
-class FaultInterval:
-    """Time interval of a fault; `until_s` is None while it lasts."""
-
-    name: str
-    other: str
-    from_s: float
-    until_s: float | None = None
-    kind: FaultKind | None = None
-
-
-def begin_fault(world: "World", fault: Fault) -> None:
+def begin_fault(world: World, fault: Fault) -> None:
     """Begin a fault and schedule its end."""
     world.trace.note(f"{world.loop.time():.9f}", "fault", fault)
     undo = _begun_of_ranks(world, fault) if fault.kind in RANK_FAULTS else _begun(world, fault)
@@ -48,29 +26,7 @@ def begin_fault(world: "World", fault: Fault) -> None:
         world.in_world(world.loop.time() + fault.for_s, end)
 
 
-def is_end_of_ranks(world: "World", name: str, task: "asyncio.Task[None]") -> bool:
-    """Whether a worker has ended as one must whose group cannot be formed."""
-    error = None if task.cancelled() else task.exception()
-    expected = (ConfigurationError, EngineStoppedError)
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    had_faults = any(span.name == name and span.kind in RANK_FAULTS for span in world.spans)
-    return name in world.environment.widths and isinstance(error, expected) and had_faults
-
-
-def supervise(world: "World", name: str) -> None:
-    """Starts it again after a while."""
-    span = FaultInterval(name, "", world.loop.time(), kind=FaultKind.RANKS_REFUSED)
-    world.spans.append(span)
-
-    def start() -> None:
-        span.until_s = world.loop.time()
-        world.start(name)
-
-    world.in_world(world.loop.time() + _SUPERVISED_S, start)
-
-
-def _begun(world: "World", fault: Fault) -> Callable[[], None] | None:
+def _begun(world: World, fault: Fault) -> Callable[[], None] | None:
     """Begin a fault; returns the function that ends it, None if it has no end or could not begin."""
     node, fabric = world.nodes.get(fault.name), world.fabric
     match fault.kind:
@@ -122,7 +78,7 @@ def _begun(world: "World", fault: Fault) -> Callable[[], None] | None:
     return None
 
 
-def _begun_of_ranks(world: "World", fault: Fault) -> Callable[[], None] | None:
+def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
     """As `_begun`. A worker that forms its first group has no ranks yet, or is dead."""
     system = world.environment.rank_systems.get(fault.name)
     led = None if system is None else system.ranks.get(int(fault.other.partition(" ")[0]))
@@ -155,15 +111,15 @@ def _begun_of_ranks(world: "World", fault: Fault) -> Callable[[], None] | None:
             return partial(setattr, system, "is_refusing", False)
 
 
-def _empty_store(world: "World") -> None:
+def _empty_store(world: World) -> None:
     world.redis.is_full = False
 
 
-def _restart_store(world: "World") -> None:
+def _restart_store(world: World) -> None:
     world.redis.is_down = False
 
 
-def _restart(world: "World", fault: Fault) -> None:
+def _restart(world: World, fault: Fault) -> None:
     if fault.name in world.ending:
         world.forget(fault.name)
         return
@@ -174,7 +130,7 @@ def _restart(world: "World", fault: Fault) -> None:
     world.fabric.come_back(fault.name, fault.for_s)
 
 
-def _heal(world: "World", fault: Fault) -> None:
+def _heal(world: World, fault: Fault) -> None:
     world.fabric.heal(fault.name, fault.other)
     if fault.kind is not FaultKind.CUT_ONE_WAY:
         world.fabric.heal(fault.other, fault.name)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tandem.locality.embedded import EmbeddedIndex
-from tandem.simulation.redis_data import RedisData, RedisReplyError, Reply, Status
+from tandem.simulation.redis_data import RedisData, RedisReplyError, Reply, SimpleString
 from tandem.simulation.redis_scripts import Scripts, digest_of
 
 STORE = "store"
@@ -54,7 +54,7 @@ class SimulatedRedis:
         """
         match command[0].upper(), *command[1:]:
             case (b"PING",):
-                return Status(b"PONG")
+                return SimpleString(b"PONG")
             case b"INFO", b"server":
                 return b"run_id:%040d\r\n" % self.num_failovers
             case b"SCRIPT", b"LOAD", script:
@@ -153,7 +153,7 @@ def _encoded(reply: Reply) -> bytes:
             return b":%d\r\n" % reply
         case bytes():
             return b"$%d\r\n%b\r\n" % (len(reply), reply)
-        case Status(text):
+        case SimpleString(text):
             return b"+%b\r\n" % text
         case _:
             return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SimpleString:
     """A simple string of the protocol."""
 
     text: bytes
 
 
-Reply = bytes | int | Status | Sequence["Reply"] | None
-OK = Status(b"OK")
+Reply = bytes | int | SimpleString | Sequence["Reply"] | None
+OK = SimpleString(b"OK")
 
 
 class RedisReplyError(Exception):
@@ -102,7 +102,7 @@ class RedisData:
 
     def _type(self, key: bytes) -> Reply:
         value = self._find(key, object)
-        return Status(b"none" if value is None else _KINDS[type(value)])
+        return SimpleString(b"none" if value is None else _KINDS[type(value)])
 
     def _exists(self, key: bytes) -> Reply:
         return int(self._find(key, object) is not None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
 
-from tandem.simulation.redis_data import RedisReplyError, Reply, Status
+from tandem.simulation.redis_data import RedisReplyError, Reply, SimpleString
 
 Call = Callable[[bytes, Sequence[bytes]], Reply]
 
@@ -52,7 +52,7 @@ class Scripts:
                 return False  # NOTE: as Redis gives Lua what is not there
             case bytes() | int():
                 return reply
-            case Status(text):
+            case SimpleString(text):
                 return self._lua.table_from({b"ok": text})
             case _:
                 return self._lua.table_from([self._value_of(part) for part in reply])

@@ -7,6 +7,7 @@ import gc
 from dataclasses import dataclass, field
 
 from tandem.simulation.client import ClientOutcome
+from tandem.simulation.faults import begin_fault
 from tandem.simulation.invariants import check_end
 from tandem.simulation.kubernetes import ScaleWrite
 from tandem.simulation.loop import DeadlockError
@@ -33,7 +34,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
     was_enabled, had_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()  # NOTE: what it frees, and when, must not change the order of events
     gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported
-    world = World(scenario, keep_trace=keep_trace)
+    world = World(scenario, begin_fault, keep_trace=keep_trace)
     report = Report(scenario)
     try:
         world.loop.run_until_complete(world.run())

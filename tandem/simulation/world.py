@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.accounts.key import PREFIX, AccountKey, digest_of
+from tandem.core.errors import ConfigurationError, EngineStoppedError
 from tandem.engine.engine import Engine
 from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
@@ -20,7 +21,7 @@ from tandem.simulation.client import Exchange
 from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
-from tandem.simulation.faults import FaultInterval, begin_fault, is_end_of_ranks, supervise
+from tandem.simulation.fault import RANK_FAULTS, Fault, FaultInterval, FaultKind
 from tandem.simulation.former import FORMER_SPOKEN, NEXT_SPOKEN
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
 from tandem.simulation.ledger import add_keys
@@ -47,15 +48,19 @@ from tandem.simulation.streams import StreamListener, Streams
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
 _GRACE_S = 10.0
+_SUPERVISED_S = 0.5  # until a worker whose group could not be formed is started again
 _SHORT_PROMPTS = PromptSizes(min_tokens=24, least_shared=16, sample=8, lengths=(16, 32, 64, 128), max_bytes=6000)
 _CHECK_EVERY = 16  # turns of an engine
 
 
 class World:
-    """State of one run."""
+    """State of one run. `begin_fault`: begins a fault of the scenario, and sees to its end."""
 
-    def __init__(self, scenario: Scenario, *, keep_trace: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, begin_fault: Callable[["World", Fault], None], *, keep_trace: bool = False
+    ) -> None:
         self.scenario = scenario
+        self._begin_fault = begin_fault
         seed = str(scenario.seed)
         self.loop = VirtualLoop(seed)
         self.trace = EventTrace(keep_trace)
@@ -162,7 +167,7 @@ class World:
         for name in self.scenario.names:
             self.start(name)
         for fault in self.scenario.faults:
-            self.in_world(fault.at_s, begin_fault, self, fault)
+            self.in_world(fault.at_s, self._begin_fault, self, fault)
         waiting = [loop.create_task(self._ask(ask), name=ask.request_id) for ask in self.scenario.asks]
         last_s = max([fault.at_s + fault.for_s for fault in self.scenario.faults] + [WARM_UP_S])
         last_s = max([last_s, *(ask.at_s for ask in self.scenario.asks)])
@@ -264,12 +269,32 @@ class World:
         if name in self.ending and not task.cancelled() and task.exception() is None:
             self.kill(name, is_silent=False)
             self.forget(name)
-        elif is_end_of_ranks(self, name, task):
+        elif self._is_end_of_ranks(name, task):
             self.kill(name, is_silent=False)
-            supervise(self, name)
+            self._supervise(name)
         else:
             error = None if task.cancelled() else task.exception()
             self.violate(f"the process {name} ended: {type(error).__name__}: {error}")
+
+    def _is_end_of_ranks(self, name: str, task: "asyncio.Task[None]") -> bool:
+        """Whether a worker has ended as one must whose group of ranks cannot be formed."""
+        error = None if task.cancelled() else task.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        had_faults = any(span.name == name and span.kind in RANK_FAULTS for span in self.spans)
+        is_expected = isinstance(error, ConfigurationError | EngineStoppedError)
+        return name in self.environment.widths and is_expected and had_faults
+
+    def _supervise(self, name: str) -> None:
+        """Start it again after a while, as a supervisor does."""
+        span = FaultInterval(name, "", self.loop.time(), kind=FaultKind.RANKS_REFUSED)
+        self.spans.append(span)
+
+        def start() -> None:
+            span.until_s = self.loop.time()
+            self.start(name)
+
+        self.in_world(self.loop.time() + _SUPERVISED_S, start)
 
     def _note_turn(self, engine: Engine) -> None:
         self._num_turns += 1

@@ -19,6 +19,7 @@ BROAD_EXCEPTS = {
     "tandem/rpc/server.py",
     "tandem/rpc/shared_service.py",
     "tandem/simulation/engine.py",
+    "tandem/simulation/fibers.py",
     "tandem/simulation/loop.py",
     "tandem/simulation/wire.py",
     "tandem/text/tokenizer.py",

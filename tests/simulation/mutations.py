@@ -171,6 +171,7 @@ def _retry_charges_again(patch: Patch) -> None:
     async def anew(self: Any, settlement: Any) -> bool:
         if await tell(self, settlement):
             return True
+        await asyncio.sleep(0.5)
         entry = replace(settlement.entry, charge_id=random_id())
         self._waiting.append(
             type(self._waiting[0] if self._waiting else _item(settlement))(replace(settlement, entry=entry))
