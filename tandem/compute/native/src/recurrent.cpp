@@ -11,6 +11,7 @@
 namespace tandem {
 namespace {
 
+constexpr int kTogether = 4;       // rows of a state that are carried on side by side
 constexpr double kStateNs = 0.15;  // one thread's time for one number of a state and one token
 constexpr double kDecayNs = 5.0;   // the same where each number has a decay of its own
 constexpr float kMostDecay = 1e4f;  // an infinite one would make 0 * inf of what it multiplies
@@ -78,11 +79,11 @@ class Head {
     }
     const float* v = a_.v + at_head * a_.rows;
     float* out = a_.out + at_head * a_.rows;
+    const float beta = a_.b ? sigmoid(a_.b[at_head]) : step;
     if (a_.b) {
-      const float beta = sigmoid(a_.b[at_head]);
-      for (int64_t row = 0; row < a_.rows; ++row) out[row] = with_delta(state_ + row * padded_, v[row], beta);
+      all_rows<true>(v, beta, out);
     } else {
-      for (int64_t row = 0; row < a_.rows; ++row) out[row] = without_delta(state_ + row * padded_, v[row] * step);
+      all_rows<false>(v, beta, out);
     }
   }
 
@@ -96,32 +97,42 @@ class Head {
     return std::exp(log_decay < -kMostDecay ? -kMostDecay : log_decay);
   }
 
-  float without_delta(float* row, float added) const {
-    const f32x16 value = splat(added);
-    f32x16 sum{};
-    for (int64_t i = 0; i < padded_; i += kLanes) {
-      const f32x16 after = fma(value, load16(k_ + i), load16(row + i) * load16(decay_ + i));
-      store16(row + i, after);
-      sum = fma(after, load16(q_ + i), sum);
-    }
-    return reduce_add(sum);
+  template <bool HasDelta>
+  void all_rows(const float* v, float beta, float* out) {
+    int64_t row = 0;
+    for (; row + kTogether <= a_.rows; row += kTogether) rows<kTogether, HasDelta>(row, v, beta, out);
+    for (; row < a_.rows; ++row) rows<1, HasDelta>(row, v, beta, out);
   }
 
-  float with_delta(float* row, float v, float beta) const {
-    f32x16 stood{};
-    for (int64_t i = 0; i < padded_; i += kLanes) {
-      const f32x16 decayed = load16(row + i) * load16(decay_ + i);
-      store16(row + i, decayed);
-      stood = fma(decayed, load16(k_ + i), stood);
+  // `Count` rows from `first` on, each as if alone: together they load keys, queries and decays once.
+  template <int Count, bool HasDelta>
+  void rows(int64_t first, const float* v, float beta, float* out) {
+    float* state = state_ + first * padded_;
+    f32x16 value[Count], sum[Count]{};
+    if constexpr (HasDelta) {
+      f32x16 stood[Count]{};
+      for (int64_t i = 0; i < padded_; i += kLanes) {
+        const f32x16 decay = load16(decay_ + i), key = load16(k_ + i);
+        for (int row = 0; row < Count; ++row) {
+          const f32x16 decayed = load16(state + row * padded_ + i) * decay;
+          store16(state + row * padded_ + i, decayed);
+          stood[row] = fma(decayed, key, stood[row]);
+        }
+      }
+      for (int row = 0; row < Count; ++row) value[row] = splat(beta * (v[first + row] - reduce_add(stood[row])));
+    } else {
+      for (int row = 0; row < Count; ++row) value[row] = splat(v[first + row] * beta);
     }
-    const f32x16 value = splat(beta * (v - reduce_add(stood)));
-    f32x16 sum{};
     for (int64_t i = 0; i < padded_; i += kLanes) {
-      const f32x16 after = fma(value, load16(k_ + i), load16(row + i));
-      store16(row + i, after);
-      sum = fma(after, load16(q_ + i), sum);
+      const f32x16 decay = load16(decay_ + i), key = load16(k_ + i), query = load16(q_ + i);
+      for (int row = 0; row < Count; ++row) {
+        const f32x16 before = load16(state + row * padded_ + i);
+        const f32x16 after = fma(value[row], key, HasDelta ? before : before * decay);
+        store16(state + row * padded_ + i, after);
+        sum[row] = fma(after, query, sum[row]);
+      }
     }
-    return reduce_add(sum);
+    for (int row = 0; row < Count; ++row) out[first + row] = reduce_add(sum[row]);
   }
 
   const RecurArguments& a_;
