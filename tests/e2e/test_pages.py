@@ -571,9 +571,9 @@ def test_many_workers_are_sorted_filtered_and_folded(stage: Stage, tmp_path: Pat
         await tab.page.click("text=Show all 64")
         assert await tab.page.locator("#workers-table tbody tr").count() == 64
         await tab.page.click("#workers-table th button:has-text('Running')")
-        running = [int(words) for words in await tab.texts("#workers-table td:nth-child(4)")]
+        running = [int(words) for words in await tab.texts("#workers-table td:nth-child(5)")]
         assert running == sorted(running, reverse=True)
-        assert await tab.page.get_attribute("#workers-table th:nth-child(4)", "aria-sort") == "descending"
+        assert await tab.page.get_attribute("#workers-table th:nth-child(5)", "aria-sort") == "descending"
         await tab.page.fill("#filter", "decode-63")
         assert await tab.texts("#workers-table td:first-child") == ["decode-63"]
         await tab.page.fill("#filter", "nobody")

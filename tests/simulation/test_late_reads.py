@@ -15,7 +15,7 @@ from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import Scenario, _hand_offs
 from tests.simulation.mutations import never_confirmed
 
-SEED = 0
+SEED = 2
 BEGIN_S = (2.5, 5.1, 7.7)
 
 

@@ -21,7 +21,7 @@ _DEFAULTS = base.Defaults(
     heads=32,
     vocab=65_536,
 )
-_UNUSED_KEYS = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
+KERNEL_KEYS = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
 
 
 def _read_model(fields: Fields) -> ModelSpec:
@@ -41,7 +41,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
     layers = [layer(index) for index in range(sizes.num_layers)]
     model = base.build_model("jamba", fields, sizes, layers)
-    base.check_unread(fields, (*_UNUSED_KEYS, *TRAINING_KEYS))
+    base.check_unread(fields, (*KERNEL_KEYS, *TRAINING_KEYS))
     return model
 
 

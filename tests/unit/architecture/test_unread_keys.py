@@ -15,6 +15,7 @@ from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
 from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
+from tandem.architecture.families.jamba import KERNEL_KEYS
 from tandem.architecture.families.minimax_m3_conditional import IMAGE_KEYS as MINIMAX_M3_IMAGE_KEYS
 from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
 from tandem.architecture.families.phi3 import DROPOUT_KEYS
@@ -110,6 +111,7 @@ READING = ("modeling_rope_utils.py", "masking_utils.py", "cache_utils.py")
 NO_KEYS = {
     *("get_text_config", "nested_rope_parameter_keys", "standardize_rope_params"),  # methods
     *("default_rope_type", "_rope_type_labels"),  # constants of the configuration's class
+    *("layers_num_experts", "number_of_conv_states", "_is_quantized"),  # what Jamba derives, or asks of the object
     "layers_block_type",  # another name of `layer_types`, in the object and not in a file that has both
 }
 SIZES: dict[str, Any] = {
@@ -166,7 +168,7 @@ def test_whatever_transformers_reads_is_read_or_known(model_type: str) -> None:
     assert "hidden_size" in recorder.names
     assert recorder.names & {"num_attention_heads", "num_heads"}
     assert recorder.names & {"rms_norm_eps", "norm_eps", "layer_norm_epsilon"}
-    assert unknown(recorder, fields, TRAINING_KEYS, DROPOUT_KEYS, CHUNK_KEYS, BACKBONE_KEYS) == set()
+    assert unknown(recorder, fields, TRAINING_KEYS, DROPOUT_KEYS, CHUNK_KEYS, BACKBONE_KEYS, KERNEL_KEYS) == set()
 
 
 def test_every_text_model_that_is_served_is_among_them() -> None:

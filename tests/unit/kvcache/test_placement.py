@@ -13,7 +13,13 @@ from tandem.kvcache.spec import build_layout
 from tests.unit.architecture.test_published import READ, read
 
 RECURRENT = {
-    *("FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "KimiLinearForCausalLM", "Mamba2ForCausalLM"),
+    *(
+        "FalconH1ForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "JambaForCausalLM",
+        "KimiLinearForCausalLM",
+        "Mamba2ForCausalLM",
+    ),
     *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM"),
     *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     *("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),

@@ -12,7 +12,7 @@ import pytest
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall, PrefillCall
-from tandem.rpc.told_prompts import RememberedPrompts
+from tandem.rpc.told_prompts import PromptSizes, RememberedPrompts, current_prompt_sizes
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
     GREEDY,
@@ -64,9 +64,6 @@ def test_tokens_are_those_of_one_engine(
 
 def test_a_prefill_worker_is_sent_what_is_new_of_a_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode workers sent the whole of each turn. Names are kept of long prompts only, and this model's are short."""
-    monkeypatch.setattr("tandem.rpc.told_prompts.MIN_TOKENS", 40)
-    monkeypatch.setattr("tandem.rpc.told_prompts._LEAST_SHARED", 32)
-    monkeypatch.setattr("tandem.rpc.told_prompts._LENGTHS", (32,))
     sizes: list[int] = []
     whole = RememberedPrompts.whole
 
@@ -78,6 +75,7 @@ def test_a_prefill_worker_is_sent_what_is_new_of_a_prompt(llama: Path, monkeypat
     monkeypatch.setattr(RememberedPrompts, "whole", noted)
 
     async def main() -> None:
+        current_prompt_sizes.set(PromptSizes(min_tokens=40, least_shared=32, lengths=(32,)))
         async with pair_of(llama) as pair:
             for length in (50, 63, 90):
                 call = call_of(pair, request_id=str(length), prompt_token_ids=PROMPT[:length])
