@@ -13,7 +13,7 @@ from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.redis import STORE
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest, Scenario
-from tests.simulation.mutations import journal_is_not_read
+from tests.simulation.mutations import journal_is_not_read, redis_keeps_no_checkpoint
 
 BEGINS_S, DIES_AFTER_S = 4.0, 3.0
 
@@ -69,6 +69,12 @@ def test_without_checkpoints_that_shows(monkeypatch: pytest.MonkeyPatch) -> None
         return replace(renewal(self, held), checkpoint=None)
 
     monkeypatch.setattr(Accounts, "_renewal", unchecked)
+    (violation,) = run_scenario(SCENARIO).violations
+    assert "a renewal before its gateway died and was charged []" in violation
+
+
+def test_without_checkpoints_in_redis_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    redis_keeps_no_checkpoint(monkeypatch)
     (violation,) = run_scenario(SCENARIO).violations
     assert "a renewal before its gateway died and was charged []" in violation
 
