@@ -12,6 +12,7 @@ from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.ops import Kernels
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend, RecurrentBatch
 from tandem.compute.step import Choices
+from tandem.compute.weights.base import Linear
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.sigmoid import rowwise_sigmoid
@@ -39,7 +40,24 @@ class CausalConv:
         return out.to(x.dtype)
 
 
-class ShortConv:
+class ProjectsOut:
+    """A mixer whose state is carried on before its output is projected back."""
+
+    _out: Linear
+
+    def attend(
+        self,
+        channels: torch.Tensor,
+        state: LayerRecurrent,
+        batch: RecurrentBatch,
+        backend: RecurrentBackend,
+        choices: Choices,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden]."""
+        return self._out(channels)
+
+
+class ShortConv(ProjectsOut):
     """Computes a `ShortConvSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "convolution"
@@ -64,19 +82,8 @@ class ShortConv:
         batch.note_drafts(state, x)
         return self._conv(x, state, batch).mul_(c)
 
-    def attend(
-        self,
-        channels: torch.Tensor,
-        state: LayerRecurrent,
-        batch: RecurrentBatch,
-        backend: RecurrentBackend,
-        choices: Choices,
-    ) -> torch.Tensor:
-        """[num_tokens, hidden]."""
-        return self._out(channels)
 
-
-class LinearRecurrence:
+class LinearRecurrence(ProjectsOut):
     """Computes a `LinearRecurrenceSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "recurrence"
@@ -132,17 +139,6 @@ class LinearRecurrence:
         if self._skip is not None:
             out = out.add_(v.float().mul_(self._skip[:, None]))
         return self._gated(out.flatten(1), self._gate(x).float()).to(x.dtype)
-
-    def attend(
-        self,
-        values: torch.Tensor,
-        state: LayerRecurrent,
-        batch: RecurrentBatch,
-        backend: RecurrentBackend,
-        choices: Choices,
-    ) -> torch.Tensor:
-        """[num_tokens, hidden]."""
-        return self._out(values)
 
     def _unit(self, x: torch.Tensor, scale: float) -> torch.Tensor:
         """Each row of the last dimension divided by its length, times `scale`, in float32."""

@@ -8,14 +8,13 @@ from tandem.architecture.recurrent_mixers import SelectiveScanSpec
 from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.ops import Kernels
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBackend, RecurrentBatch
-from tandem.compute.step import Choices
 from tandem.models.layers.norm import Norm
-from tandem.models.layers.recurrent import CausalConv
+from tandem.models.layers.recurrent import CausalConv, ProjectsOut
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.parameters import Parameters
 
 
-class SelectiveScan:
+class SelectiveScan(ProjectsOut):
     """Computes a `SelectiveScanSpec` with the tensors that it names."""
 
     params: ClassVar[str] = "selective scan"
@@ -53,14 +52,3 @@ class SelectiveScan:
         y = backend.recur(inputs, self._constants, state, batch).squeeze(2)
         y = y.add_(mixed.float().mul_(self._skip))
         return self._kernels.gated_product(self._gate(x).float(), y, "silu").to(x.dtype)
-
-    def attend(
-        self,
-        channels: torch.Tensor,
-        state: LayerRecurrent,
-        batch: RecurrentBatch,
-        backend: RecurrentBackend,
-        choices: Choices,
-    ) -> torch.Tensor:
-        """[num_tokens, hidden]."""
-        return self._out(channels)
