@@ -2,7 +2,7 @@
 
 A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
 all of a cluster load the same. The commit that was fetched is logged. Before that it may have `:part`, which names the
-one GGUF file of the repository whose name has that part, as `:Q4_K_M`.
+one GGUF file of the repository whose name has that part, as `:Q4_K_M`, with the further files of a model in parts.
 """
 
 import glob
@@ -18,6 +18,7 @@ from huggingface_hub.errors import DryRunError, HfHubHTTPError, HFValidationErro
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
 from tandem.models.default_model import NAME, SAMPLING, fetch_default_model
+from tandem.models.gguf.parts import part_paths, whole_name
 from tandem.models.pickles import ALLOW
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
@@ -112,7 +113,7 @@ def served_name(path_or_hub_id: str) -> str:
     """
     path = Path(path_or_hub_id).expanduser()
     if path.is_file():
-        return path.absolute().stem
+        return whole_name(path.absolute())
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
 
 
@@ -131,7 +132,7 @@ def _gguf_file(path: Path) -> Path | None:
         return path if path.suffix == _GGUF else None
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = sorted(path.glob(f"*{_GGUF}"))
+    files = [file for file in sorted(path.glob(f"*{_GGUF}")) if file == part_paths(file)[0]]
     if len(files) > 1:
         raise CheckpointError(f"{path} has {len(files)} GGUF files ({files[0].name}, …); name one of them")
     return files[0] if files else None
@@ -146,7 +147,8 @@ def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | 
     exact = [name for name in names if wanted in re.split("[-.]", stems[name])]  # NOTE: BF16 is not F16
     fitting = exact or [name for name in names if wanted in stems[name]]
     if len(fitting) == 1:
-        found = _logged(named, _download(named, (glob.escape(fitting[0]),)))
+        parts = (glob.escape(str(part)) for part in part_paths(Path(fitting[0])))
+        found = _logged(named, _download(named, tuple(parts)))
         return found / fitting[0]
     if not names:
         raise CheckpointError(f"{named.repository!r} has no GGUF file; leave :{part} away")
@@ -159,7 +161,7 @@ def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | 
 
 
 def _gguf_names(named: HubName, part: str, snapshot: Path | None) -> list[str]:
-    """Of the repository, or without a network of what is here; without files in parts and projectors of pictures."""
+    """Of the repository, or without a network of what is here; the first of a model in parts, no projectors."""
     try:
         found = huggingface_hub.snapshot_download(
             named.repository, revision=named.revision or None, allow_patterns=f"*{_GGUF}", dry_run=True
@@ -169,8 +171,8 @@ def _gguf_names(named: HubName, part: str, snapshot: Path | None) -> list[str]:
         in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
         snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
         names = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")]
-    unread = re.compile(r"(^|/)mmproj|-\d{5}-of-\d{5}\.gguf$")
-    return sorted(name for name in names if name.endswith(_GGUF) and not unread.search(name))
+    files = (Path(name) for name in names if name.endswith(_GGUF))
+    return sorted(str(file) for file in files if file == part_paths(file)[0] and not file.name.startswith("mmproj"))
 
 
 def _few(names: list[str]) -> str:

@@ -53,6 +53,7 @@ def write_gguf(
     *,
     type_name: str = "F32",
     extra: Mapping[str, NDArray[np.float32]] | None = None,
+    tensors_of_a_part: int = 0,
     **values: Value | None,
 ) -> Path:
     """The model of `checkpoint`, as llama.cpp's converter writes it, with a byte-level tokenizer.
@@ -60,13 +61,15 @@ def write_gguf(
     Args:
         type_name: of the matrices; vectors are float32. Of types that nothing here rounds to, blocks are random.
         extra: more tensors, under GGUF's names.
+        tensors_of_a_part: it is written as files of so many, of which the first is returned; 0 = as one file.
         values: metadata that replaces what would be written, with __ for dots; None = left out.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     rules = find_rules(config)
     tensors = rules.change(load_file(checkpoint / "model.safetensors"), config)
     replaced = {name.replace("__", "."): value for name, value in values.items()}
-    writer = gguf.GGUFWriter(target, str(replaced.pop("general.architecture", rules.name)))
+    architecture = str(replaced.pop("general.architecture", rules.name))
+    writer = gguf.GGUFWriter(target, architecture, split_max_tensors=tensors_of_a_part)
     for name, value in (_metadata(rules, config) | replaced).items():
         _add(writer, name, value)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.name)
@@ -83,7 +86,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
+    return next(target.parent.glob(f"{target.stem}-00001-of-*.gguf")) if tensors_of_a_part else target
 
 
 def _stored(tensor: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[np.generic]:

@@ -66,7 +66,7 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
     """The architecture's name in GGUF, and its row of the table.
 
     Raises:
-        UnsupportedCheckpointError: it is none of the table's, or the file is one of several.
+        UnsupportedCheckpointError: it is none of the table's.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -75,12 +75,6 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
         raise UnsupportedCheckpointError(
             f"{file.path}: general.architecture={name!r} is not served from GGUF; supported: "
             f"{', '.join(ARCHITECTURES)}: take the model's Hugging Face directory instead"
-        )
-    num_parts = file.metadata.get("split.count", 1)
-    if num_parts not in (0, 1):
-        raise UnsupportedCheckpointError(
-            f"{file.path}: split.count={num_parts}: it is one of several files; join them with "
-            "`llama-gguf-split --merge`"
         )
     found = ARCHITECTURES[name]
     has_experts = bool(file.metadata.get(f"{name}.expert_count"))

@@ -24,6 +24,7 @@ from tandem.models.file_lock import locked
 from tandem.models.gguf.architectures import find_architecture
 from tandem.models.gguf.configuration import read_config
 from tandem.models.gguf.file import GgufFile
+from tandem.models.gguf.parts import part_paths
 from tandem.models.gguf.tensors import Tensor, find_tensors
 from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from tandem.models.gguf.vocabulary import read_id, read_tokens
@@ -88,12 +89,18 @@ def converted(
 
 def _digest(path: Path, sampling: Mapping[str, float]) -> str:
     try:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").digest()
+        content = b"".join(map(_content_digest, part_paths(path)))
     except OSError as error:
-        raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+        raise CorruptCheckpointError(
+            f"{path} cannot be read: {error}; a model in parts needs all of them in one directory"
+        ) from error
     options = json.dumps(sampling, sort_keys=True).encode() if sampling else b""
     return hashlib.sha256(_VERSION.encode() + content + options).hexdigest()[:32]
+
+
+def _content_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _make(path: Path, target: Path, dtype: str | None, has_weights: bool, sampling: Mapping[str, float]) -> None:

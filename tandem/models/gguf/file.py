@@ -1,4 +1,4 @@
-"""One GGUF file: metadata, table of tensors and their bytes, memory-mapped.
+"""A GGUF file, or all files of a model in parts: metadata, table of tensors and their bytes, memory-mapped.
 
 Invariant: every length and offset is checked against the file before it is used, so nothing outside it is read. Knows
 no architecture and decodes no weights. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.gguf.parts import part_paths
 
 MAGIC = b"GGUF"
 SERVED_TYPES = (
@@ -29,39 +30,39 @@ _MAX_DIMENSIONS = 4
 _LEAST_ENTRY_BYTES = 12  # of metadata or of the table of tensors
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_AGAIN = "download all parts again"
 
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Place of a tensor in the file. `shape`: rows first, as in PyTorch; `type_name`: as Q4_0; `offset`: bytes."""
+    """Place of a tensor. `shape`: rows first, as in PyTorch; `type_name`: as Q4_0; `offset`: bytes into that part."""
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     offset: int
     num_bytes: int
+    part: int = 0
 
 
 class GgufFile:
-    """A context; mapped until it is left.
+    """A context; mapped until it is left. Metadata are those of the first part.
 
     Raises:
-        CorruptCheckpointError: it is truncated, or its lengths and offsets contradict each other.
+        CorruptCheckpointError: it is truncated, its lengths and offsets contradict each other, or a part is missing or
+            of another model.
         UnsupportedCheckpointError: a version or a type of tensor that is not read.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        paths = part_paths(path)
+        self.path = paths[0]
         with ExitStack() as opened:
-            try:
-                self._file = opened.enter_context(path.open("rb", buffering=0))
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
-                raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
-            opened.callback(self._map.close)
-            self.metadata, self.tensors = self._read_header()
+            self._parts = [opened.enter_context(_Part(each, index)) for index, each in enumerate(paths)]
+            self.metadata = self._parts[0].metadata
+            self.tensors = self._joined()
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "GgufFile":
@@ -76,15 +77,7 @@ class GgufFile:
         Raises:
             CorruptCheckpointError: the file has become shorter.
         """
-        stored = np.empty(entry.num_bytes, np.uint8)
-        self._file.seek(entry.offset)  # NOTE: pages of a mapping would count as this process's memory beside the copy
-        done = 0
-        while done < entry.num_bytes:
-            count = self._file.readinto(stored.data[done:])
-            if not count:
-                raise CorruptCheckpointError(f"{self.path} ends within tensor {entry.name!r}; download it again")
-            done += count
-        return stored.reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
+        return self._parts[entry.part].read(entry).reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
 
     def entries_of(self, stack: TensorEntry) -> list[TensorEntry]:
         """The tensors of a stack, which has its first dimension more than they have.
@@ -100,6 +93,65 @@ class GgufFile:
             replace(stack, shape=shape, offset=stack.offset + index * num_bytes, num_bytes=num_bytes)
             for index in range(count)
         ]
+
+    def _joined(self) -> Mapping[str, TensorEntry]:
+        tensors: dict[str, TensorEntry] = {}
+        for part in self._parts:
+            part.require(len(self._parts))
+            twice = tensors.keys() & part.tensors.keys()
+            if twice:
+                raise CorruptCheckpointError(f"{part.path}: tensor {min(twice)!r} is in another part too; {_AGAIN}")
+            tensors |= part.tensors
+        total = self.metadata.get("split.tensors.count", len(tensors))
+        if len(self._parts) > 1 and total != len(tensors):
+            raise CorruptCheckpointError(
+                f"{self.path}: split.tensors.count={total!r}, and its {len(self._parts)} parts have {len(tensors)} "
+                f"tensors; {_AGAIN}"
+            )
+        return tensors
+
+
+class _Part:
+    """One file; a context."""
+
+    def __init__(self, path: Path, index: int) -> None:
+        self.path, self._index = path, index
+        with ExitStack() as opened:
+            try:
+                self._file = opened.enter_context(path.open("rb", buffering=0))
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
+                raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
+            opened.callback(self._map.close)
+            self.metadata, self.tensors = self._read_header()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "_Part":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def require(self, num_parts: int) -> None:
+        """Raises CorruptCheckpointError where it says to be another part, or one of others than its name says."""
+        said = self.metadata.get("split.count", 0) or 1, self.metadata.get("split.no", 0)
+        if said != (num_parts, self._index):
+            raise CorruptCheckpointError(
+                f"{self.path}: split.count={said[0]!r} and split.no={said[1]!r} (from 0), and by its name it is part "
+                f"{self._index + 1} of {num_parts}; download all parts again and keep their names"
+            )
+
+    def read(self, entry: TensorEntry) -> NDArray[np.uint8]:
+        """A copy of the tensor's bytes. # [num_bytes]"""
+        stored = np.empty(entry.num_bytes, np.uint8)
+        self._file.seek(entry.offset)  # NOTE: pages of a mapping would count as this process's memory beside the copy
+        done = 0
+        while done < entry.num_bytes:
+            count = self._file.readinto(stored.data[done:])
+            if not count:
+                raise CorruptCheckpointError(f"{self.path} ends within tensor {entry.name!r}; download it again")
+            done += count
+        return stored
 
     def _read_header(self) -> tuple[Mapping[str, Value], Mapping[str, TensorEntry]]:
         reader = _Reader(self._map, self.path)
@@ -157,7 +209,7 @@ class GgufFile:
                     f"tensor {name!r} ends at byte {start + offset + num_bytes} of {len(self._map)}: the file is "
                     "truncated or damaged"
                 )
-            yield name, TensorEntry(name, shape, type_name, start + offset, num_bytes)
+            yield name, TensorEntry(name, shape, type_name, start + offset, num_bytes, self._index)
 
     def _size(self, name: str, shape: tuple[int, ...], number: int) -> tuple[str, int]:
         """The type's name, and how many bytes the tensor has."""

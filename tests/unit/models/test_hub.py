@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tandem.core.errors import CheckpointError
+from tandem.models.gguf.parts import part_paths
 from tandem.models.hub import resolve_model_path, served_name
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.gguf_files import write_gguf
@@ -144,6 +145,27 @@ def test_a_gguf_file_of_a_repository_is_served_alone(
     assert fetched == {"tiny-Q8_0.gguf"}
     again = resolve(hub, tmp_path, name, options)  # NOTE: it is gone, so the file comes from the cache
     assert again.stdout == done.stdout
+
+
+def test_all_files_of_a_model_in_parts_are_fetched(tmp_path: Path) -> None:
+    first = write_gguf(save_tiny_llama(tmp_path / "plain"), tmp_path / "tiny-Q8_0.gguf", tensors_of_a_part=9)
+    parts = {path.name: path.read_bytes() for path in part_paths(first)}
+    others = ("tiny-Q4_0-00001-of-00002.gguf", "tiny-Q4_0-00002-of-00002.gguf", "tiny-F16.gguf")
+    with Hub.running([f"Q8_0/{name}" for name in parts] + [*others], parts) as hub:
+        done = resolve(hub, tmp_path / "home", "a/b:Q8_0")
+    assert files_in(done) >= {"config.json", "tokenizer.json", "model.safetensors"}
+    fetched = {path.rpartition("/")[2] for path in hub.asked if path.startswith("GET") and path.endswith(".gguf")}
+    assert fetched == set(parts)
+    assert resolve(hub, tmp_path / "home", "a/b:Q8_0").stdout == done.stdout  # NOTE: the hub is gone
+
+
+def test_the_parts_of_a_directory_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path / "cache"))
+    place = tmp_path / "files"
+    place.mkdir()
+    first = write_gguf(save_tiny_llama(tmp_path / "plain"), place / "tiny.gguf", tensors_of_a_part=9)
+    assert resolve_model_path(str(place)) == resolve_model_path(str(first))
+    assert served_name(str(first)) == "tiny"
 
 
 def test_f16_is_not_bf16(gguf_content: bytes, tmp_path: Path) -> None:

@@ -136,7 +136,6 @@ def test_missing_metadata_is_named(tmp_path: Path, checkpoint: Path, name: str) 
     ("values", "message"),
     [
         ({"general__architecture": "mamba"}, "general.architecture='mamba' is not served from GGUF; supported: llama"),
-        ({"split__count": 3}, "split.count=3: it is one of several files"),
         ({"llama__expert_count": 8}, "expert_used_count must be an integer"),
         ({"llama__expert_used_count": 2}, "expert_used_count=2 is not served"),
         ({"llama__expert_count": 8, "llama__expert_used_count": 2}, "'blk.0.ffn_down.weight' is none of Mixtral"),
