@@ -85,6 +85,7 @@ class World:
         self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
+            self.streams,
             self.redis,
             [self.address_of(name) for name in scenario.routers],
             WorkerSizes(num_blocks=scenario.num_blocks, num_host_slots=scenario.num_host_slots),
