@@ -57,10 +57,17 @@ class CapacityQueue:
         self._places: list[_Place] = []
         self._num_entered = 0
         self._refusal: Refusal = NoRoomError("no worker has room")
+        self._was_refused_for: type[Refusal] | None = None  # None: the first asks, or the last who did was answered
 
     @property
     def is_empty(self) -> bool:
         return not self._places
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether somebody waits, and not because there is no worker."""
+        is_outage = self._was_refused_for is not None and issubclass(self._was_refused_for, UnavailableError)
+        return bool(self._places) and not is_outage
 
     async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
         """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
@@ -79,7 +86,7 @@ class CapacityQueue:
             except self._waits_for as error:
                 if not self._timeout_s:
                     raise
-                self._refusal = error
+                self._refusal, self._was_refused_for = error, type(error)
         with record.timed(self._stage):
             return await self._wait(priority, call)
 
@@ -89,10 +96,11 @@ class CapacityQueue:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     await place.is_first.wait()
+                    self._was_refused_for = None
                     try:
                         return await call()
                     except self._waits_for as error:
-                        self._refusal = error
+                        self._refusal, self._was_refused_for = error, type(error)
                         await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
         except TimeoutError:
             message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"

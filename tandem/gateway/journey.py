@@ -15,6 +15,7 @@ from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
     IncompatibleProtocolError,
+    NoRoomError,
     TandemError,
     UnavailableError,
     UntrustedPeerError,
@@ -36,6 +37,7 @@ from tandem.gateway.update_queue import UpdateQueue
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
+_RETRY_AFTER_S = 1.0
 _REFUSED_FOR_GOOD = (UntrustedPeerError, IncompatibleProtocolError)
 
 _logger = logging.getLogger(__name__)
@@ -159,6 +161,9 @@ class Journey:
         return answer
 
     async def _anybody(self) -> PairingAnswer:
+        """NOTE: requests that lost their worker go first, as their clients may have a part of their answers."""
+        if self._ways.outages.lack_room:
+            raise NoRoomError("free memory of workers is promised to requests whose worker was lost", _RETRY_AFTER_S)
         self.router, answer = await self._ways.routers.pair(self._pair_call(()))
         return answer
 

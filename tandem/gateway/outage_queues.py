@@ -2,7 +2,8 @@
 
 Invariant: among requests that the same workers could serve, only the first asks, so an outage costs the routers a few
 calls a second however many wait. Requests with other needs have queues of their own: a stream that has begun needs the
-same version of the model.
+same version of the model. Requests that lost their worker wait for room here too, and go before those that had none:
+what is free is theirs first, also where a smaller request would fit.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from prometheus_client import Gauge
 
+from tandem.core.errors import CapacityError
 from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 
@@ -22,10 +24,15 @@ class OutageQueues:
     def __init__(self, timeout_s: float, waiting: Gauge) -> None:
         self._timeout_s = timeout_s
         self._waiting = waiting
-        self._queues: dict[Hashable, CapacityQueue] = {}
+        self._queues: dict[tuple[Hashable, tuple[type[Refusal], ...]], CapacityQueue] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    @property
+    def lack_room(self) -> bool:
+        """Whether requests that wait for room here have not got it; those of other queues are to ask after them."""
+        return any(queue.lacks_room for (_, waits_for), queue in self._queues.items() if CapacityError in waits_for)
 
     async def run(
         self,

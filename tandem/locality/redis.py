@@ -8,15 +8,15 @@ data raises `LocalityUnavailableError` and nothing else.
 import contextlib
 import hashlib
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from importlib import resources
 from typing import Any, TypeVar, cast
 
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
+from redis.connection import Connection
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -25,6 +25,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError
 from tandem.core.events import BlockEvent
 from tandem.core.hashing import resume_name
+from tandem.core.machine import random_bytes
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
     KEY_BYTES,
@@ -41,6 +42,7 @@ from tandem.sentinel_url import SentinelUrl
 _KEYS_PER_CALL = 512
 _CALLS_PER_PIPELINE = 32
 _SNAPSHOT_ATTEMPTS = 3
+_NAME_BYTES = 8
 _SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading", "resumable", "age")
 _Item = TypeVar("_Item")
 
@@ -59,6 +61,8 @@ class RedisIndex:
         read_timeout_s: timeout of a look-up.
         write_timeout_s: timeout of a report.
         retry_after_s: after a failed look-up, further ones fail at once for this long.
+        connection_class: opens connections to a server that no sentinel names.
+        beside: runs what long chains leave to be done; default: a thread. Closed with the index.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class RedisIndex:
         write_timeout_s: float = 2.0,
         retry_after_s: float = 1.0,
         clock: Clock | None = None,
+        connection_class: type[Connection] = Connection,
+        beside: Executor | None = None,
     ) -> None:
         check_limit(max_block_replicas)
         if not 0 <= prefix.find("{") < prefix.find("}") - 1:
@@ -80,14 +86,14 @@ class RedisIndex:
         self._half = max_block_replicas // 2
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._keys = (f"{prefix}:meta", f"{prefix}:young", f"{prefix}:old")
-        self._reader = _connect(url, read_timeout_s)
-        self._writer = _connect(url, write_timeout_s)
+        self._reader = _connect(url, read_timeout_s, connection_class)
+        self._writer = _connect(url, write_timeout_s, connection_class)
         self._scripts = _load_scripts()
         self._digests = {name: hashlib.sha1(text).hexdigest() for name, text in self._scripts.items()}
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
         self._away_until_s = float("-inf")
-        self._ager = ThreadPoolExecutor(1, thread_name_prefix="locality ageing")
+        self._beside = beside or ThreadPoolExecutor(1, thread_name_prefix="locality ageing")
         self._ageing: Future[None] | None = None
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
@@ -115,7 +121,7 @@ class RedisIndex:
         check_hashes(hashes)
         answer, first, end = self._asked("leading", [b"".join(hashes), self._half])
         if first < end and (self._ageing is None or self._ageing.done()):
-            self._ageing = self._ager.submit(self._make_young, hashes[first:end])
+            self._ageing = self._beside.submit(self._make_young, hashes[first:end])
         return _decoded(answer)
 
     def resumable_blocks(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
@@ -136,7 +142,7 @@ class RedisIndex:
     def close(self) -> None:
         """Drop the connections."""
         self._reader.close()
-        self._ager.shutdown()
+        self._beside.shutdown()
         self._writer.close()
 
     def _asked(self, script: str, arguments: Sequence[Any]) -> Any:
@@ -168,7 +174,7 @@ class RedisIndex:
         (slot,) = self._run(self._writer, "begin", [[*self._header(worker_id, epoch), self._ttl_ms]])
         if not isinstance(slot, int):
             return PublishResult.STALE
-        header = [secrets.token_hex(8), _encoded(worker_id), slot]
+        header = [random_bytes(_NAME_BYTES).hex(), _encoded(worker_id), slot]
         calls = [[*header, b"".join(part), self._ttl_ms, self._half] for part in _parts(keys)]
         for start in range(0, len(calls), _CALLS_PER_PIPELINE):
             if self._write("stage", calls[start : start + _CALLS_PER_PIPELINE]) is PublishResult.RESYNC:
@@ -177,7 +183,7 @@ class RedisIndex:
 
     def _header(self, worker_id: str, epoch: int) -> list[Any]:
         """Returns a name for a generation, if a new one is needed; the worker id; its epoch, comparable as text."""
-        return [secrets.token_hex(8), _encoded(worker_id), f"{epoch:020d}"]
+        return [random_bytes(_NAME_BYTES).hex(), _encoded(worker_id), f"{epoch:020d}"]
 
     def _write(self, script: str, calls: Sequence[Sequence[Any]]) -> PublishResult:
         """Run a script for each call; APPLIED if every call was applied."""
@@ -210,7 +216,7 @@ class RedisIndex:
 _WORST_FIRST = (PublishResult.STALE, PublishResult.RESYNC, PublishResult.APPLIED)
 
 
-def _connect(url: str, timeout_s: float) -> Redis:
+def _connect(url: str, timeout_s: float, connection_class: type[Connection]) -> Redis:
     """A client that connects when first used, again after a loss, and waits for no answer longer than `timeout_s`."""
     options = {
         "socket_timeout": timeout_s,
@@ -219,7 +225,10 @@ def _connect(url: str, timeout_s: float) -> Redis:
         "retry": Retry(NoBackoff(), 0),
     }
     try:
-        return _master(url, options) if SentinelUrl.is_one(url) else Redis.from_url(url, **options)
+        if SentinelUrl.is_one(url):
+            return _master(url, options)
+        is_plain = url.startswith("redis://")  # NOTE: other schemes have classes of their own
+        return Redis.from_url(url, **options, **({"connection_class": connection_class} if is_plain else {}))
     except ValueError:  # NOTE: which may quote a part of a password
         raise not_understood(url) from None
 

@@ -1,7 +1,8 @@
 """A launcher between a supervisor and its child: ties the child to its parent's life, pins it, then becomes it.
 
 Run by path, on the standard library alone, so that it costs milliseconds. Where the kernel offers it (Linux), the child
-is killed when the thread that started it ends, however that ends.
+is killed when the thread that started it ends, however that ends. Its supervisor ends it by SIGTERM, so it ignores
+SIGINT until it handles it itself: whoever interrupts all processes at once would end some while they import.
 """
 
 import contextlib
@@ -41,6 +42,7 @@ def _become(parent: int, cpus: str, command: list[str]) -> None:
         tie_to(parent)
     if cpus:
         pin_to(cpus)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         os.execvp(command[0], command)
     except OSError as error:

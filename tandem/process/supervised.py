@@ -60,6 +60,7 @@ class Supervised:
         self._output = output
         self._report = report
         self._stopping = asyncio.Event()
+        self._is_last = asyncio.Event()  # set: its present life is
         self._process: asyncio.subprocess.Process | None = None
         self._was_ready = False
         self._last_lines: deque[str] = deque(maxlen=3)
@@ -77,10 +78,11 @@ class Supervised:
         """
         num_deaths = 0
         try:
-            while not self._stopping.is_set():
+            while not self._is_last.is_set():
                 started_s = _now_s()
                 code = await self._live()
-                if self._stopping.is_set():
+                if self._is_last.is_set():
+                    self._tell_end(code)
                     return
                 num_deaths = 1 if _now_s() - started_s >= self._policy.settled_s else num_deaths + 1
                 self._judge(code)
@@ -90,8 +92,13 @@ class Supervised:
             self.ready.clear()
             self.ended.set()
 
+    def start_no_more(self) -> None:
+        """It runs on, and is not started again when it ends."""
+        self._is_last.set()
+
     async def stop(self) -> bool:
         """Ask it to end and wait; kill it after the grace time. Returns whether it ended by itself."""
+        self.start_no_more()
         self._stopping.set()
         self._signal(signal.SIGTERM)
         try:
@@ -106,6 +113,7 @@ class Supervised:
 
     def kill(self) -> None:
         """SIGKILL now, and no new start."""
+        self.start_no_more()
         self._stopping.set()
         self._signal_group(signal.SIGKILL)
 
@@ -119,12 +127,17 @@ class Supervised:
         if self.num_starts >= self._policy.max_failed_starts:
             raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{said}", 1)
 
+    def _tell_end(self, code: int) -> None:
+        """Of its last life."""
+        if code and not self._stopping.is_set():
+            self._report(f"{self.spec.name} died ({_described(code)})")
+
     async def _pause(self, code: int, delay_s: float) -> None:
         self.state = ProcessState.WAITING
         self._report(f"{self.spec.name} died ({_described(code)}); starting it again in {delay_s:.1f} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
+                await self._is_last.wait()
 
     async def _live(self) -> int:
         """Run the process once; returns its exit code, negative for a signal."""

@@ -90,6 +90,8 @@ class Supervisor:
     async def _end_all(self) -> bool:
         """Tier by tier, the highest first; returns whether all ended by themselves."""
         self._stopping.set()
+        for process in self.processes:
+            process.start_no_more()
         by_tier = sorted(self.processes, key=lambda process: -process.spec.tier)
         is_clean = True
         for _, tier in groupby(by_tier, key=lambda process: process.spec.tier):

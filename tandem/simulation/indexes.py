@@ -1,9 +1,5 @@
-"""Locality indexes as workers and routers reach them from their threads: those of routers, or the one in the store.
+"""Locality indexes of routers, as workers reach them from their threads."""
 
-The index itself is the embedded one, which the contract of `LocalityIndex` holds equal to the one in Redis.
-"""
-
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +8,23 @@ from tandem.core.events import BlockEvent
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.node import Node
-from tandem.simulation.redis import STORE, SimulatedRedis
-
-_SILENCE_S = 0.1
 
 
-class _RemoteIndex:
-    """An index elsewhere. A call takes a delay, and fails where nothing answers."""
+@dataclass(frozen=True, slots=True)
+class RoutedIndex:
+    """A router's own index."""
+
+    node: Node
+    index: LocalityIndex
+
+
+class SimulatedRouterIndex:
+    """The index of the router at `address`, for a worker; `worker.feeds.RouterIndex` would block. A call takes a delay,
+    and fails where nothing answers.
+    """
+
+    def __init__(self, routers: Mapping[str, RoutedIndex], fabric: Fabric, node: Node, address: str) -> None:
+        self._routers, self._fabric, self._node, self._address = routers, fabric, node, address
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
         return self._reached().publish(worker_id, epoch, events, sequence)
@@ -38,43 +44,9 @@ class _RemoteIndex:
     def stats(self) -> LocalityStats:
         return self._reached().stats()
 
-    @abstractmethod
-    def _reached(self) -> LocalityIndex: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedIndex:
-    """A router's own index."""
-
-    node: Node
-    index: LocalityIndex
-
-
-class SimulatedRouterIndex(_RemoteIndex):
-    """The index of the router at `address`, for a worker; `worker.feeds.RouterIndex` would block."""
-
-    def __init__(self, routers: Mapping[str, RoutedIndex], fabric: Fabric, node: Node, address: str) -> None:
-        self._routers, self._fabric, self._node, self._address = routers, fabric, node, address
-
     def _reached(self) -> LocalityIndex:
         self._fabric.loop.spend(self._fabric.delay_s())
         router = self._routers.get(self._address)
         if router is None or router.node.is_paused or not self._fabric.can_talk(self._node.name, router.node.name):
             raise LocalityUnavailableError(f"the router at {self._address} does not answer")
         return router.index
-
-
-class SimulatedStoreIndex(_RemoteIndex):
-    """The index in Redis, in place of `locality.redis.RedisIndex`, whose sockets would block. NOTE: while the disk is
-    full it answers nothing; reads would be answered.
-    """
-
-    def __init__(self, redis: SimulatedRedis, fabric: Fabric, node: Node) -> None:
-        self._redis, self._fabric, self._node = redis, fabric, node
-
-    def _reached(self) -> LocalityIndex:
-        self._fabric.loop.spend(self._fabric.delay_s())
-        if self._redis.is_down or self._redis.is_full or not self._fabric.can_talk(self._node.name, STORE):
-            self._fabric.loop.spend(_SILENCE_S)
-            raise LocalityUnavailableError("the locality index in Redis does not answer")
-        return self._redis.index

@@ -26,16 +26,12 @@ def check_end(world: World) -> None:
 
 
 def _check_outcome(world: World, outcome: ClientOutcome) -> None:
-    ask, name = outcome.ask, outcome.ask.request_id
+    name = outcome.ask.request_id
     if outcome.ended_s is None:
         world.violate(f"{name} waits for ever")
         return
     _check_gap(world, outcome)
-    for index, (got, wanted) in enumerate(zip(outcome.choices, ask.answers, strict=True)):
-        if got != wanted[: len(got)]:
-            world.violate(f"{name} got {got}, should have got {wanted}")
-        elif got != wanted and (reason := outcome.finish_reasons.get(index)) is not None:
-            world.violate(f"{name} ended after {len(got)} of {len(wanted)} tokens: {reason}")
+    check_tokens(world, outcome)
     if outcome.is_whole:
         return
     if outcome.error is not None:
@@ -45,6 +41,16 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
             world.violate(f"{name} failed although {able} could have served it: {outcome.status} {outcome.error}")
     elif not (outcome.has_left or outcome.is_lost):
         world.violate(f"{name} ended with {outcome.status} and no word why")
+
+
+def check_tokens(world: World, outcome: ClientOutcome) -> None:
+    """Note where an answer is not the model's; of one that has not ended, as far as it has come."""
+    ask, name = outcome.ask, outcome.ask.request_id
+    for index, (got, wanted) in enumerate(zip(outcome.choices, ask.answers, strict=True)):
+        if got != wanted[: len(got)]:
+            world.violate(f"{name} got {got}, should have got {wanted}")
+        elif got != wanted and (reason := outcome.finish_reasons.get(index)) is not None:
+            world.violate(f"{name} ended after {len(got)} of {len(wanted)} tokens: {reason}")
 
 
 def _check_gap(world: World, outcome: ClientOutcome) -> None:

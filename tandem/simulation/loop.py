@@ -49,7 +49,8 @@ class _Task(asyncio.Task[Any]):
 class VirtualLoop(asyncio.BaseEventLoop):
     """Event loop of all nodes. `world` is the node of callbacks that belong to no other.
 
-    `num_events` counts callbacks that ran; `bugs` collects uncaught exceptions of tasks. `connect` opens streams.
+    `num_events` counts callbacks that ran; `bugs` collects uncaught exceptions of tasks, after each of which
+    `on_bug` is called. `connect` opens streams.
     """
 
     def __init__(self, seed: str) -> None:
@@ -67,6 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.connect: Connect | None = None
         self.num_events = 0
         self.bugs: list[str] = []
+        self.on_bug: Callable[[], None] = lambda: None
         self.world = Node("world", self.time, random.Random(f"{seed} world"))
         self._nodes = [self.world]
         self.set_task_factory(self._new_task)
@@ -234,6 +236,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _note_bug(self, what: dict[str, Any]) -> None:
         error = what.get("exception")
         self.bugs.append(f"{what.get('message')}: {type(error).__name__}: {error}")
+        self.on_bug()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """No effect: a cancelled timer is dropped when it is due."""

@@ -38,6 +38,7 @@ from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.gateway.settings import GatewaySettings
 from tandem.kvcache.manager import KVCacheManager
 from tandem.locality.base import LocalityIndex
+from tandem.locality.redis import RedisIndex
 from tandem.ranks.group import RankGroup
 from tandem.router.process import RouterProcess, serving_router
 from tandem.router.settings import RouterSettings
@@ -45,18 +46,20 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.simulation.assembly import EngineParts, WorkerSizes, simulated_tokenizer
+from tandem.simulation.blocking_redis import JobsBeside, connection_class
 from tandem.simulation.disk import JournalOnDisk, SimulatedDisk
 from tandem.simulation.engine import FiberEngine, SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.fibers import in_fiber
 from tandem.simulation.host_tier import SimulatedCopier
-from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex, SimulatedStoreIndex
+from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
 from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, SimulatedRedis
+from tandem.simulation.streams import Streams
 from tandem.simulation.transport import SimulatedTransport, TransportRegistry
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
@@ -91,6 +94,7 @@ class SimulatedEnvironment:
 
     loop: VirtualLoop
     fabric: Fabric
+    streams: Streams
     redis: SimulatedRedis
     router_addresses: Sequence[str]
     sizes: WorkerSizes = field(default_factory=WorkerSizes)
@@ -205,7 +209,7 @@ async def serving_simulated_router(
     """Runs a router for the time of the block, by `router.process.serving_router`."""
     options: dict[str, Any] = {"bind": address, **TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options, redis=environment.redis_url)
-    shared = SimulatedStoreIndex(environment.redis, environment.fabric, node) if environment.redis_url else None
+    shared = _index_in_redis(environment, node) if environment.uses_redis else None
     async with serving_router(settings, shared) as router:
         environment.routers[address] = RoutedIndex(node, router.service._lookup._index)
         try:
@@ -283,11 +287,21 @@ def _worker_settings(
 def _indexes(environment: SimulatedEnvironment, node: Node) -> Sequence[LocalityIndex]:
     """As `worker.process`: where the worker's blocks are made known."""
     if environment.uses_redis:
-        return [SimulatedStoreIndex(environment.redis, environment.fabric, node)]
+        return [_index_in_redis(environment, node)]
     return [
         SimulatedRouterIndex(environment.routers, environment.fabric, node, address)
         for address in environment.router_addresses
     ]
+
+
+def _index_in_redis(environment: SimulatedEnvironment, node: Node) -> RedisIndex:
+    """As `worker.process` and `router.process`."""
+    return RedisIndex(
+        f"redis://{REDIS_ADDRESS}",
+        clock=node,
+        connection_class=connection_class(environment.fabric, environment.streams, node),
+        beside=JobsBeside(environment.loop),
+    )
 
 
 async def _open_engine(

@@ -6,7 +6,6 @@ A failover promotes a replica that lacks the last writes and knows no scripts, a
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tandem.locality.embedded import EmbeddedIndex
 from tandem.simulation.redis_data import RedisData, RedisReplyError, Reply, SimpleString
 from tandem.simulation.redis_scripts import Scripts, digest_of
 
@@ -22,7 +21,7 @@ class SimulatedRedis:
     Args:
         wall_s: seconds since the epoch.
 
-    `index`: of blocks; a replica has an empty one. `num_failovers`: so far.
+    `num_failovers`: so far.
     """
 
     def __init__(self, wall_s: Callable[[], float]) -> None:
@@ -30,7 +29,6 @@ class SimulatedRedis:
         self.is_down = self.is_full = False
         self.clock_offset_s = 0.0
         self.num_failovers = 0
-        self.index = EmbeddedIndex()
         self.data = RedisData()
         self._at_ms = 0
         self._scripts = Scripts(self._call)
@@ -73,7 +71,7 @@ class SimulatedRedis:
         """The replica takes over, without the writes of the last `lag_s`."""
         kept_until_s = self._wall_s() - lag_s
         self.num_failovers += 1
-        self.index, self.data, self._known = EmbeddedIndex(), RedisData(), {}
+        self.data, self._known = RedisData(), {}
         self._commands = [command for command in self._commands if command[0] < kept_until_s]
         is_full, self.is_full = self.is_full, False
         for _, now_ms, command in self._commands:

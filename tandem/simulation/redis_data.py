@@ -1,6 +1,6 @@
 """Data of a simulated Redis: the commands that scripts and clients of Tandem use, on values in memory.
 
-The contracts of discovery and of accounts hold them equal to what Redis does.
+The contracts of discovery, of accounts and of the locality index hold them equal to what Redis does.
 """
 
 from collections import OrderedDict
@@ -111,6 +111,28 @@ class RedisData:
         self._ends_ms.pop(key, None)
         return int(self._values.pop(key, None) is not None)
 
+    def _unlink(self, *keys: bytes) -> Reply:
+        return sum(bool(self._del(key)) for key in keys)
+
+    def _flushall(self) -> Reply:
+        self._values.clear()
+        self._ends_ms.clear()
+        return OK
+
+    def _rename(self, key: bytes, name: bytes) -> Reply:
+        if self._find(key, object) is None:
+            raise RedisReplyError("ERR no such key")
+        self._del(name)
+        self._values[name] = self._values.pop(key)
+        if key in self._ends_ms:
+            self._ends_ms[name] = self._ends_ms.pop(key)
+        return OK
+
+    def _pttl(self, key: bytes) -> Reply:
+        if self._find(key, object) is None:
+            return -2
+        return self._ends_ms[key] - self._now_ms if key in self._ends_ms else -1
+
     def _expire(self, key: bytes, seconds: bytes) -> Reply:
         return self._pexpire(key, b"%d" % (1000 * int(seconds)))
 
@@ -154,6 +176,9 @@ class RedisData:
 
     def _hgetall(self, key: bytes) -> Reply:
         return [part for pair in (self._find(key, _Hash) or _Hash()).items() for part in pair]
+
+    def _hlen(self, key: bytes) -> Reply:
+        return len(self._find(key, _Hash) or ())
 
     def _hexists(self, key: bytes, name: bytes) -> Reply:
         return int(name in (self._find(key, _Hash) or {}))
@@ -230,22 +255,14 @@ class RedisData:
 _COMMANDS: Mapping[bytes, Callable[..., Reply]] = {
     name.removeprefix("_").upper().encode(): getattr(RedisData, name)
     for name in (
-        *("_type", "_exists", "_del", "_expire", "_pexpire", "_time", "_get", "_set"),
-        *("_hset", "_hget", "_hmget", "_hvals", "_hgetall", "_hexists", "_hincrby", "_hdel"),
-        *(
-            "_sadd",
-            "_sismember",
-            "_zadd",
-            "_zcard",
-            "_zrange",
-            "_zrangebyscore",
-            "_zrem",
-            "_xadd",
-            "_xrevrange",
-            "_xdel",
-        ),
+        *("_type", "_exists", "_del", "_unlink", "_flushall", "_rename", "_expire", "_pexpire", "_pttl", "_time"),
+        *("_get", "_set"),
+        *("_hset", "_hget", "_hmget", "_hvals", "_hgetall", "_hlen", "_hexists", "_hincrby", "_hdel"),
+        *("_sadd", "_sismember", "_zadd", "_zcard", "_zrange", "_zrangebyscore", "_zrem"),
+        *("_xadd", "_xrevrange", "_xdel"),
     )
 }
 _READS = frozenset(
-    b"TYPE EXISTS TIME GET HGET HMGET HVALS HGETALL HEXISTS SISMEMBER ZCARD ZRANGE ZRANGEBYSCORE XREVRANGE".split()
+    b"TYPE EXISTS PTTL TIME GET HGET HMGET HVALS HGETALL HLEN HEXISTS SISMEMBER ZCARD ZRANGE ZRANGEBYSCORE "
+    b"XREVRANGE".split()
 )

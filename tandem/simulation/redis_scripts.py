@@ -9,6 +9,7 @@ from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
 
 from tandem.simulation.redis_data import RedisReplyError, Reply, SimpleString
 
+_NUMBER = b">I4"
 Call = Callable[[bytes, Sequence[bytes]], Reply]
 
 
@@ -25,7 +26,8 @@ class Scripts:
         self._lua: Any = LuaRuntime(encoding=None)
         self._compiled: dict[bytes, Any] = {}
         table, self._globals = self._lua.table_from, self._lua.globals()
-        self._globals[b"redis"] = table({b"call": self._called})
+        self._globals[b"redis"] = table({b"call": self._called, b"pcall": self._tried})
+        self._globals[b"struct"] = table({b"pack": _packed, b"unpack": _unpacked})
         self._globals[b"cjson"] = table({b"encode": _json_of, b"decode": self._of_json})
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Reply:
@@ -46,6 +48,12 @@ class Scripts:
     def _called(self, command: bytes, *arguments: bytes | float) -> Any:
         return self._value_of(self._call(command, [_written(argument) for argument in arguments]))
 
+    def _tried(self, command: bytes, *arguments: bytes | float) -> Any:
+        try:
+            return self._called(command, *arguments)
+        except RedisReplyError as error:
+            return self._lua.table_from({b"err": str(error).encode()})
+
     def _value_of(self, reply: Reply) -> Any:
         match reply:
             case None:
@@ -62,7 +70,23 @@ class Scripts:
 
 
 def _json_of(table: Any) -> bytes:
-    return json.dumps({name.decode(): value.decode() for name, value in table.items()}).encode()
+    """NOTE: what is no UTF-8 stays as it is, as in Redis."""
+    names = {name.decode(errors="surrogateescape"): _plain(value) for name, value in table.items()}
+    return json.dumps(names, ensure_ascii=False).encode(errors="surrogateescape")
+
+
+def _plain(value: bytes | float) -> str | float:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _packed(form: bytes, number: int) -> bytes:
+    assert form == _NUMBER, form
+    return int(number).to_bytes(4, "big")
+
+
+def _unpacked(form: bytes, data: bytes) -> int:
+    assert form == _NUMBER, form
+    return int.from_bytes(data[:4], "big")
 
 
 def _written(argument: bytes | float) -> bytes:

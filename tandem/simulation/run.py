@@ -5,10 +5,11 @@ Invariant: the result is a function of the scenario. Everything a run creates is
 
 import gc
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandem.simulation.client import ClientOutcome
 from tandem.simulation.faults import begin_fault
-from tandem.simulation.invariants import check_end
+from tandem.simulation.invariants import check_end, check_tokens
 from tandem.simulation.kubernetes import ScaleWrite
 from tandem.simulation.loop import DeadlockError
 from tandem.simulation.scenario import Scenario
@@ -29,16 +30,24 @@ class Report:
     virtual_s: float = 0.0
 
 
-def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
-    """Run a scenario and check the invariants."""
+def run_scenario(scenario: Scenario, *, keep_trace: bool = False, ends_early: bool = False) -> Report:
+    """Run a scenario and check the invariants.
+
+    Args:
+        keep_trace: for `Report.lines`.
+        ends_early: with the first violation, for who asks only whether there is one; the order of events is the same.
+    """
     was_enabled, had_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()  # NOTE: what it frees, and when, must not change the order of events
     gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported
     world = World(scenario, begin_fault, keep_trace=keep_trace)
     report = Report(scenario)
+    if ends_early:
+        world.on_outcome = partial(check_tokens, world)
+        world.loop.on_bug = world.on_violation = world.loop.stop
     try:
-        world.loop.run_until_complete(world.run())
-        check_end(world)
+        if _run(world):
+            check_end(world)
     except DeadlockError as error:
         world.violate(str(error))
     finally:
@@ -56,3 +65,13 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
         if was_enabled:
             gc.enable()
     return report
+
+
+def _run(world: World) -> bool:
+    """Whether it has run to its end, and was not stopped before."""
+    running = world.loop.create_task(world.run())
+    running.add_done_callback(lambda _: world.loop.stop())
+    world.loop.run_forever()
+    if running.done():
+        running.result()
+    return running.done()

@@ -17,7 +17,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.rpc.told_prompts import PromptSizes, current_prompt_sizes
 from tandem.simulation.assembly import WorkerSizes
-from tandem.simulation.client import Exchange
+from tandem.simulation.client import ClientOutcome, Exchange
 from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
@@ -54,7 +54,9 @@ _CHECK_EVERY = 16  # turns of an engine
 
 
 class World:
-    """State of one run. `begin_fault`: begins a fault of the scenario, and sees to its end."""
+    """State of one run. `begin_fault`: begins a fault of the scenario, and sees to its end. `on_outcome`: told how each
+    request ended. `on_violation`: called after each.
+    """
 
     def __init__(
         self, scenario: Scenario, begin_fault: Callable[["World", Fault], None], *, keep_trace: bool = False
@@ -83,6 +85,7 @@ class World:
         self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
+            self.streams,
             self.redis,
             [self.address_of(name) for name in scenario.routers],
             WorkerSizes(num_blocks=scenario.num_blocks, num_host_slots=scenario.num_host_slots),
@@ -106,6 +109,8 @@ class World:
         self.ending: set[str] = set()
         self.spans: list[FaultInterval] = []
         self.violations: list[str] = []
+        self.on_outcome: Callable[[ClientOutcome], None] = lambda _: None
+        self.on_violation: Callable[[], None] = lambda: None
         self._num_started = 0
         self._num_turns = 0
         if scenario.scaling is not None:
@@ -130,6 +135,7 @@ class World:
 
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
+        self.on_violation()
 
     @property
     def rank_systems(self) -> list[SimulatedRankSystem]:
@@ -314,6 +320,7 @@ class World:
             self.loop.call_later(ask.leaves_after_s, exchange.leave)
         await exchange.ended.wait()
         outcome = exchange.outcome
+        self.on_outcome(outcome)
         self.trace.note(f"{self.loop.time():.9f}", ask.request_id, outcome.status, len(outcome.tokens), outcome.error)
 
     def in_world(self, at_s: float, action: Callable[..., None], *args: object) -> None:

@@ -1,4 +1,6 @@
-"""Contract of every `LocalityIndex`, embedded and in a real Redis: the truth, and repair after any loss."""
+"""Contract of every `LocalityIndex`: the truth, and repair after any loss. Embedded, in a real Redis, and in the
+simulation's, whose scripts are the same and whose commands are not.
+"""
 
 import contextlib
 import hashlib
@@ -23,6 +25,7 @@ from tandem.locality.base import SILENT_S, LocalityIndex, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
 from tests.helpers.redis_server import RedisServer, running_redis
+from tests.helpers.simulated_redis import serving_simulated_redis
 
 APPLIED, RESYNC, STALE = PublishResult.APPLIED, PublishResult.RESYNC, PublishResult.STALE
 PATIENT_S = 5.0  # for a machine that is busy with other things
@@ -68,12 +71,12 @@ def embedded_backend() -> Backend:
     return Backend(lambda limit: EmbeddedIndex(limit, clock), lose, lambda worker_id, seconds: clock.advance(seconds))
 
 
-def redis_backend(server: RedisServer, opened: contextlib.ExitStack) -> Backend:
-    plain = opened.enter_context(contextlib.closing(server.client()))
+def redis_backend(url: str, opened: contextlib.ExitStack) -> Backend:
+    plain = opened.enter_context(contextlib.closing(Redis.from_url(url)))
 
     def open_empty(limit: int) -> LocalityIndex:
         plain.flushall()
-        index = RedisIndex(server.url, max_block_replicas=limit, read_timeout_s=PATIENT_S, write_timeout_s=PATIENT_S)
+        index = RedisIndex(url, max_block_replicas=limit, read_timeout_s=PATIENT_S, write_timeout_s=PATIENT_S)
         return opened.enter_context(contextlib.closing(index))
 
     def be_silent(worker_id: str, seconds: float) -> None:
@@ -102,13 +105,17 @@ def audit_redis(plain: Redis) -> None:
     assert not generations["young"] & generations["old"]
 
 
-@pytest.fixture(params=["embedded", "redis"])
+@pytest.fixture(params=["embedded", "redis", "simulated redis"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "embedded":
         yield embedded_backend()
         return
     with contextlib.ExitStack() as opened:
-        yield redis_backend(request.getfixturevalue("redis_server"), opened)
+        if request.param == "redis":
+            url = request.getfixturevalue("redis_server").url
+        else:
+            url = opened.enter_context(serving_simulated_redis(time.time))
+        yield redis_backend(url, opened)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def never_confirmed(patch: Patch) -> None:
     patch.setattr(Fetch, "_confirm", confirm)
 
 
-def _confirmed_before_the_read(patch: Patch) -> None:
+def confirmed_before_the_read(patch: Patch) -> None:
     async def read(self: Any, source: Any, lease_id: str, entries: Any, offered: Any) -> None:
         await self._former_over(entries)
         await self._confirm(source, lease_id, [], [], [])
@@ -198,7 +198,7 @@ def _settled_twice(patch: Patch) -> None:
     patch.setattr(Accounts, "settle", twice)
 
 
-def _not_told_again(patch: Patch) -> None:
+def lost_settlements_are_not_told_again(patch: Patch) -> None:
     patch.setattr(Settlements, "resend", lambda self: 0)
 
 
@@ -451,11 +451,11 @@ def _usage_is_required(patch: Patch) -> None:
     patch.setattr(Form, "decode", strict)
 
 
-def _moved_blocks_are_not_copied(patch: Patch) -> None:
+def moved_blocks_are_not_copied(patch: Patch) -> None:
     patch.setattr(HostPages, "store", lambda self, pairs: None)
 
 
-def _restored_blocks_are_not_copied(patch: Patch) -> None:
+def restored_blocks_are_not_copied(patch: Patch) -> None:
     patch.setattr(HostPages, "load", lambda self, reads: None)
 
 
@@ -524,7 +524,7 @@ def silent_ranks_are_not_noticed(patch: Patch) -> None:
     patch.setattr(Heartbeats, "silent_rank", lambda self, beats, now_s: None)
 
 
-def _idle_group_is_not_watched(patch: Patch) -> None:
+def idle_group_is_not_watched(patch: Patch) -> None:
     patch.setattr(RankGroup, "_tell_lost", lambda self: None)
 
 
@@ -541,7 +541,7 @@ def refusing_worker_is_not_asked_again(patch: Patch) -> None:
     patch.setattr(Journey, "_may_go_on", may_go_on)
 
 
-def _forgotten_prompts_count_as_empty(patch: Patch) -> None:
+def forgotten_prompts_count_as_empty(patch: Patch) -> None:
     def grown(self: Any, told: Any, known: int) -> Any:
         kept = self._prompts.get((told.keeper, known), array("I"))[: told.num_known]
         kept.extend(told.more_token_ids)
@@ -597,11 +597,12 @@ _WATCHED = "routers go on with workers that they know; a scenario written by han
 _JOURNAL = (
     "a store must take no writes until after a gateway's death; a scenario by hand finds it (`test_killed_gateway`)"
 )
-_FORGOTTEN = "a prompt must be forgotten and then named; no seed below 40 has that, and `test_told_prompts` has it"
-_NEXT_STEP = "the next step notices that a group is lost, a little later; no seed below 40 shows that"
+_FORGOTTEN = "a prompt must be forgotten and then named; a scenario by hand finds it (`test_told_prompts`)"
+_NEXT_STEP = "the next step notices it, a little later; a scenario by hand finds it (`test_lost_ranks`)"
 _CHECKPOINT = "a gateway must die in a long stream; a scenario by hand finds it (`test_killed_gateway`)"
-_BETWEEN = "a lease must end between its confirmation and the last byte, which no seed below 60 has"
-_LOST_AT_ONCE = "a failover must lose what was settled within its lag, which no seed below 60 has"
+_BETWEEN = "a lease must end between confirmation and last byte; a scenario by hand finds it (`test_late_reads`)"
+_LOST_AT_ONCE = "a failover must lose what was just settled; a scenario by hand finds it (`test_lost_settlements`)"
+_MOVED = "a kept prompt must be moved and asked for again; a scenario by hand finds it (`test_host_tier`)"
 _ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
 
 _OWN_SOCKETS = "an epoch's ranks have sockets of their own; what is late comes over links of hosts (`tests/unit/ranks`)"
@@ -610,20 +611,20 @@ _SILENT = "it makes a failover late; a scenario written by hand finds it (`test_
 
 MUTATIONS = [
     Mutation("bytes are used without asking whether the lease held", never_confirmed, unfound=_TOO_LATE),
-    Mutation("the lease is confirmed before the read", _confirmed_before_the_read, unfound=_BETWEEN),
-    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=3),
+    Mutation("the lease is confirmed before the read", confirmed_before_the_read, unfound=_BETWEEN),
+    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=7),
     Mutation("leased blocks are not held", _leased_blocks_not_held, seed=3),
     Mutation("a pin ends with the request, not with the transfer", _pins_end_with_the_request, seed=1),
     Mutation("leases do not expire", _leases_do_not_expire, seed=43),
     Mutation("an expired lease keeps its hold", _expired_lease_keeps_its_hold, seed=3),
     Mutation("a lease that was ended keeps its hold", _broken_prefill_keeps_its_lease, seed=0),
     Mutation("the salt is left out of the root hash", _salt_left_out, seed=1),
-    Mutation("the cursor is one block too far after a failed fetch", _cursor_one_block_too_far, seed=8),
+    Mutation("the cursor is one block too far after a failed fetch", _cursor_one_block_too_far, seed=10),
     Mutation("a failed fetch counts as whole", _failed_fetch_counts_as_whole, seed=7),
     Mutation("blocks are shared before their bytes have arrived", _block_counts_before_it_arrived, seed=7),
     Mutation("a settlement told again is a new charge", _retry_charges_again, seed=120),
     Mutation("a request is settled twice", _settled_twice, seed=1),
-    Mutation("a store that failed over is not told again", _not_told_again, unfound=_LOST_AT_ONCE),
+    Mutation("a store that failed over is not told again", lost_settlements_are_not_told_again, unfound=_LOST_AT_ONCE),
     Mutation("an abort is not settled", _aborts_are_not_billed, seed=1),
     Mutation("a failover begins anew", _failover_begins_anew, seed=8),
     Mutation("a failover repeats a token", _failover_repeats_a_token, seed=8),
@@ -660,31 +661,31 @@ MUTATIONS = [
     ),
     Mutation("all choices have one seed", _seeds_of_choices_alike, seed=1),
     Mutation("the first choice alone is billed", _first_choice_is_billed, seed=1),
-    Mutation("a store whose disk is full loses settlements", _full_store_loses_settlements, seed=1),
+    Mutation("a store whose disk is full loses settlements", _full_store_loses_settlements, seed=37),
     Mutation("a gateway's full disk is a bug", _full_disk_is_a_bug, seed=60),
     Mutation("what a dead gateway left in its journal is not read", journal_is_not_read, unfound=_JOURNAL),
     Mutation("a neighbouring release is refused", _neighbours_are_refused, seed=141),
     Mutation("a report without what is newer is refused", _usage_is_required, seed=13),
-    Mutation("blocks are dropped before the host tier has them", _moved_blocks_are_not_copied, seed=158),
-    Mutation("blocks of the host tier are used before they are read", _restored_blocks_are_not_copied, seed=158),
+    Mutation("blocks are dropped before the host tier has them", moved_blocks_are_not_copied, unfound=_MOVED),
+    Mutation("blocks of the host tier are used before they are read", restored_blocks_are_not_copied, unfound=_MOVED),
     Mutation("pins do not end", _pins_do_not_end, seed=1),
-    Mutation("Redis forgets what was settled", _replaced("SETTLE", "mark(charge, bill, '1')", ""), seed=29),
+    Mutation("Redis forgets what was settled", _replaced("SETTLE", "mark(charge, bill, '1')", ""), seed=10),
     Mutation("Redis keeps no checkpoint", redis_keeps_no_checkpoint, unfound=_CHECKPOINT),
     Mutation(
         "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=1
     ),
-    Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=15),
+    Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=29),
     Mutation("ranks of a former epoch are left to themselves", _former_ranks_are_left, seed=79),
     Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=29),
     Mutation("nobody hears that ranks were lost", _nobody_hears_of_lost_ranks, seed=15),
     Mutation(
-        "waiting requests do not hear that ranks were lost", _waiting_requests_hear_nothing_of_lost_ranks, seed=95
+        "waiting requests do not hear that ranks were lost", _waiting_requests_hear_nothing_of_lost_ranks, seed=39
     ),
     Mutation("ranks that stand still are not noticed", silent_ranks_are_not_noticed, unfound=_SILENT),
-    Mutation("a group without work is not watched", _idle_group_is_not_watched, unfound=_NEXT_STEP),
-    Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=5),
+    Mutation("a group without work is not watched", idle_group_is_not_watched, unfound=_NEXT_STEP),
+    Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=15),
     Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
-    Mutation("a prompt that was forgotten counts as empty", _forgotten_prompts_count_as_empty, unfound=_FORGOTTEN),
+    Mutation("a prompt that was forgotten counts as empty", forgotten_prompts_count_as_empty, unfound=_FORGOTTEN),
     Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=9),
     Mutation("words of former epochs count", _words_of_former_epochs_count, unfound=_OWN_SOCKETS),
 ]

@@ -12,11 +12,12 @@ import pytest
 
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import Scenario, _hand_offs
-from tests.simulation.mutations import never_confirmed
+from tandem.simulation.scenario import WARM_UP_S, Scenario, _hand_offs
+from tests.simulation.mutations import confirmed_before_the_read, never_confirmed
 
 SEED = 2
 BEGIN_S = (2.5, 5.1, 7.7)
+OUTLIVED_SEEDS = (4, 6)  # of two, each enough, since changes of production code move what a seed comes to
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +45,23 @@ def test_bytes_that_were_read_too_late_are_not_used() -> None:
 def test_without_asking_for_the_lease_wrong_tokens_show(monkeypatch: pytest.MonkeyPatch) -> None:
     never_confirmed(monkeypatch)
     assert any(", should have got " in violation for violation in run_scenario(scenario()).violations)
+
+
+def outlived(seed: int) -> Scenario:
+    """Reads that begin under a lease and end long after it, while others use the source."""
+    requests = _hand_offs(seed)
+    asks = [replace(ask, at_s=WARM_UP_S + (ask.at_s - WARM_UP_S) / 2) for ask in requests.asks]
+    slow = Fault(FaultKind.SLOW_READS, 2.5, 1.5, "everybody", size=2.5)
+    cut = Fault(FaultKind.CUT_CALLS, 2.9, 3.0, "decode-0", "prefill-0")
+    return replace(requests, asks=tuple(ask for ask in asks if ask.at_s < 5.0), faults=(slow, cut))
+
+
+@pytest.mark.parametrize("seed", OUTLIVED_SEEDS)
+def test_bytes_whose_lease_ended_during_the_read_are_not_used(seed: int) -> None:
+    assert not run_scenario(outlived(seed)).violations
+
+
+def test_asking_for_the_lease_before_the_read_shows_as_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    confirmed_before_the_read(monkeypatch)
+    found = [violation for seed in OUTLIVED_SEEDS for violation in run_scenario(outlived(seed)).violations]
+    assert any(", should have got " in violation for violation in found)

@@ -13,7 +13,7 @@ from tandem.ranks.group import EXCHANGE_DEADLINE_S
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.invariants import RANKS_GAP_S
 from tandem.simulation.run import run_scenario
-from tests.simulation.mutations import silent_ranks_are_not_noticed
+from tests.simulation.mutations import idle_group_is_not_watched, silent_ranks_are_not_noticed
 from tests.simulation.test_lost_workers import AT_ONCE_S, AWAY_S, BEGIN_S, DIES_AFTER_S, SCENARIO
 
 RANKS = (("prefill-0", 4), ("decode-0", 2))
@@ -70,3 +70,23 @@ def test_a_rank_whose_silence_nobody_notices_makes_it_late(monkeypatch: pytest.M
     silent_ranks_are_not_noticed(monkeypatch)
     with pytest.raises(AssertionError, match="stood"):
         gap_s(FaultKind.RANK_PAUSED, AWAY_S)
+
+
+def second_token_s() -> float:
+    """Until a client of the only worker has two tokens, which lost a rank while it had no work."""
+    fault = Fault(FaultKind.RANK_KILLED, BEGIN_S - 1.5, 0.0, "decode-0", "1")
+    lost = replace(SCENARIO, ranks=RANKS, decodes=("decode-0",), asks=SCENARIO.asks[:1], faults=(fault,))
+    report = run_scenario(lost)
+    assert not report.violations
+    (outcome,) = report.outcomes
+    assert outcome.ending == "whole"
+    return outcome.token_times[1] - outcome.began_s
+
+
+def test_a_group_that_is_lost_without_work_is_formed_anew_before_there_is_some() -> None:
+    assert second_token_s() < 0.4
+
+
+def test_a_group_that_nobody_watches_is_formed_anew_when_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle_group_is_not_watched(monkeypatch)
+    assert second_token_s() > 2 * 0.4

@@ -19,12 +19,15 @@ class Outage:
     def __init__(self, timeout_s: float = 20.0) -> None:
         self.served: set[str] = set()
         self.asked: list[str] = []
+        self.lacking: set[str] = set()  # who asked while room was lacked
         self.refusal: Refusal = UnavailableError("nobody is there", 0.01)
         self.queues = OutageQueues(timeout_s, Gauge("waiting", "in queue", registry=CollectorRegistry()))
 
     def enter(self, name: str, needs: str, *waits_for: type[Refusal]) -> "asyncio.Task[str]":
         async def question() -> str:
             self.asked.append(name)
+            if self.queues.lack_room:
+                self.lacking.add(name)
             if needs not in self.served:
                 raise self.refusal
             return name
@@ -66,6 +69,25 @@ def test_only_refusals_that_are_waited_for_are() -> None:
         outage.served.add("any")
         assert await waits == "begun"
         assert len(outage.queues) == 0
+
+    told(story)
+
+
+def test_room_is_lacked_while_a_request_that_waits_for_it_has_not_got_it() -> None:
+    async def story(outage: Outage) -> None:
+        new = outage.enter("new", "any")
+        begun = [outage.enter(name, "begun", UnavailableError, CapacityError) for name in ("b1", "b2")]
+        await eventually(lambda: outage.asked.count("b1") > 1)
+        assert not outage.queues.lack_room, "without a worker there is no room that others could take"
+        outage.refusal = CapacityError("full", 0.01)
+        await eventually(lambda: outage.queues.lack_room)
+        outage.lacking.clear()
+        outage.served.add("begun")
+        await asyncio.gather(*begun)
+        assert "b2" in outage.lacking, "nobody else is to ask between the first and the second"
+        assert not outage.queues.lack_room
+        with pytest.raises(CapacityError, match="full"):
+            await new
 
     told(story)
 

@@ -253,6 +253,42 @@ def test_tiers_end_one_after_the_other(tmp_path: Path) -> None:
     assert log.read_text().split() == ["gateway", "decode", "prefill", "router"]
 
 
+@pytest.mark.parametrize(("code", "reports"), [(0, []), (3, ["router died (exit code 3)"])])
+def test_one_that_ends_while_others_are_stopped_is_not_started_again(code: int, reports: list[str]) -> None:
+    """Regression: a router that had been interrupted with all others was started again, to be stopped at once."""
+
+    async def act(observed: Observed) -> None:
+        await observed.until(lambda: len(observed.lines) == 2)
+        observed.supervisor.stop()
+        await observed.until(lambda: ("gateway", "ends") in observed.lines)
+        router = observed.by_name["router"]
+        assert router.pid is not None
+        os.kill(router.pid, signal.SIGUSR1)
+        await router.ended.wait()
+        assert observed.by_name["gateway"].pid is not None
+        os.kill(observed.by_name["gateway"].pid, signal.SIGUSR1)
+
+    trapped = f"trap 'exit {code}' USR1; trap 'echo ends' TERM; echo up; {WAIT_FOR_EVER}"
+    told = f"trap 'exit 0' USR1; trap 'echo ends' TERM; echo up; {WAIT_FOR_EVER}"
+    ended, observed = supervise([shell("router", trapped), shell("gateway", told, tier=1)], act)
+    assert ended == 0
+    assert observed.by_name["router"].num_starts == 1
+    assert observed.reports == reports
+
+
+def test_a_child_that_is_interrupted_while_it_starts_lives_until_it_is_stopped() -> None:
+    """Regression: processes that imported when all were interrupted printed tracebacks."""
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('lives', flush=True); signal.pause()"
+
+    async def act(observed: Observed) -> None:
+        await observed.until(lambda: bool(observed.lines))
+
+    code, observed = supervise([ProcessSpec(name="a", argv=(sys.executable, "-c", program))], act)
+    assert code == 0
+    assert observed.lines == [("a", "lives")]
+    assert observed.reports == []
+
+
 def test_one_that_does_not_end_in_time_is_killed() -> None:
     policy = RestartPolicy(grace_s=0.2)
     pids: list[int | None] = []
