@@ -29,7 +29,7 @@ import gguf
 
 from bench.dtypes import checkpoint
 from bench.load import ForeignLoad, prioritise
-from bench.race.peers import vllm
+from bench.race.peers import llama_cpp, vllm
 from bench.race.peers.environment import BUILD, Environment, prepare
 from bench.race.peers.process import ROOT, cores, end_of, surroundings
 from bench.race.peers.scripts.speaking import READY
@@ -41,7 +41,6 @@ from tandem.models.default_model import NAME, fetch_default_model
 
 DTYPE = "bfloat16"
 OURS = (OFF, "suffix", "ngram")
-LLAMA = Environment("llama", ("llama-cpp-python==0.3.36", "tokenizers==0.22.1"), constraints=())
 VLLM_DRAFTS = (0, 3, 5)
 LLAMA_DRAFTS = (0, 2, 10)  # what its documents name for processors, and its default
 DEFAULT_WORKLOADS = "code,summary,chat"
@@ -135,7 +134,7 @@ class Peer:
 def peers(build: Path, path: Path, gguf_file: Path) -> list[Peer]:
     """All of them, each without drafts and with two numbers of them."""
     vllm_environment = replace(vllm.ENVIRONMENT, build=build)
-    llama_environment = replace(LLAMA, build=build)
+    llama_environment = replace(llama_cpp.ENVIRONMENT, build=build)
     variables = vllm.variables(vllm_environment, num_threads=len(cores()))
     found = []
     for count in VLLM_DRAFTS:

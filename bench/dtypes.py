@@ -21,6 +21,7 @@ from bench.report import Report, Row
 from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.native.build import default_cache_dir
+from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
@@ -75,7 +76,9 @@ def checkpoint(dtype: str | None) -> Path:
     )
 
 
-def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: bool) -> torch.Tensor:
+def tandem_logits(
+    directory: Path, token_ids: list[int], dtype: str, *, native: bool, formats_of: FormatReader = read_formats
+) -> torch.Tensor:
     """[num_tokens, vocab] float32, from one pass of our decoder as an engine of that dtype loads it.
 
     Raises:
@@ -83,7 +86,9 @@ def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: 
     """
     packed_dir = default_cache_dir() / "weights" if native else None
     kernels = choose_kernels(_CPU, native)
-    model = load_model(str(directory), dtype=dtype, device=_CPU, kernels=kernels, packed_dir=packed_dir)
+    model = load_model(
+        str(directory), dtype=dtype, device=_CPU, kernels=kernels, packed_dir=packed_dir, formats_of=formats_of
+    )
     backends = choose_backends("native" if native else "reference", _CPU, build_layout(model.spec.kv_specs, 16), 0.0)
     with torch.inference_mode():
         return Stepper(model.decoder, backends, len(token_ids), block_size=16).step(token_ids)

@@ -1,6 +1,6 @@
 """`make race`: every system, every workload, in turns; goes on where it stopped.
 
-    python -m bench.race [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch]
+    python -m bench.race [--coded] [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch]
                          [--at-once 4] [--fresh | --report] [--save]
 
 Prints progress, then a Markdown table a shape. Everything lies below build/race; --save also keeps the JSON under
@@ -106,7 +106,12 @@ def _keep(
 
 
 def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
-    """Ours, then the peers unless ours alone are asked for."""
+    """Ours, then the peers unless ours alone are asked for. `--coded`: those with 8 and with 4 bits a weight."""
+    if options.coded:
+        from bench.race.coded import entrants
+
+        options.peers_dtype = options.peers_dtype or str(fastest_dtype()).removeprefix("torch.")
+        return entrants(directory, options.peers_dtype, options.tandem_flags.split())
     found: list[System] = [*ours(directory, options.tandem_flags.split())]
     if not options.only or set(options.only.split(",")) - {system.name for system in found}:
         from bench.race.peers import peers
@@ -167,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="systems that stand side by side; 0: 4 where they fit into memory, else 1",
     )
+    parser.add_argument("--coded", action="store_true", help="systems with 8 and with 4 bits a weight")
     parser.add_argument("--cpus", default="", help="cores of every system, as 0-1; omitted: the first two of ours")
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
     parser.add_argument(

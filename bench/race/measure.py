@@ -77,7 +77,7 @@ class Gauge:
         figures |= {"CPU time": 1e3 * cpu_s / _num_tokens(plays), "peak memory": peak_bytes / _MB}
         return Measured(
             figures,
-            floors(workload, self._cost, rates) | budget(self._cost, served),
+            self._floors(served, workload, rates) | budget(self._cost, served),
             sum(_wall_s(played) for played in plays),
             foreign_cores,
             client_cores,
@@ -85,6 +85,12 @@ class Gauge:
             rates.read_bandwidth,
             rates.matmul,
         )
+
+    def _floors(self, served: Served, workload: Workload, rates: Rates) -> Figures:
+        """Of coded weights only that of one stream: nobody's products of codes are the floor of all."""
+        if served.weight_bytes is None:
+            return floors(workload, self._cost, rates)
+        return coded_floors(workload, self._cost, rates, served.weight_bytes)
 
     async def _warm_up(self, system: System, served: Served, workload: Workload, seed: str) -> None:
         """With prompts of its own, so that no cache knows those that count."""
@@ -114,11 +120,21 @@ def floors(workload: Workload, cost: ModelCost, rates: Rates) -> Figures:
     return found
 
 
+def coded_floors(workload: Workload, cost: ModelCost, rates: Rates, weight_bytes: int) -> Figures:
+    """One stream's, from the bytes of the file that holds the weights; every token reads them all."""
+    work = workload.work()
+    if work is None or not rates.matmul or "TPOT p50" not in floors(workload, cost, rates):
+        return {}
+    context_bytes = cost.read_bytes(work) / work.num_steps - cost.weight_bytes
+    return {"TPOT p50": 1e3 * (weight_bytes + context_bytes) / rates.read_bandwidth}
+
+
 def budget(cost: ModelCost, served: Served) -> Figures:
     """The memory that its processes together are meant to take at most; of a system whose KV cache is known."""
     if not served.kv_cache_bytes:
         return {}
-    return {"peak memory": (cost.weight_bytes + served.kv_cache_bytes + _OVERHEAD_BYTES) / _MB}
+    weight_bytes = cost.weight_bytes if served.weight_bytes is None else served.weight_bytes
+    return {"peak memory": (weight_bytes + served.kv_cache_bytes + _OVERHEAD_BYTES) / _MB}
 
 
 def _medians(each: Sequence[Figures]) -> Figures:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +30,16 @@ FLAGS = ("--dtype", "bfloat16", "--max-model-len", "4096", "--kv-cache-gib", str
 
 @dataclass(frozen=True, slots=True)
 class Tandem:
-    """A cluster on this machine. `num_prefill` 0: one worker does both. Logs go below `directory`."""
+    """A cluster on this machine. `num_prefill` 0: one worker does both. Logs go below `directory`.
+
+    `weights` makes what is served of a checkpoint; None: the checkpoint itself.
+    """
 
     name: str
     num_prefill: int
     directory: Path
     flags: tuple[str, ...] = ()
+    weights: Callable[[Path], Path] | None = None
 
     def prepare(self) -> None:
         """Nothing: it runs in the environment of the race itself."""
@@ -45,14 +49,17 @@ class Tandem:
         (port,) = free_ports(1, _HOST, random.SystemRandom())
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / f"{self.name}.log"
+        model = checkpoint if self.weights is None else self.weights(checkpoint)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                self.command(checkpoint, port), stdout=output, stderr=output, start_new_session=True, env=_environment()
+                self.command(model, port), stdout=output, stderr=output, start_new_session=True, env=_environment()
             )
         try:
             self._await_ready(process, port, log)
             pools = (1 + self.num_prefill) * KV_CACHE_GIB << 30
-            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,), pools, partial(self._is_ready, port))
+            num_bytes = None if self.weights is None else weight_bytes(model)
+            ready = partial(self._is_ready, port)
+            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,), pools, ready, num_bytes)
         finally:
             _end(process)
 
@@ -84,6 +91,12 @@ def ours(directory: Path, flags: Sequence[str] = ()) -> tuple[Tandem, ...]:
     """Both ways to run it. `flags`: more of them for both."""
     logs = directory / "logs"
     return Tandem("tandem", 0, logs, tuple(flags)), Tandem("tandem-1p1d", 1, logs, tuple(flags))
+
+
+def weight_bytes(model: Path) -> int:
+    """Of the files that hold a model's weights."""
+    files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("openvino_model.bin")]
+    return sum(file.stat().st_size for file in files)
 
 
 def _environment() -> dict[str, str]:

@@ -13,6 +13,7 @@ from bench.race.runs import Run
 from bench.report import Row
 
 AGGREGATED, SPLIT, PEER_SPLIT = "tandem", "tandem-1p1d", "vllm-1p1d"
+EIGHT_BITS = ("int8", "q8_0")
 BEST = "best peer"
 
 
@@ -113,9 +114,13 @@ class Summary:
             f"{min(run.date for run in self.measured)} to {max(run.date for run in self.measured)}",
         ]
 
-    def best_peer(self, workload: str, name: str) -> str | None:
-        """The peer with the best median."""
-        there = [system for system in self.systems if is_peer(system) and (workload, system, name) in self.cells]
+    def best_peer(self, workload: str, name: str, bits: int = 16) -> str | None:
+        """The peer with the best median among those whose weights have so many bits."""
+        there = [
+            system
+            for system in self.systems
+            if is_peer(system) and bits_of(system) == bits and (workload, system, name) in self.cells
+        ]
         if not there:
             return None
         sign = -1 if METRICS[name].is_rate else 1
@@ -139,6 +144,16 @@ class Summary:
             ratio = self.ratio(workload, name, system, other)
             if ratio is not None and other is not None:
                 yield Comparison(system, other, ratio)
+        for system in self.coded:
+            other = self.best_peer(workload, name, bits_of(system))
+            ratio = self.ratio(workload, name, system, other)
+            if ratio is not None and other is not None:
+                yield Comparison(system, other, ratio)
+
+    @property
+    def coded(self) -> list[str]:
+        """Ours whose weights are codes."""
+        return [system for system in self.systems if not is_peer(system) and bits_of(system) < bits_of(AGGREGATED)]
 
     def rows(self) -> Iterator[Row]:
         """For the report: every figure, then every ratio."""
@@ -167,7 +182,15 @@ class Summary:
 
 def is_peer(system: str) -> bool:
     """Whether another system made it."""
-    return system not in (AGGREGATED, SPLIT)
+    return system.partition("-")[0] != AGGREGATED
+
+
+def bits_of(system: str) -> int:
+    """Bits of a weight, as the name says: "tandem-int8-a8" has 8, "llama-q4_k_m" 4, "vllm" 16."""
+    _, _, name = system.partition("-")
+    if any(name.startswith(word) for word in EIGHT_BITS):
+        return 8
+    return 4 if "4" in name else 16
 
 
 def _cell(group: Sequence[Run], name: str) -> Cell | None:

@@ -27,6 +27,7 @@ class Served:
     `base_url` has no path (the client adds `/v1/completions`); `model` goes into the request's field of that name.
     `pids` are the roots of the process trees whose memory and CPU time are the system's. `kv_cache_bytes`: what all of
     it takes for keys and values at its start; 0: not known. `is_ready` asks whether it can serve right now.
+    `weight_bytes`: of coded weights; None: those of the checkpoint.
     """
 
     base_url: str
@@ -34,6 +35,7 @@ class Served:
     pids: tuple[int, ...]
     kv_cache_bytes: int = 0
     is_ready: Callable[[], bool] = lambda: True
+    weight_bytes: int | None = None
 
 
 class System(Protocol):

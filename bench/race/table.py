@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from bench.race.aims import verdicts
 from bench.race.metrics import METRICS
-from bench.race.summary import AGGREGATED, PEER_SPLIT, SPLIT, Summary
+from bench.race.summary import AGGREGATED, PEER_SPLIT, SPLIT, Summary, bits_of
 
 WEAK_CORES = 0.3
 _LEGEND = (
@@ -23,7 +23,7 @@ def markdown(summary: Summary, titles: Mapping[str, str], absent: Mapping[str, s
 
 def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
     systems = summary.systems
-    ratios = ("tandem / best peer", "1P1D / vLLM 1P1D", "1P1D / tandem")
+    ratios = () if summary.coded else ("tandem / best peer", "1P1D / vLLM 1P1D", "1P1D / tandem")
     head = ["workload", "figure", *systems, *ratios]
     yield _line(head)
     yield _line(["---"] * len(head))
@@ -33,7 +33,8 @@ def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
             cells = [_cell(summary, workload, system, name) for system in systems]
             if any(cells):
                 shown = [cell or "-" for cell in cells]
-                yield _line([title, f"{name}, {metric.unit}", *shown, *_ratios(summary, workload, name)])
+                further = [] if summary.coded else _ratios(summary, workload, name)
+                yield _line([title, f"{name}, {metric.unit}", *shown, *further])
                 title = ""
 
 
@@ -43,7 +44,15 @@ def _cell(summary: Summary, workload: str, system: str, name: str) -> str:
         return ""
     share = cell.share(METRICS[name])
     mark = "*" if cell.foreign_cores > WEAK_CORES else ""
-    return f"{_number(cell.value)}{mark}" + ("" if share is None else f" ({share:.0%})")
+    shown = f"{_number(cell.value)}{mark}" + ("" if share is None else f" ({share:.0%})")
+    return shown + (_beside_same_bits(summary, workload, system, name) if system in summary.coded else "")
+
+
+def _beside_same_bits(summary: Summary, workload: str, system: str, name: str) -> str:
+    """How often ours is as good as the best peer with as many bits."""
+    best = summary.best_peer(workload, name, bits_of(system))
+    ratio = summary.ratio(workload, name, system, best)
+    return "" if ratio is None else f", {ratio:.2f} x {best}"
 
 
 def _ratios(summary: Summary, workload: str, name: str) -> list[str]:

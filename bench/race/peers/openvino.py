@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.race.peers.environment import BUILD, Environment, prepare, run
 from bench.race.peers.process import HOST, Program, answers, cores, ports, running
+from bench.race.shapes import group_size
 from bench.race.system import KV_CACHE_GIB, Served
 
 MODEL = "m"
@@ -32,17 +33,22 @@ class OpenVino:
     """`ContinuousBatchingPipeline`; see scripts/openvino_server.py for what it is told.
 
     `kv_precision`: of keys and values. 8 bits are its own default on the CPU, and prompts were slower with 16 in every
-    trial, so it races with those although no other system rounds so much.
+    trial, so it races with those although no other system rounds so much. `weight_format`: as its exporter names them.
     """
 
     name: str = "openvino"
     build: Path = BUILD
     dtype: str = "bfloat16"
     kv_precision: str = "u8"
+    weight_format: str = "fp16"
 
     @property
     def environment(self) -> Environment:
         return replace(ENVIRONMENT, build=self.build)
+
+    @property
+    def is_int4(self) -> bool:
+        return self.weight_format == "int4"
 
     def prepare(self) -> None:
         prepare(self.environment)
@@ -54,7 +60,10 @@ class OpenVino:
             self.name, self.command(model, port), self.environment.log(self.name), f"http://{HOST}:{port}/health"
         )
         with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, program.ready_url))
+            ready, num_bytes = partial(answers, program.ready_url), None
+            if self.weight_format != "fp16":
+                num_bytes = (model / "openvino_model.bin").stat().st_size
+            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=ready, weight_bytes=num_bytes)
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         """Nothing: the server knows no other kind of request."""
@@ -74,8 +83,9 @@ class OpenVino:
         ]
 
     def exported(self, checkpoint: Path) -> Path:
-        """The checkpoint as OpenVINO reads it, made on first use; weights in 16 bits. Raises NotHere."""
-        model = self.build / "openvino" / checkpoint.name
+        """The checkpoint as OpenVINO reads it, made on first use. Raises NotHere."""
+        coded = "" if self.weight_format == "fp16" else f"-{self.weight_format}"
+        model = self.build / "openvino" / f"{checkpoint.name}{coded}"
         mark = model / "complete"
         if not mark.exists():
             shutil.rmtree(model, ignore_errors=True)
@@ -90,6 +100,7 @@ class OpenVino:
             *("export", "openvino"),
             *("--model", str(checkpoint)),
             *("--task", "text-generation-with-past"),
-            *("--weight-format", "fp16"),
+            *("--weight-format", self.weight_format),
+            *(("--group-size", str(group_size(checkpoint)), "--ratio", "1.0", "--sym") if self.is_int4 else ()),
             str(model),
         ]

@@ -78,7 +78,7 @@ class BlocksInARow:
             codes=(codes >> _HALF_BITS | codes << _HALF_BITS).view(outputs, inputs // 2),
             scales=scales.view(outputs, inputs // _BLOCK),
             group_size=_BLOCK,
-            table=parts[part_name(weight, "weight.quant_map")],
+            table=parts[part_name(weight, "weight.quant_map")].clone(),  # NOTE: a view would keep the file mapped
         )
 
     def _scales(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
