@@ -138,8 +138,8 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
     widths, batches = ([int(one) for one in words.split(",")] for words in (arguments.widths, arguments.batches))
-    if not {*widths} <= {2, 4} or min(batches) < 1 or arguments.steps < 4 or not 64 <= arguments.chunk_tokens <= 1000:
-        parser.error("--widths: 2 or 4; --batches: at least 1; --steps: at least 4; --chunk-tokens: 64 to 1000")
+    if not {*widths} <= {2, 4} or min(batches) < 1 or arguments.steps < 4 or not 256 <= arguments.chunk_tokens <= 1000:
+        parser.error("--widths: 2 or 4; --batches: at least 1; --steps: at least 4; --chunk-tokens: 256 to 1000")
     prioritise()
     report = measure(widths, batches, arguments.chunk_tokens, arguments.steps)
     report.print()

@@ -26,6 +26,8 @@ from tools.kubernetes.groups import running_groups
 AFTER = 6  # streams that start after a step and end before the test does
 NUM_CLIENTS, NUM_GROUPS, SIZE = 3, 2, 2
 PATIENCE_S = 300.0
+OPERATORS_PORT = 8001
+VICTIM = "tandem-decode-0"
 VALUES = {
     **{pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")},
     "decode": {"replicas": NUM_GROUPS, "ranks": {"tensor": SIZE, "hosts": SIZE}},
@@ -92,28 +94,43 @@ def wait_anew(release: Release, former: list[Object]) -> float:
     return release.until(is_anew, f"{name} made anew", PATIENCE_S)
 
 
+def decode_workers(release: Release) -> dict[str, Object]:
+    """What the gateway tells of those that are alive, by name, which is that of the leader's pod."""
+    (gateway,) = release.pods("gateway")
+    url = f"http://{gateway['status']['podIP']}:{OPERATORS_PORT}/admin/workers"
+    rows = httpx.get(url, timeout=10, trust_env=False).json()["workers"]
+    return {row["worker_id"]: row for row in rows if row["role"] == "decode" and row["is_alive"]}
+
+
+def has_streams(release: Release, name: str) -> bool:
+    return name in (found := decode_workers(release)) and found[name]["num_running"] > 0
+
+
 def test_a_group_is_one_worker(groups: Release) -> None:
-    workers = httpx.get(f"{groups.url}/admin/workers", timeout=10).json()["workers"]
-    decode = [worker for worker in workers if worker["role"] == "decode"]
-    assert [len(worker["ranks"]["pids"]) for worker in decode] == [SIZE] * NUM_GROUPS
+    groups.until(lambda: len(decode_workers(groups)) == NUM_GROUPS, "both workers found", PATIENCE_S)
+    found = decode_workers(groups)
+    assert {name: len(row["ranks"]["pids"]) for name, row in found.items()} == dict.fromkeys(whole_groups(groups), SIZE)
 
 
 @pytest.mark.parametrize("victim", ["host", "leader"])
 def test_killed(groups: Release, load: Load, journal: Journal, victim: str) -> None:
     """A pod's processes end without a word; its streams go on with the other group, token-exact."""
-    former = whole_groups(groups)["tandem-decode-0"]
+    former = whole_groups(groups)[VICTIM]
     pod = former[1 if victim == "host" else 0]["metadata"]
-    os.kill(int((groups.cluster.folder / "pods" / pod["uid"] / "decode.pid").read_text()), signal.SIGKILL)
+    first = int((groups.cluster.folder / "pods" / pod["uid"] / "decode.pid").read_text())
+    groups.until(lambda: has_streams(groups, VICTIM), "streams of the group", PATIENCE_S)
+    os.kill(first, signal.SIGKILL)
     took_s = wait_anew(groups, former)
-    journal.tell(f"  {pod['name']} killed; its group was whole again after {took_s:.1f} s")
+    journal.tell(f"  {pod['name']} killed with streams; its group was whole again after {took_s:.1f} s")
     load.wait_more(AFTER, PATIENCE_S)
 
 
 def test_evicted_host(groups: Release, load: Load, journal: Journal) -> None:
     """One budget holds for all pods of all groups; the whole group goes with the one that is evicted."""
     former = whole_groups(groups)
-    assert groups.evict(former["tandem-decode-0"][1]["metadata"]["name"])
+    groups.until(lambda: has_streams(groups, VICTIM), "streams of the group", PATIENCE_S)
+    assert groups.evict(former[VICTIM][1]["metadata"]["name"])
     assert not groups.evict(former["tandem-decode-1"][1]["metadata"]["name"])
-    took_s = wait_anew(groups, former["tandem-decode-0"])
+    took_s = wait_anew(groups, former[VICTIM])
     journal.tell(f"  a further host's pod evicted, another refused; the group was whole again after {took_s:.1f} s")
     load.wait_more(AFTER, PATIENCE_S)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from tandem.compute.native.build import default_cache_dir
 from tools.kubernetes import probes
 from tools.kubernetes.api import Object
 from tools.kubernetes.chart import with_old_names
@@ -15,7 +16,7 @@ from tools.kubernetes.dns import answer
 from tools.kubernetes.environment import MissingReferenceError, Sources, amount, environment
 from tools.kubernetes.pod_spec import Placement, run_arguments
 from tools.kubernetes.pod_status import ContainerState, phase, pod_status
-from tools.kubernetes.processes import translated
+from tools.kubernetes.processes import translation_of
 from tools.kubernetes.proxy import PortProxy
 from tools.kubernetes.volumes import referred
 
@@ -91,10 +92,8 @@ async def never(command: list[str], timeout_s: float) -> None:
 
 
 def test_processes_have_folders_for_mounts_and_this_python() -> None:
-    """Pods as processes: a mount is named by its folder, wherever it is named whole."""
+    """Pods as processes: a mount is named by its folder, wherever it is named whole. Probes and hooks are run alike."""
     container = {
-        "command": ["python3", "-m", "services.decode"],
-        "args": ["--model", "/models/demo", "--log", "/models-old/x", "--dir", "/tmp"],
         "volumeMounts": [
             {"name": "model", "mountPath": "/models", "subPath": "v1"},
             {"name": "tmp", "mountPath": "/tmp"},
@@ -102,11 +101,15 @@ def test_processes_have_folders_for_mounts_and_this_python() -> None:
         ],
     }
     volumes = {"model": "/srv/model", "tmp": "/srv/tmp", "shm": "memory:1024"}
-    command, values = translated(container, {"TANDEM_MODEL": "/models/demo", "TANDEM_CACHE_DIR": "/c"}, volumes)
+    values = {"TANDEM_MODEL": "/models/demo", "HOME": "/tmp", "TANDEM_CACHE_DIR": "/opt/kernels"}
+    translation = translation_of(container, values, volumes)
+    words = ["python3", "-m", "services.decode", "--model", "/models/demo", "--log", "/models-old/x", "--dir", "/tmp"]
+    command = translation.command(words)
     assert command[0] == sys.executable
     assert command[3:] == ["--model", "/srv/model/v1/demo", "--log", "/models-old/x", "--dir", "/tmp"]
-    assert values["TANDEM_MODEL"] == "/srv/model/v1/demo"
-    assert "TANDEM_CACHE_DIR" not in values
+    assert translation.command(["redis-cli", "--cacert", "/models/ca.crt"])[2] == "/srv/model/v1/ca.crt"
+    assert translation.environment["TANDEM_MODEL"] == "/srv/model/v1/demo"
+    assert translation.environment["TANDEM_CACHE_DIR"] == str(default_cache_dir()), "compiled kernels of this machine"
 
 
 def test_run_arguments_harden_and_limit() -> None:

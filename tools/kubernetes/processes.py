@@ -14,11 +14,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.compute.native.build import default_cache_dir
 from tools.kubernetes.api import Object
 from tools.kubernetes.control_plane import DNS_ADDRESS
 from tools.kubernetes.environment import expand
@@ -31,13 +32,31 @@ ROOT = Path(__file__).parents[2]
 _BRIDGE, _PREFIX = "tandem-pods", "tandem-pod-"
 _OWN_FOLDERS = ("/tmp", "/dev/shm")  # as this machine has them
 _KEPT_VARIABLES = ("HOME", "LANG")
-_FROM_IMAGES = ("TANDEM_CACHE_DIR",)  # images bring compiled kernels; here they are where this machine has them
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """How a container's commands are run here.
+
+    Args:
+        environment: all of it.
+        mounts: the folder of each path in the container.
+    """
+
+    environment: Mapping[str, str]
+    mounts: Mapping[str, str]
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """With this checkout's Python, and folders in the place of mounts."""
+        found = [located(word, self.mounts) for word in words]
+        return [sys.executable, *found[1:]] if found[0].startswith("python") else found
+
+
+@dataclass(frozen=True, slots=True)
 class _Running:
     process: asyncio.subprocess.Process
     namespace: str
+    translation: Translation
     log: Path
 
 
@@ -72,13 +91,14 @@ class ProcessRuntime:
         number = where.address.rpartition(".")[2]
         namespace = f"{_PREFIX}{number}"
         await _make_namespace(namespace, number, where.address, pod["metadata"]["namespace"])
-        command, environment = translated(spec, values, where.volumes)
+        translation = translation_of(spec, values, where.volumes)
+        command = translation.command([expand(word, values) for word in [*spec["command"], *spec.get("args", [])]])
         log = Path(where.pid_file).with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *("ip", "netns", "exec", namespace, *command),
-                env=environment,
+                env=translation.environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -86,12 +106,15 @@ class ProcessRuntime:
                 start_new_session=True,
             )
         Path(where.pid_file).write_text(str(process.pid))  # NOTE: `ip` becomes the command
-        self._running[where.name] = _Running(process, namespace, log)
+        self._running[where.name] = _Running(process, namespace, translation, log)
 
     async def execute(self, name: str, command: list[str], timeout_s: float) -> None:
         found = self._running[name]
         process = await asyncio.create_subprocess_exec(
-            *("ip", "netns", "exec", found.namespace, *command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            *("ip", "netns", "exec", found.namespace, *found.translation.command(command)),
+            env=found.translation.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             async with asyncio.timeout(timeout_s):
@@ -121,21 +144,21 @@ class ProcessRuntime:
             await _remove_namespace(found.namespace)
 
 
-def translated(spec: Object, values: Mapping[str, str], volumes: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a container, with this checkout's Python and the volumes' folders."""
+def translation_of(spec: Object, values: Mapping[str, str], volumes: Mapping[str, str]) -> Translation:
+    """Of a container with this environment and its volumes' folders.
+
+    NOTE: images bring compiled kernels, and pods have a home of their own: here they are where this machine has them.
+    """
     mounts = {
         one["mountPath"]: volumes[one["name"]] + (f"/{one['subPath']}" if "subPath" in one else "")
         for one in spec.get("volumeMounts", [])
         if one["mountPath"] not in _OWN_FOLDERS and not volumes[one["name"]].startswith(MEMORY_VOLUME)
     }
-    words = [expand(word, values) for word in [*spec["command"], *spec.get("args", [])]]
-    command = [located(word, mounts) for word in words]
-    if command[0].startswith("python"):
-        command[0] = sys.executable
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    own = {name: located(value, mounts) for name, value in values.items() if name not in _FROM_IMAGES}
-    return command, {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **own}
+    own = {name: located(value, mounts) for name, value in values.items()}
+    here = {"TANDEM_CACHE_DIR": str(default_cache_dir())}
+    return Translation({**kept, "PATH": path, "PYTHONPATH": str(ROOT), **own, **here}, mounts)
 
 
 def located(text: str, mounts: Mapping[str, str]) -> str:
