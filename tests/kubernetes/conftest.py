@@ -20,6 +20,7 @@ from tools.kubernetes.control_plane import ControlPlane, running_control_plane
 
 NUM_PROMPTS = 4
 MAX_TOKENS = 96
+MODE = os.environ.get("TANDEM_E2E_PODS") or "podman"
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,9 @@ def journal() -> Iterator[Journal]:
 
 @pytest.fixture(scope="session")
 def images(journal: Journal) -> Images:
-    """Built now, or those of the tag that TANDEM_E2E_IMAGES names."""
+    """Built now, or those of the tag that TANDEM_E2E_IMAGES names; names alone where pods are processes."""
+    if MODE == "process":
+        return Images(*(f"localhost/tandem-{name}:none" for name in ("base", "control", "worker", "redis")))
     if tag := os.environ.get("TANDEM_E2E_IMAGES"):
         return Images(*(f"localhost/tandem-{name}:{tag}" for name in ("base", "control", "worker", "redis")))
     begun_s = time.monotonic()
@@ -58,18 +61,20 @@ def background() -> Iterator[Background]:
 def cluster(plane: ControlPlane, background: Background, journal: Journal) -> Iterator[Cluster]:
     folder = ROOT / "build" / "kubernetes"
     shutil.rmtree(folder, ignore_errors=True)
-    with background.entered(running_cluster(plane, folder, journal.tell)) as cluster:
+    with background.entered(running_cluster(plane, folder, journal.tell, MODE)) as cluster:
         journal.tell("two nodes are ready")
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def release(
-    cluster: Cluster, background: Background, images: Images, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Release]:
+def old_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chart_for_old_api(ROOT / "helm" / "tandem", tmp_path_factory.mktemp("helm") / "tandem")
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, background: Background, images: Images, old_chart: Path) -> Iterator[Release]:
     """Not installed yet: that is the first step."""
-    chart = chart_for_old_api(ROOT / "helm" / "tandem", tmp_path_factory.mktemp("helm") / "tandem")
-    release = Release(cluster, background, chart, values_for(images))
+    release = Release(cluster, background, old_chart, values_for(images))
     yield release
     release.close()
 

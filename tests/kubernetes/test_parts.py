@@ -3,10 +3,12 @@
 import asyncio
 import socket
 import struct
+import sys
 from contextlib import suppress
 
 import pytest
 
+from tandem.compute.native.build import default_cache_dir
 from tools.kubernetes import probes
 from tools.kubernetes.api import Object
 from tools.kubernetes.chart import with_old_names
@@ -14,6 +16,7 @@ from tools.kubernetes.dns import answer
 from tools.kubernetes.environment import MissingReferenceError, Sources, amount, environment
 from tools.kubernetes.pod_spec import Placement, run_arguments
 from tools.kubernetes.pod_status import ContainerState, phase, pod_status
+from tools.kubernetes.processes import translation_of
 from tools.kubernetes.proxy import PortProxy
 from tools.kubernetes.volumes import referred
 
@@ -84,6 +87,31 @@ def test_references_of_environments_and_volumes_are_found() -> None:
     }
 
 
+async def never(command: list[str], timeout_s: float) -> None:
+    raise AssertionError(f"{command} is run in no container")
+
+
+def test_processes_have_folders_for_mounts_and_this_python() -> None:
+    """Pods as processes: a mount is named by its folder, wherever it is named whole. Probes and hooks are run alike."""
+    container = {
+        "volumeMounts": [
+            {"name": "model", "mountPath": "/models", "subPath": "v1"},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    volumes = {"model": "/srv/model", "tmp": "/srv/tmp", "shm": "memory:1024"}
+    values = {"TANDEM_MODEL": "/models/demo", "HOME": "/tmp", "TANDEM_CACHE_DIR": "/opt/kernels"}
+    translation = translation_of(container, values, volumes)
+    words = ["python3", "-m", "services.decode", "--model", "/models/demo", "--log", "/models-old/x", "--dir", "/tmp"]
+    command = translation.command(words)
+    assert command[0] == sys.executable
+    assert command[3:] == ["--model", "/srv/model/v1/demo", "--log", "/models-old/x", "--dir", "/tmp"]
+    assert translation.command(["redis-cli", "--cacert", "/models/ca.crt"])[2] == "/srv/model/v1/ca.crt"
+    assert translation.environment["TANDEM_MODEL"] == "/srv/model/v1/demo"
+    assert translation.environment["TANDEM_CACHE_DIR"] == str(default_cache_dir()), "compiled kernels of this machine"
+
+
 def test_run_arguments_harden_and_limit() -> None:
     container = {
         "name": "c",
@@ -103,7 +131,7 @@ def test_run_arguments_harden_and_limit() -> None:
     }
     pod = {**POD, "spec": {"securityContext": {"runAsUser": 10001, "runAsGroup": 10002, "fsGroup": 7}}}
     volumes = {"model": "/srv/model", "shm": "memory:1024"}
-    where = Placement("x", ["--network", "n"], volumes, "/run/x.pid")
+    where = Placement("x", "10.244.0.9", "", volumes, "/run/x.pid")
     text = " ".join(run_arguments(pod, container, {"WHAT": "services.decode"}, where))
     for part in (
         "--user 10001:10002",
@@ -202,7 +230,7 @@ def test_probes_turn_after_their_thresholds() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             asked = {"httpGet": {"path": "/health", "port": "metrics"}, "periodSeconds": 0.001, "timeoutSeconds": 30}
-            target = probes.Target("x", "127.0.0.1", {"ports": [{"name": "metrics", "containerPort": port}]})
+            target = probes.Target(never, "127.0.0.1", {"ports": [{"name": "metrics", "containerPort": port}]})
             probe = {**asked, "failureThreshold": 2, "successThreshold": 2}
             task = asyncio.create_task(probes.follow(probe, target, lambda ok: turns.put_nowait((ok, num_asked))))
             seen = [await asyncio.wait_for(turns.get(), 30) for _ in range(2)]
@@ -217,7 +245,7 @@ def test_probes_turn_after_their_thresholds() -> None:
 def test_a_closed_port_fails_a_probe() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        target = probes.Target("x", "127.0.0.1", {})
+        target = probes.Target(never, "127.0.0.1", {})
         assert not asyncio.run(probes.passes({"tcpSocket": {"port": held.getsockname()[1]}}, target))
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.kubernetes.cluster import running_cluster, timed_print
+from tools.kubernetes.cluster import RUNTIMES, running_cluster, timed_print
 from tools.kubernetes.control_plane import ControlPlane, running_control_plane
 
 
@@ -27,7 +27,7 @@ async def serve(plane: ControlPlane, folder: Path, mode: str, num_nodes: int) ->
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.kubernetes", description=__doc__)
     parser.add_argument("verb", choices=["up"])
-    parser.add_argument("--pods", choices=["podman", "instant"], default="instant", help="what a pod is")
+    parser.add_argument("--pods", choices=list(RUNTIMES), default="instant", help="what a pod is")
     parser.add_argument("--nodes", type=int, default=2)
     options = parser.parse_args()
     with running_control_plane() as plane, tempfile.TemporaryDirectory(prefix="tandem-pods-") as folder:

@@ -117,7 +117,15 @@ class Api:
 
 
 def _checked(response: httpx.Response) -> Object:
-    body: Object = response.json() if response.content else {}
     if response.status_code >= 300:
-        raise ApiError(response.status_code, str(body.get("message", response.text)))
+        raise ApiError(response.status_code, _reason(response))
+    body: Object = response.json() if response.content else {}
     return body
+
+
+def _reason(response: httpx.Response) -> str:
+    """NOTE: of a kind that it does not know the server says so in plain text."""
+    try:
+        return str(response.json().get("message", response.text))
+    except ValueError:
+        return response.text.strip()

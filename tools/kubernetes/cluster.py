@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,14 +13,19 @@ from pathlib import Path
 
 import httpx
 
-from tools.images.host import ensure_tools
 from tools.kubernetes.api import Api, ApiError
 from tools.kubernetes.control_plane import ControlPlane
-from tools.kubernetes.host import HOST_ADDRESS, POD_SUBNET, Host, tell_failure
+from tools.kubernetes.host import Host, tell_failure
 from tools.kubernetes.kubelet import Kubelet, NodeSpec
-from tools.kubernetes.links import delete_links_with
-from tools.kubernetes.podman import PodmanError, podman
+from tools.kubernetes.processes import ProcessRuntime
+from tools.kubernetes.runtime import ContainerRuntime, PodmanRuntime
 from tools.kubernetes.services import Services
+
+RUNTIMES: dict[str, Callable[[], ContainerRuntime | None]] = {
+    "podman": PodmanRuntime,
+    "process": ProcessRuntime,
+    "instant": lambda: None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,18 @@ async def running_cluster(
     Args:
         folder: pods' volumes and logs; `folder/logs` keeps the log of every container that ended.
         journal: takes one line for each thing worth knowing.
-        mode: `podman`, or `instant` for pods that only say that they are ready.
+        mode: `podman`; `process` for pods without images, see `processes`; `instant` for pods that only say that they
+            are ready.
 
     Raises:
         RuntimeError, CommandError: a tool is missing or refuses.
     """
     async with Api(plane.url, plane.admin_token, plane.ca_file) as api, contextlib.AsyncExitStack() as stack:
-        services = None
-        if mode == "podman":
-            ensure_tools()
-            services = await stack.enter_async_context(_pod_network(api, plane.ports.api, journal))
-        host = Host(api, folder, _network(), services.objects if services else list, journal)
+        services, runtime = None, RUNTIMES[mode]()
+        if runtime is not None:
+            runtime.check()
+            services = await stack.enter_async_context(_pod_network(api, plane.ports.api, runtime, journal))
+        host = Host(api, folder, runtime, services.objects if services else list, journal)
         kubelet = Kubelet(host, [NodeSpec(f"node-{index}") for index in range(1, num_nodes + 1)], mode)
         await kubelet.register()
         running = asyncio.create_task(kubelet.run())
@@ -74,10 +79,12 @@ async def running_cluster(
 
 
 @contextlib.asynccontextmanager
-async def _pod_network(api: Api, api_port: int, journal: Callable[[str], None]) -> AsyncIterator[Services]:
+async def _pod_network(
+    api: Api, api_port: int, runtime: ContainerRuntime, journal: Callable[[str], None]
+) -> AsyncIterator[Services]:
     """The bridge of the pods, and the Services on it."""
     with _only_one():
-        async with _bridge(api, api_port, journal) as services:
+        async with _bridge(api, api_port, runtime, journal) as services:
             yield services
 
 
@@ -88,15 +95,15 @@ def _only_one() -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RuntimeError("a cluster with podman pods runs on this machine already; stop it first") from error
+            raise RuntimeError("a cluster with pods runs on this machine already; stop it first") from error
         yield
 
 
 @contextlib.asynccontextmanager
-async def _bridge(api: Api, api_port: int, journal: Callable[[str], None]) -> AsyncIterator[Services]:
-    await _remove_network()
-    subnet = ("--subnet", str(POD_SUBNET), "--gateway", HOST_ADDRESS)
-    await podman("network", "create", "--disable-dns", *subnet, _network())
+async def _bridge(
+    api: Api, api_port: int, runtime: ContainerRuntime, journal: Callable[[str], None]
+) -> AsyncIterator[Services]:
+    await runtime.make_network()
     services = Services(api, api_port)
     serving = asyncio.create_task(services.run())
     serving.add_done_callback(lambda task: tell_failure(task, "DNS and Services", journal))
@@ -110,17 +117,4 @@ async def _bridge(api: Api, api_port: int, journal: Callable[[str], None]) -> As
         for task in (serving, ready):
             task.cancel()
         await asyncio.gather(serving, ready, return_exceptions=True)
-        await _remove_network()
-
-
-def _network() -> str:
-    """NOTE: podman remembers the addresses of a network that was torn down by force, so each run has its own name."""
-    return f"tandem-pods-{os.getpid()}"
-
-
-async def _remove_network() -> None:
-    """Take away the network, its containers, and the bridge; also what an interrupted run left behind."""
-    with contextlib.suppress(PodmanError):
-        for name in (await podman("network", "ls", "--filter", "name=^tandem-pods-", "--format", "{{.Name}}")).split():
-            await podman("network", "rm", "--force", "--time", "0", name)
-    await delete_links_with(HOST_ADDRESS)
+        await runtime.remove_network()

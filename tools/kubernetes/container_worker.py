@@ -6,14 +6,16 @@ import asyncio
 import itertools
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tools.kubernetes import probes
 from tools.kubernetes.api import Object
 from tools.kubernetes.environment import Sources, environment
-from tools.kubernetes.pod_spec import Placement, run_arguments
+from tools.kubernetes.pod_spec import Placement
 from tools.kubernetes.pod_status import ContainerState, timestamp
-from tools.kubernetes.podman import ContainerProcess, PodmanError, podman
+from tools.kubernetes.podman import ContainerProcess, PodmanError
+from tools.kubernetes.runtime import ContainerRuntime
 
 _LAST_WORDS_S = 2.0
 _KILL_S = 10.0
@@ -22,13 +24,14 @@ _BACKOFF_S = (1.0, 2.0, 4.0, 8.0)
 
 
 class ContainerWorker:
-    """Owns one podman container under one name. `changed` is called after every change of `state`."""
+    """Owns one container under one name. `changed` is called after every change of `state`."""
 
     def __init__(
         self,
         spec: Object,
         sources: Sources,
         where: Placement,
+        runtime: ContainerRuntime,
         changed: Callable[[], None],
         journal: Callable[[str], None],
     ) -> None:
@@ -38,10 +41,11 @@ class ContainerWorker:
         self._spec = spec
         self._sources = sources
         self._where = where
+        self._runtime = runtime
         self._changed = changed
         self._journal = journal
         self._stopping = False
-        self._target = probes.Target(where.name, sources.pod_address, spec)
+        self._target = probes.Target(partial(runtime.execute, where.name), sources.pod_address, spec)
 
     async def run(self, restart_policy: str) -> int:
         """Run it, again and again where the policy says so; the last exit code."""
@@ -63,7 +67,7 @@ class ContainerWorker:
         hook = self._spec.get("lifecycle", {}).get("preStop", {}).get("exec")
         if hook is not None and grace_s > 0:
             await asyncio.gather(
-                podman("exec", self._where.name, *hook["command"], timeout_s=grace_s), return_exceptions=True
+                self._runtime.execute(self._where.name, hook["command"], grace_s), return_exceptions=True
             )
         left_s = 0 if grace_s == 0 else max(_LAST_WORDS_S, grace_s - (loop.time() - begun_s))
         await self._end(left_s)
@@ -87,18 +91,18 @@ class ContainerWorker:
     async def remove(self, logs: Path) -> None:
         """Keep its log, forget the container."""
         try:
-            logs.write_text(await podman("logs", self._where.name, with_errors=True))
+            logs.write_text(await self._runtime.log(self._where.name))
         except PodmanError:
             logs.write_text("no log")
-        await podman("rm", "--force", "--ignore", "--time", "0", self._where.name)
+        await self._runtime.remove(self._where.name)
 
     async def _once(self) -> int:
         try:
-            await podman("rm", "--force", "--ignore", "--time", "0", self._where.name)
+            await self._runtime.remove(self._where.name)
             if self._stopping:
                 return 0
             values = environment(self._spec, self._sources)
-            await podman("run", *run_arguments(self._sources.pod, self._spec, values, self._where))
+            await self._runtime.start(self._sources.pod, self._spec, values, self._where)
         except (PodmanError, TimeoutError, LookupError) as error:
             self.state.message = str(error)
             self._journal(f"container {self._where.name} does not start: {error}")
@@ -112,10 +116,10 @@ class ContainerWorker:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             self._process.close()
-        code = int(await podman("wait", self._where.name))
+        code = await self._runtime.exit_code(self._where.name)
         late_s = asyncio.get_running_loop().time() - (self._process.ended_s or 0.0)
         if late_s > _SLOW_S:
-            self._journal(f"podman told {late_s:.1f} s late that container {self._where.name} had ended")
+            self._journal(f"it was told {late_s:.1f} s late that container {self._where.name} had ended")
         self._ended(code)
         return code
 

@@ -7,9 +7,13 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.kubernetes.api import Api, Object
 from tools.kubernetes.control_plane import DNS_ADDRESS
+
+if TYPE_CHECKING:
+    from tools.kubernetes.runtime import ContainerRuntime
 
 POD_SUBNET = ipaddress.ip_network("10.244.0.0/24")
 HOST_ADDRESS = str(POD_SUBNET[1])
@@ -34,23 +38,27 @@ class Host:
 
     Args:
         folder: for volumes and logs.
-        network: podman's name of the bridge.
+        runtime: runs containers; None where pods are only played.
         services: those of all namespaces, as they are now.
         journal: takes one line of plain words.
     """
 
     api: Api
     folder: Path
-    network: str
+    runtime: ContainerRuntime | None
     services: Callable[[], list[Object]]
     journal: Callable[[str], None]
     addresses: AddressPool = field(default_factory=AddressPool)
 
 
+def search_domains(namespace: str) -> list[str]:
+    """Of pods of a namespace."""
+    return [f"{namespace}.svc.cluster.local", "svc.cluster.local", "cluster.local"]
+
+
 def network_arguments(network: str, pod: Object, address: str) -> list[str]:
     """Network of a pod's first container: its address, its name, the cluster's DNS."""
-    namespace = pod["metadata"]["namespace"]
-    searched = [f"{namespace}.svc.cluster.local", "svc.cluster.local", "cluster.local"]
+    searched = search_domains(pod["metadata"]["namespace"])
     name = (pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]
     flags = [
         "--network",

@@ -1,6 +1,7 @@
 """Stands in for the kubelets of all nodes: makes the nodes, keeps them alive, and runs the pods bound to them.
 
-`podman` pods are containers on a bridge of this machine; `instant` pods only say that they are ready.
+`podman` pods are containers on a bridge of this machine, `process` pods processes with networks of their own there;
+`instant` pods only say that they are ready.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ class Worker(Protocol):
     async def run(self) -> None: ...
 
 
-MODES: dict[str, Callable[[Object, Host], Worker]] = {"podman": PodWorker, "instant": InstantWorker}
+MODES: dict[str, Callable[[Object, Host], Worker]] = {
+    "podman": PodWorker,
+    "process": PodWorker,
+    "instant": InstantWorker,
+}
 
 
 class Kubelet:

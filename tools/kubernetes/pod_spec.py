@@ -17,21 +17,23 @@ class Placement:
     """Place of one container of a pod.
 
     Args:
-        name: of the podman container.
-        network: arguments that join it to the network.
+        name: of the container.
+        address: of its pod.
+        first: name of the pod's first container, whose network it shares; "" = it is the first.
         volumes: by name, a path of the host, or MEMORY_VOLUME and a size in bytes (empty = podman's default).
-        pid_file: where podman writes which process is the container's first.
+        pid_file: where it is written which process is the container's first.
     """
 
     name: str
-    network: list[str]
+    address: str
+    first: str
     volumes: Mapping[str, str]
     pid_file: str
 
 
 def run_arguments(pod: Object, container: Object, values: Mapping[str, str], where: Placement) -> list[str]:
     """Everything after `podman run`; `values` is the container's whole environment."""
-    flags = ["--detach", "--name", where.name, "--pidfile", where.pid_file, *where.network]
+    flags = ["--detach", "--name", where.name, "--pidfile", where.pid_file]
     flags += ["--label", f"tandem.pod={pod['metadata']['uid']}", "--pull", "never", "--no-healthcheck"]
     flags += [flag for name, value in values.items() for flag in ("--env", f"{name}={value}")]
     for mount in container.get("volumeMounts", []):

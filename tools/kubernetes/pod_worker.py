@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.kubernetes.api import ApiError, Object
 from tools.kubernetes.container_worker import ContainerWorker
 from tools.kubernetes.environment import MissingReferenceError, Sources
-from tools.kubernetes.host import HOST_ADDRESS, Host, network_arguments
+from tools.kubernetes.host import HOST_ADDRESS, Host
 from tools.kubernetes.pod_spec import Placement
 from tools.kubernetes.pod_status import ContainerState, pod_status
 from tools.kubernetes.publisher import Publisher
@@ -21,7 +21,7 @@ _RETRY_S = 1.0
 
 
 class PodWorker:
-    """Runs one pod with podman. `update` tells it how the object is now, None when it was taken away by force."""
+    """Runs one pod. `update` tells it how the object is now, None when it was taken away by force."""
 
     def __init__(self, pod: Object, host: Host) -> None:
         self._pod = pod
@@ -102,11 +102,11 @@ class PodWorker:
 
     def _worker(self, spec: Object, sources: Sources, volumes: dict[str, str], index: int) -> ContainerWorker:
         name = f"{self._name}_{spec['name']}_{self._uid[:8]}"
-        network = network_arguments(self._host.network, self._pod, self._address)
-        if index > 0:
-            network = ["--network", f"container:{self._containers_name(0)}"]
-        where = Placement(name, network, volumes, str(self._folder / f"{spec['name']}.pid"))
-        return ContainerWorker(spec, sources, where, self._publisher.changed.set, self._host.journal)
+        first = self._containers_name(0) if index > 0 else ""
+        where = Placement(name, self._address, first, volumes, str(self._folder / f"{spec['name']}.pid"))
+        runtime = self._host.runtime
+        assert runtime is not None, "pods are run"
+        return ContainerWorker(spec, sources, where, runtime, self._publisher.changed.set, self._host.journal)
 
     def _containers_name(self, index: int) -> str:
         return f"{self._name}_{self._pod['spec']['containers'][index]['name']}_{self._uid[:8]}"

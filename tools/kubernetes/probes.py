@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
 
 from tools.kubernetes.api import Object
-from tools.kubernetes.podman import PodmanError, podman
+from tools.kubernetes.podman import PodmanError
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a probe: a podman container, the pod's address, and the container's spec for its named ports."""
+    """Target of a probe: what runs a command in a container within so many seconds, the pod's address, and the
+    container's spec for its named ports.
+    """
 
-    container: str
+    execute: Callable[[list[str], float], Awaitable[None]]
     address: str
     spec: Object
 
@@ -41,7 +43,7 @@ async def passes(probe: Object, target: Target) -> bool:
 
 async def _attempt(probe: Object, target: Target, timeout_s: float) -> bool:
     if "exec" in probe:
-        await podman("exec", target.container, *probe["exec"]["command"], timeout_s=timeout_s)
+        await target.execute(probe["exec"]["command"], timeout_s)
         return True
     if "tcpSocket" in probe:
         _, writer = await asyncio.open_connection(target.address, target.port(probe["tcpSocket"]["port"]))

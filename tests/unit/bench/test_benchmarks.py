@@ -65,6 +65,8 @@ SLOW = {
     "draft_rates": "--acceptance 1 --batches 2 --tokens 8 --rounds 1",
     "disaggregation": "--lengths 512 --rounds 1 --throughput-rounds 1",
     "gateway": "--requests 20 --streams 1,4 --rounds 1",
+    "rank_exchange": "--kilobytes 1 --rounds 20",
+    "rank_steps": "--widths 2 --batches 2 --steps 4 --chunk-tokens 256",
     "transfer": "--megabytes 16 --rounds 1",
     "turns": "--lengths 1000 --new 100 --rounds 1 --agents 3 --agent-tokens 2000",
 }

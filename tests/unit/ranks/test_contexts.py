@@ -27,7 +27,7 @@ SAVED = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1}
 FAMILIES = (
     checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS | RECURRENT_BUILDERS | BLOCK_BUILDERS
 )
-SIZES = (2, 1), (2, 2), (4, 1), (4, 2)  # contexts, and the ranks of each
+SIZES = (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)  # contexts, and the ranks of each
 OF_EACH_KIND = "qwen2", "qwen3_moe", "deepseek_v3", "granite_hybrid"
 
 

@@ -65,6 +65,10 @@ def saved(path: Path, family: str, **options: Any) -> Path:
             for width in (1, 2)
             for num_stages in (2, 3)
         ),
+        *(
+            pytest.param(family, 4, 2, marks=pytest.mark.slow)
+            for family in ("qwen2", "qwen3_moe", "deepseek_v3", "granite_hybrid")
+        ),
         ("deepseek_v3", 2, 2),
     ],
 )
