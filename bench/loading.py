@@ -1,4 +1,4 @@
-"""Memory at the peak of loading codes, beside the codes: each kind of published format, 240 million random weights.
+"""Memory at the peak of loading codes, beside the codes: each kind of published format, random weights.
 
 Each is loaded by the compiled kernels in a process of its own, without a packed file, and all pages are read. Nothing
 is timed, so other load does not matter.
@@ -30,9 +30,10 @@ def measure(names: Sequence[str], hidden_size: int = LARGE) -> Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="these formats")
+    parser.add_argument("--hidden-size", type=int, default=LARGE, help="2048: 240 million weights; 4096: 960 million")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
-    report = measure(arguments.only)
+    report = measure(arguments.only, arguments.hidden_size)
     report.print()
     if arguments.save:
         print(f"saved {report.save().relative_to(Path.cwd())}")

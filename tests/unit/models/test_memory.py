@@ -93,7 +93,7 @@ def test_peak_of_narrowing(tiny: Path, large: Path, tmp_path: Path) -> None:
     _assert_peak(tiny, tmp_path, "bfloat16")
 
 
-LARGEST = LARGE * 4 * LARGE  # weights of a matrix
+KEPT_BYTES = 64e6  # by the allocator, of work on one matrix
 
 
 @pytest.mark.slow
@@ -102,7 +102,8 @@ LARGEST = LARGE * 4 * LARGE  # weights of a matrix
     [*((name, True) for name in KINDS), ("gptq", False), ("compressed int4 groups", False)],
 )
 def test_peak_of_loading_codes(name: str, is_native: bool, tmp_path: Path) -> None:
-    """Beside the share, what is done to one matrix takes up to three times its codes, however many there are.
+    """Beside the share, the allocator keeps some memory, however many weights there are: with 960 million weights in
+    place of these 240 million the peak is below the share alone (`bench.loading`).
 
     Without the compiled kernels codes may be those of the file, which is mapped more than once: the kernel counts pages
     of each mapping.
@@ -112,8 +113,7 @@ def test_peak_of_loading_codes(name: str, is_native: bool, tmp_path: Path) -> No
     small, large = save_codes(tmp_path / "small", name, SMALL), save_codes(tmp_path / "large", name, LARGE)
     weights, growth = loading(small, large, is_native=is_native)
     assert weights > 110e6
-    largest = LARGEST if weights > 220e6 else LARGEST // 2
-    assert 0.9 * weights < growth <= PEAK_RATIO * weights + 3 * largest
+    assert 0.9 * weights < growth <= PEAK_RATIO * weights + KEPT_BYTES
 
 
 @pytest.mark.parametrize("name", KINDS)
