@@ -2,8 +2,8 @@
 
 DeepSeek-V3 keeps latents, Mamba-2 recurrent states alone, Granite 4 either those or K and V, Falcon-H1 both in each
 layer, Kimi-Linear states with decays of columns beside latents, GLM-5 latents and the keys that tokens are chosen by,
-MiniMax-M3 K and V and the keys that blocks are chosen by. Two workers of each role, and one: over NIXL and over TCP. One
-model more keeps K and V, and its answers are drafted.
+MiniMax-M3 K and V and the keys that blocks are chosen by. Two workers of each role, and one: over NIXL and over TCP.
+One model more keeps K and V, and its answers are drafted.
 """
 
 import time
