@@ -96,7 +96,8 @@ def test_prompts_of_any_length_fit_where_no_state_grows(recurring: Path) -> None
     """
 
     async def main() -> None:
-        async with serving_worker(settings_of(DecodeSettings, recurring, "d0", max_num_running=2)) as worker:
+        settings = settings_of(DecodeSettings, recurring, "d0", max_num_running=2, transport="tcp")
+        async with serving_worker(settings) as worker:
             client = WorkerCaller(worker.core.me.address)
             await worker.reports.refresh()
             state = (await client.status()).state
