@@ -47,8 +47,11 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """What each further block of tokens adds to the hand-off of a request; nothing of layers with a window."""
-        return self.page_bytes * max(1, sum(not group.spec.is_bounded for group in self.groups))
+        """What each further block of tokens adds to the hand-off of a request; nothing of layers with a window, unless
+        there are no others but those of constant states.
+        """
+        has_tokens = any(not group.spec.is_constant for group in self.groups)
+        return self.page_bytes * max(has_tokens, sum(not group.spec.is_bounded for group in self.groups))
 
     @property
     def bytes_per_request(self) -> int:
@@ -105,6 +108,15 @@ class KVLayout:
         at most `max_chunk_tokens`. A bounded group holds at most one query's window and the chunk being computed.
         """
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
+
+    def token_blocks(self, num_pages: int, num_tokens: int, max_chunk_tokens: int) -> int:
+        """Blocks of tokens that requests of `num_tokens` have room for in so many pages. As many as there are pages,
+        unless every group is bounded: then a long request takes no more pages than a shorter one.
+        """
+        if not all(group.spec.is_bounded for group in self.groups):
+            return num_pages
+        num_blocks = math.ceil(num_tokens / self.block_size)
+        return num_pages * num_blocks // self.blocks_for(num_tokens, max_chunk_tokens)
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
         """Share of one group in `blocks_for`."""

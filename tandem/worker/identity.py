@@ -82,18 +82,19 @@ def blank_state(
     settings: WorkerSettings, worker_id: str, assembly: Assembly, compatibility: Mapping[str, str]
 ) -> WorkerState:
     """State of this worker without load. Workers of the same kind share their measured speed."""
-    engine, layout = assembly.engine, assembly.arena.layout
-    num_blocks, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
+    engine, layout, limits = assembly.engine, assembly.arena.layout, assembly.engine.limits
+    num_pages, num_parts = assembly.arena.num_blocks - 1, assembly.pages.ranked.num_ranks
+    num_blocks = layout.token_blocks(num_pages, limits.max_model_len, limits.max_num_batched_tokens)
     return WorkerState(
         worker_id=worker_id,
         role=settings.role,
         kind=f"{_hardware(assembly)}, {_threads(settings)}, {engine.model.fingerprint[:16]}",
         fingerprint=pool_of(compatibility),
         block_size=layout.block_size,
-        block_bytes=num_parts * layout.bytes_per_block,
+        block_bytes=max(1, num_parts * layout.bytes_per_block),  # NOTE: routers refuse none at all
         request_bytes=num_parts * layout.bytes_per_request,
         names_states=names_states(layout),
-        chunk_tokens=engine.limits.max_num_batched_tokens,
+        chunk_tokens=limits.max_num_batched_tokens,
         num_total_blocks=num_blocks,
         num_free_blocks=num_blocks,
     )

@@ -129,9 +129,10 @@ def _figures(engine: Engine) -> tuple[EngineLoad, PromisedUsage, DraftCounts, fl
 def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:
     """NOTE: kept blocks yield to a request that has the worker for itself, so they must not have it refused."""
     num_yielding = load.usage.kept if load.num_requests == 0 else 0
+    num_free_pages = load.num_unpromised_blocks + num_yielding
     return replace(
         state,
-        num_free_blocks=load.num_unpromised_blocks + num_yielding,
+        num_free_blocks=num_free_pages * state.num_total_blocks // load.usage.total,
         num_running=load.num_requests,
         num_awaiting_kv=load.num_awaiting_kv,
         num_context_tokens=load.num_context_tokens,

@@ -17,10 +17,10 @@ from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, longest_prefix
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.scheduler.output import KVComputed
 from tandem.scheduler.request import Request
-from tests.helpers.fake_executor import Content, kv_of
+from tests.helpers.fake_executor import Content, fake_answer, kv_of
 from tests.helpers.layouts import BLOCK_SIZE
 from tests.helpers.oracles import BlockOracle
-from tests.helpers.requests import Bench, bench_of
+from tests.helpers.requests import Bench, bench_of, request_of
 from tests.helpers.toy_states import ATTENTION, LAYOUTS, StateExecutor, ToyLatentSpec, ToyRecurrentSpec, toy_layout
 from tests.unit.scheduler.test_scheduler_stateful import LONGEST, Traffic, assert_nothing_is_held
 from tests.unit.scheduler.test_sharing_stateful import Sharing
@@ -171,6 +171,24 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(layout: KVLayout,
         num_fetched += sharing.num_fetched
     assert num_finished > 100
     assert num_fetched > 20
+
+
+@pytest.mark.parametrize("num_pages", [56, 60, 64, 68])
+def test_a_preempted_request_goes_on_from_its_last_whole_block(num_pages: int) -> None:
+    """Its other state, behind a part of a block, is room enough for whoever pushed it out."""
+    layout = toy_layout(ATTENTION, ToyRecurrentSpec(4, 10**6), pages_per_state=(1, 12))
+    bench = states_of(layout, num_blocks=num_pages, budget=16, num_running=2)
+    victim = request_of("victim", [1] * 13, max_tokens=30, priority=1)
+    bench.scheduler.add(victim)
+    bench.step()
+    bench.scheduler.add(request_of("other", list(range(9)), max_tokens=39))
+    while not victim.num_preemptions:
+        bench.step()
+    num_whole, num_steps = (victim.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE, len(bench.steps)
+    bench.run()
+    later = (item for step in bench.steps[num_steps:] for item in step.scheduled)
+    assert next(item.start for item in later if item.request_id == victim.request_id) == num_whole > 13
+    assert (victim.output_token_ids, victim.finish_reason) == fake_answer(victim)
 
 
 def mixture(rng: random.Random) -> KVLayout:

@@ -119,15 +119,21 @@ SETUPS = {
     "1p1d-nixl-8-side-by-side": Setup("falcon_h1", 1, 1, "nixl", 8),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
+_RANDOM = (*NO_LOCAL_PREFILL, "--policy", "random")
+_KINDS = ("deepseek_v3", "glm_moe_dsa", "minimax_m3", "granite_hybrid", "kimi_linear", "falcon_h1", "jamba", "mamba2")
 OTHER_SETUPS = {
     f"1p1d-{transport}-{family}": Setup(family, 1, 1, transport)
     for transport, families in {
-        "nixl": ("gemma4_moe", "granite", "olmo2", "phi3"),
-        "tcp": ("qwen2_moe", "ministral3", "olmo3", "smollm3"),
+        "nixl": ("gemma4_moe", "granite", "jamba", "olmo2", "phi3"),
+        "tcp": ("qwen2_moe", "ministral3", "olmo3", "smollm3", *_KINDS[:-1]),
     }.items()
     for family in families
+} | {
+    f"2p2d-{transport}-{family}": Setup(family, 2, 2, transport, router_flags=_RANDOM)
+    for transport in ("nixl", "tcp")
+    for family in _KINDS
 }
-"""Of families whose parts others have too: the random mix is tested of them."""
+"""Of families whose parts others have too, and each kind of state over both networks: the random mix is tested."""
 RECURRENCES = ("mamba2",)
 """Families that keep one state a request and nothing a token."""
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]

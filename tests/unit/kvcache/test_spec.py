@@ -102,3 +102,13 @@ def test_a_hand_off_takes_pages_of_constant_states_once() -> None:
     assert layout.bytes_per_block == layout.page_bytes
     assert layout_of(4).bytes_per_block == layout_of(4).page_bytes
     assert layout_of(None, 4).bytes_per_request == 0
+    assert build_layout([state], 8).bytes_per_block == 0
+
+
+def test_pages_are_room_for_more_tokens_where_no_layer_keeps_all() -> None:
+    state = RecurrentSpec(channels=8, columns=3, dtype="float32", heads=(2, 16, 16))
+    constant = build_layout([state], 8)
+    num_needed = constant.blocks_for(8000, 16)
+    assert constant.token_blocks(5 * num_needed, 8000, 16) == 5 * 1000
+    assert layout_of(8).token_blocks(12, 400, 4) == 12 * 400 // (4 * layout_of(8).blocks_for(400, 4))
+    assert build_layout([GLOBAL, state], 8).token_blocks(300, 8000, 16) == 300

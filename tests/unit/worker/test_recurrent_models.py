@@ -90,6 +90,26 @@ def test_a_decode_worker_alone_gives_the_tokens_of_the_engine(hybrid: Path) -> N
     asyncio.run(main())
 
 
+def test_prompts_of_any_length_fit_where_no_state_grows(recurring: Path) -> None:
+    """A request takes as many pages at any length, of which there are enough for so many requests. Routers counted a
+    page for each block of tokens: they refused prompts of more blocks, and priced the sending of as many pages.
+    """
+
+    async def main() -> None:
+        settings = settings_of(DecodeSettings, recurring, "d0", max_num_running=2, transport="tcp")
+        async with serving_worker(settings) as worker:
+            client = WorkerCaller(worker.core.me.address)
+            await worker.reports.refresh()
+            state = (await client.status()).state
+            num_pages = await worker.core.engine.call(lambda engine: engine.kv_usage.total)
+            await client.close()
+        assert num_pages < 256 // state.block_size
+        assert state.num_free_blocks == state.num_total_blocks >= 2 * 256 // state.block_size
+        assert state.block_bytes == 1 < state.request_bytes
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("model", "transport", "params"),
     [
