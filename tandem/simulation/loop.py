@@ -23,13 +23,17 @@ _QUICK_JOB_S = 50e-6
 _SLOW_JOB_S = 5e-3
 _SLOW_JOB_SHARE = 0.05
 _MAX_CLOSES = 20
-
+_MAX_EVENTS = 2_000_000  # of a run; most have less than 100,000
 
 Connect = Callable[[Callable[[], Any], str, int], Awaitable[tuple[asyncio.Transport, Any]]]
 
 
 class DeadlockError(RuntimeError):
     """Nothing is ready and no timer is set, so all tasks would wait for ever."""
+
+
+class EndlessError(RuntimeError):
+    """So many callbacks ran that something goes round for ever."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -213,6 +217,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = node.ready.popleft()
         if not handle.cancelled():
             self.num_events += 1
+            if self.num_events > _MAX_EVENTS:
+                raise EndlessError(f"{_MAX_EVENTS} callbacks ran until {self._now_s:.3f} s, the next is of {node.name}")
             handle._run()
 
     def _advance(self) -> None:

@@ -11,7 +11,7 @@ from tandem.simulation.client import ClientOutcome
 from tandem.simulation.faults import begin_fault
 from tandem.simulation.invariants import check_end, check_tokens
 from tandem.simulation.kubernetes import ScaleWrite
-from tandem.simulation.loop import DeadlockError
+from tandem.simulation.loop import DeadlockError, EndlessError
 from tandem.simulation.scenario import Scenario
 from tandem.simulation.world import World
 
@@ -48,7 +48,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False, ends_early: bo
     try:
         if _run(world):
             check_end(world)
-    except DeadlockError as error:
+    except (DeadlockError, EndlessError) as error:
         world.violate(str(error))
     finally:
         report.violations = [*world.violations, *(f"a bug: {bug}" for bug in world.loop.bugs)]

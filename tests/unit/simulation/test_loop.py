@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.core.machine import monotonic_s, random_id, wall_s
-from tandem.simulation.loop import DeadlockError, VirtualLoop
+from tandem.simulation.loop import DeadlockError, EndlessError, VirtualLoop
 from tandem.simulation.node import EPOCH_S, Node
 
 
@@ -156,3 +156,16 @@ def test_what_no_task_catches_is_kept_as_a_bug(loop: VirtualLoop) -> None:
     run(loop, work())
     assert len(loop.bugs) == 1
     assert "ZeroDivisionError" in loop.bugs[0]
+
+
+def test_what_goes_round_for_ever_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.simulation.loop._MAX_EVENTS", 100)
+    loop = VirtualLoop("0")
+
+    async def ask_again() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(EndlessError, match=r"100 callbacks ran until 0\.000 s, the next is of world"):
+        loop.run_until_complete(ask_again())
+    loop.tear_down()
