@@ -134,6 +134,7 @@ GGUF_SCRIPT = """
 import sys, torch
 from dataclasses import fields
 from pathlib import Path
+from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import load_library
 from tandem.models.gguf.convert import converted
 from tandem.models.loader import load_model
