@@ -57,7 +57,7 @@ class CapacityQueue:
         self._places: list[_Place] = []
         self._num_entered = 0
         self._refusal: Refusal = NoRoomError("no worker has room")
-        self._was_refused_for: type[Refusal] | None = None  # None: the first asks, or the last who did was answered
+        self._is_outage = False  # there was no worker at all for whoever asked last
 
     @property
     def is_empty(self) -> bool:
@@ -66,8 +66,7 @@ class CapacityQueue:
     @property
     def lacks_room(self) -> bool:
         """Whether somebody waits, and not because there is no worker."""
-        is_outage = self._was_refused_for is not None and issubclass(self._was_refused_for, UnavailableError)
-        return bool(self._places) and not is_outage
+        return bool(self._places) and not self._is_outage
 
     async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
         """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
@@ -86,7 +85,7 @@ class CapacityQueue:
             except self._waits_for as error:
                 if not self._timeout_s:
                     raise
-                self._refusal, self._was_refused_for = error, type(error)
+                self._note(error)
         with record.timed(self._stage):
             return await self._wait(priority, call)
 
@@ -96,17 +95,20 @@ class CapacityQueue:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     await place.is_first.wait()
-                    self._was_refused_for = None
+                    self._is_outage = False
                     try:
                         return await call()
                     except self._waits_for as error:
-                        self._refusal, self._was_refused_for = error, type(error)
+                        self._note(error)
                         await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
         except TimeoutError:
             message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"
             raise type(self._refusal)(message, self._refusal.retry_after_s) from self._refusal
         finally:
             self._leave(place)
+
+    def _note(self, refusal: Refusal) -> None:
+        self._refusal, self._is_outage = refusal, isinstance(refusal, UnavailableError)
 
     def _enter(self, priority: int) -> _Place:
         self._num_entered += 1
