@@ -44,7 +44,7 @@ class TensorEntry:
     type_name: str
     offset: int
     num_bytes: int
-    part: int = 0
+    part: int
 
 
 class GgufFile:
