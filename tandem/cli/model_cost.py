@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.quantisation import find_quantisation, mean_weight_bits
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
+from tandem.models.hub_gguf import recall
 
 _CONFIG = "config.json"
 BITS = 16  # of a weight that is not quantised
@@ -62,19 +63,33 @@ def _configuration(name: str) -> tuple[dict[str, object], str]:
 
 
 def _downloaded(name: str) -> Path:
-    """The `config.json` of a Hugging Face repository, fetched or cached."""
-    repository, _, revision = name.partition("@")  # NOTE: a revision may have slashes too
+    """The `config.json` of a Hugging Face repository, fetched or cached, or made of its GGUF file's header."""
+    model, _, revision = name.partition("@")  # NOTE: a revision may have slashes too
+    repository, _, part = model.partition(":")
     if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ConfigurationError(
-            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME[@REVISION]), nor "
-            f"a built-in model: {', '.join(catalogue_names())}"
+            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME[:PART][@REVISION]), "
+            f"nor a built-in model: {', '.join(catalogue_names())}"
         )
+    if part:
+        return _of_gguf(name)
     try:
         return Path(huggingface_hub.hf_hub_download(repository, _CONFIG, revision=revision or None))
     except HFValidationError as error:
         raise ConfigurationError(f"--model={shown(name)} is no Hugging Face name ({error})") from error
+    except RemoteEntryNotFoundError:
+        return _of_gguf(name)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        known = recall(name)
+        if known is not None:
+            return known / _CONFIG
         raise CheckpointError(
             f"the {_CONFIG} of {shown(name)} cannot be fetched from the Hugging Face hub ({error}); check the name and "
             f"the network, give a model directory, or name a built-in model: {', '.join(catalogue_names())}"
         ) from error
+
+
+def _of_gguf(name: str) -> Path:
+    from tandem.models.hub import resolve_model_path  # NOTE: it takes a moment, and few plans need it
+
+    return resolve_model_path(name, has_weights=False) / _CONFIG

@@ -2,13 +2,15 @@
 
 A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
 all of a cluster load the same. The commit that was fetched is logged. Before that it may have `:part`, which names the
-one GGUF file of the repository whose name has that part, as `:Q4_K_M`, with the further files of a model in parts.
+one GGUF file of the repository whose name has that part, as `:Q4_K_M`, with the further files of a model in parts. Only
+their headers are fetched where no weights are wanted.
 """
 
 import glob
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
 from tandem.models.default_model import NAME, SAMPLING, fetch_default_model
 from tandem.models.gguf.parts import part_paths, whole_name
+from tandem.models.hub_gguf import HubFiles, recall, remember
 from tandem.models.pickles import ALLOW
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
@@ -30,6 +33,10 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
 
 _log = logging.getLogger(__name__)
+
+
+class _UnreachableError(CheckpointError):
+    """The hub does not answer, or does not have what was asked for, and neither does its client's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +95,14 @@ def resolve_model_path(
             f"{path_or_hub_id!r} is not a directory or a GGUF file; give a model directory, a file whose name ends "
             f"with {_GGUF} or a Hugging Face name"
         )
-    file = _gguf_of(named, named.part) if named.part else None
-    if file is None:
-        snapshot = _logged(named, _download(named, _SAFETENSORS if has_weights else _COMMON))
-        named = replace(named, revision=snapshot.name)
-        is_whole = any(snapshot.glob("model*.safetensors" if has_weights else "tokenizer*"))
-        file = None if is_whole else _gguf_of(named, "", snapshot)
-        if is_whole or (file is None and not has_weights):
-            return snapshot
-    if file is not None:
-        return _converted(file, decoded_to=decoded_to, has_weights=has_weights)
-    commit = f"{named.repository}@{named.revision}"
-    if not allow_pickle:
-        raise UnsupportedCheckpointError(
-            f"{commit} has no safetensors; name a repository or a revision that has, or have its pytorch_model*.bin "
-            f"fetched, which are pickles, by {ALLOW}"
-        )
-    return _download(named, _TORCH)
+    try:
+        return _of_hub(named, decoded_to, has_weights, allow_pickle)
+    except _UnreachableError as error:
+        known = None if has_weights else recall(str(named))
+        if known is None:
+            raise CheckpointError(str(error)) from error
+        _log.info("%s cannot be reached; %s was made of it before", named, known)
+        return known
 
 
 def served_name(path_or_hub_id: str) -> str:
@@ -117,13 +115,65 @@ def served_name(path_or_hub_id: str) -> str:
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
 
 
+def _of_hub(named: HubName, decoded_to: str | None, has_weights: bool, allow_pickle: bool) -> Path:
+    known = _known(named, has_weights)
+    if known is not None:
+        _log_commit(named, named.revision)
+        return known
+    file = _find_gguf(named, named.part, has_weights) if named.part else None
+    pinned = named
+    if file is None:
+        snapshot = _logged(named, _download(named, _SAFETENSORS if has_weights else _COMMON))
+        pinned = replace(named, revision=snapshot.name)
+        known = _known(pinned, has_weights)
+        if known is not None:
+            return known
+        is_whole = any(snapshot.glob("model*.safetensors" if has_weights else "tokenizer*"))
+        file = None if is_whole else _find_gguf(pinned, "", has_weights, snapshot)
+        if is_whole or (file is None and not has_weights):
+            return snapshot
+    if file is not None and has_weights:
+        return _converted(_fetched(pinned, file.name), decoded_to=decoded_to, has_weights=True)
+    if file is not None:
+        return _described(named, file)
+    commit = f"{pinned.repository}@{pinned.revision}"
+    if not allow_pickle:
+        raise UnsupportedCheckpointError(
+            f"{commit} has no safetensors; name a repository or a revision that has, or have its pytorch_model*.bin "
+            f"fetched, which are pickles, by {ALLOW}"
+        )
+    return _download(pinned, _TORCH)
+
+
 def _converted(
-    file: Path, *, decoded_to: str | None, has_weights: bool, sampling: Mapping[str, float] | None = None
+    file: Path,
+    *,
+    decoded_to: str | None,
+    has_weights: bool,
+    sampling: Mapping[str, float] | None = None,
+    files: HubFiles | None = None,
 ) -> Path:
     from tandem.models.gguf.convert import converted  # NOTE: most models are none, and it takes a moment
 
     cache_dir = default_cache_dir() / "gguf"
-    return converted(file, cache_dir, decoded_to=decoded_to, has_weights=has_weights, sampling=sampling)
+    return converted(file, cache_dir, files=files, decoded_to=decoded_to, has_weights=has_weights, sampling=sampling)
+
+
+def _known(named: HubName, has_weights: bool) -> Path | None:
+    """What was made of it before, which stays the same for a commit."""
+    return recall(str(named)) if _COMMIT.fullmatch(named.revision) and not has_weights else None
+
+
+def _described(named: HubName, file: "_HubFile") -> Path:
+    """The directory without weights of a GGUF file on the hub."""
+    pinned = replace(named, revision=file.commit)
+    files = HubFiles(named.repository, file.commit, lambda part: _fetched(pinned, part))
+    made = _converted(files.root / file.name, files=files, decoded_to=None, has_weights=False)
+    _log_commit(named, file.commit)
+    with suppress(OSError):  # NOTE: another user's cache, which this one may only read
+        for name in {str(named), str(pinned)}:
+            remember(name, made)
+    return made
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -138,18 +188,24 @@ def _gguf_file(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | None:
-    """The repository's GGUF file whose name has that part, fetched; None where it has none at all."""
-    names = _gguf_names(named, part, snapshot)
+@dataclass(frozen=True, slots=True)
+class _HubFile:
+    """A GGUF file, the first of a model in parts."""
+
+    name: str
+    commit: str
+
+
+def _find_gguf(named: HubName, part: str, has_weights: bool, snapshot: Path | None = None) -> _HubFile | None:
+    """The repository's GGUF file whose name has that part; None where it has none at all."""
+    names, commit = _gguf_names(named, part, has_weights, snapshot)
     if not names and not part:
         return None
     wanted, stems = part.lower(), {name: Path(name).stem.lower() for name in names}
     exact = [name for name in names if wanted in re.split("[-.]", stems[name])]  # NOTE: BF16 is not F16
     fitting = exact or [name for name in names if wanted in stems[name]]
     if len(fitting) == 1:
-        parts = (glob.escape(str(part)) for part in part_paths(Path(fitting[0])))
-        found = _logged(named, _download(named, tuple(parts)))
-        return found / fitting[0]
+        return _HubFile(fitting[0], commit)
     if not names:
         raise CheckpointError(f"{named.repository!r} has no GGUF file; leave :{part} away")
     if not fitting:
@@ -160,19 +216,30 @@ def _gguf_of(named: HubName, part: str, snapshot: Path | None = None) -> Path | 
     )
 
 
-def _gguf_names(named: HubName, part: str, snapshot: Path | None) -> list[str]:
-    """Of the repository, or without a network of what is here; the first of a model in parts, no projectors."""
+def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | None) -> tuple[list[str], str]:
+    """Those of the repository, or without a network of what is here, and its commit; of a model in parts the first
+    file, and no projectors.
+    """
     try:
         found = huggingface_hub.snapshot_download(
             named.repository, revision=named.revision or None, allow_patterns=f"*{_GGUF}", dry_run=True
         )
-        names = [each.filename for each in found]
-    except (DryRunError, HfHubHTTPError, OSError):
+        names, commit = [each.filename for each in found], found[0].commit_hash if found else ""
+    except (DryRunError, HfHubHTTPError, OSError) as error:
         in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
         snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
-        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")]
+        names, commit = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")], snapshot.name
+        if not names and not has_weights:
+            raise _unreachable(named, error) from error
     files = (Path(name) for name in names if name.endswith(_GGUF))
-    return sorted(str(file) for file in files if file == part_paths(file)[0] and not file.name.startswith("mmproj"))
+    firsts = (file for file in files if file == part_paths(file)[0] and not file.name.startswith("mmproj"))
+    return sorted(map(str, firsts)), commit
+
+
+def _fetched(named: HubName, name: str) -> Path:
+    """The GGUF file of that name, downloaded with its other parts."""
+    parts = (glob.escape(str(part)) for part in part_paths(Path(name)))
+    return _logged(named, _download(named, tuple(parts))) / name
 
 
 def _few(names: list[str]) -> str:
@@ -181,15 +248,19 @@ def _few(names: list[str]) -> str:
 
 def _logged(named: HubName, snapshot: Path) -> Path:
     """A snapshot's directory is named after its commit, to which branches and tags are resolved when it is fetched."""
+    _log_commit(named, snapshot.name)
+    return snapshot
+
+
+def _log_commit(named: HubName, commit: str) -> None:
     repository, revision = named.repository, named.revision
     if _COMMIT.fullmatch(revision):
-        _log.info("%s is served at commit %s", repository, snapshot.name)
+        _log.info("%s is served at commit %s", repository, commit)
     else:
         _log.info(
             "%s at %s is commit %s; name %s to keep to it",
-            *(repository, revision or "its default branch", snapshot.name, replace(named, revision=snapshot.name)),
+            *(repository, revision or "its default branch", commit, replace(named, revision=commit)),
         )
-    return snapshot
 
 
 def _download(named: HubName, patterns: tuple[str, ...]) -> Path:
@@ -205,7 +276,11 @@ def _download(named: HubName, patterns: tuple[str, ...]) -> Path:
     except HFValidationError as error:
         raise CheckpointError(f"{str(named)!r} is neither a directory nor a Hugging Face name ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"{str(named)!r} is no directory here and cannot be fetched from the Hugging Face hub ({error}); "
-            "check the name and the network, or download it and give its directory"
-        ) from error
+        raise _unreachable(named, error) from error
+
+
+def _unreachable(named: HubName, error: Exception) -> _UnreachableError:
+    return _UnreachableError(
+        f"{str(named)!r} is no directory here and cannot be fetched from the Hugging Face hub ({error}); "
+        "check the name and the network, or download it and give its directory"
+    )

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,21 +23,32 @@ class Hub:
     """Args:
     names: of the repository's files; each holds an empty JSON object, or what `contents` has of it.
     moves_after_first: its branches and tags hold another commit once they were asked for.
+    has_ranges: it answers a range of a file with that range, not with the file.
     """
 
-    def __init__(self, names: Sequence[str], contents: Mapping[str, bytes], *, moves_after_first: bool) -> None:
+    def __init__(
+        self, names: Sequence[str], contents: Mapping[str, bytes], *, moves_after_first: bool, has_ranges: bool
+    ) -> None:
         self.asked: list[str] = []
+        self.sent: Counter[str] = Counter()  # bytes of each file's content, by its name without folders
+        self.refused = 0  # requests for ranges that are yet to be answered by status 503
         self.url = ""
         self._names = names
         self._contents = contents
         self._moves_after_first = moves_after_first
+        self.has_ranges = has_ranges
 
     @classmethod
     @contextmanager
     def running(
-        cls, names: Sequence[str], contents: Mapping[str, bytes] | None = None, *, moves_after_first: bool = False
+        cls,
+        names: Sequence[str],
+        contents: Mapping[str, bytes] | None = None,
+        *,
+        moves_after_first: bool = False,
+        has_ranges: bool = True,
     ) -> Iterator["Hub"]:
-        hub = cls(names, contents or {}, moves_after_first=moves_after_first)
+        hub = cls(names, contents or {}, moves_after_first=moves_after_first, has_ranges=has_ranges)
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -52,8 +65,8 @@ class Hub:
         inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         return inherited | {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
 
-    def answer(self, method: str, path: str) -> tuple[str, bytes]:
-        """(commit, content) of what is at `path`."""
+    def answer(self, method: str, path: str) -> tuple[str, bytes | None]:
+        """(commit, content) of what is at `path`; None = there is no such file."""
         commit = self._commit(path)
         self.asked.append(f"{method} {path}")
         if "/tree/" in path:
@@ -64,7 +77,8 @@ class Hub:
         if path.startswith("/api/"):
             files = [{"rfilename": name} for name in self._names]
             return commit, json.dumps({"id": "a/b", "sha": commit, "siblings": files}).encode()
-        return commit, self._contents.get(_name(path), b"{}")
+        is_known = _name(path) in {name.rpartition("/")[2] for name in self._names}
+        return commit, self._contents.get(_name(path), b"{}") if is_known else None
 
     def _commit(self, path: str) -> str:
         """What a revision is resolved to: itself where it is a commit."""
@@ -90,16 +104,27 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             commit, body = hub.answer(self.command, self.path)
-            self.send_response(200)
-            for name, value in (
-                ("Content-Length", str(len(body))),
-                ("ETag", _etag(_name(self.path))),
-                ("X-Repo-Commit", commit),
-            ):
+            told = {"X-Repo-Commit": commit, "ETag": _etag(_name(self.path))}
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            status = 200
+            if body is None:
+                status, body = 404, b""
+                told["X-Error-Code"] = "EntryNotFound"
+            elif asked and hub.refused:
+                hub.refused -= 1
+                status, body = 503, b""
+            elif asked and hub.has_ranges:
+                start, total = int(asked[1]), len(body)
+                body = body[start : int(asked[2]) + 1]
+                status, told["Content-Range"] = 206, f"bytes {start}-{start + len(body) - 1}/{total}"
+            self.send_response(status)
+            for name, value in (told | {"Content-Length": str(len(body))}).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                with suppress(OSError):  # NOTE: a client that wants a range does not read a file to its end
+                    self.wfile.write(body)
+                    hub.sent[_name(self.path)] += len(body)
 
         do_HEAD = do_GET  # noqa: N815
 

@@ -277,7 +277,7 @@ def _unfinished_block_offered(patch: Patch) -> None:
     patch.setattr(KVCacheManager, "commit", one_more)
 
 
-def _first_token_taken_again(patch: Patch) -> None:
+def first_token_taken_again(patch: Patch) -> None:
     def take(self: Any, request_id: str, token_id: int) -> Any:
         request = self._requests.get(request_id)
         if request is None or request.state.name == "RUNNING":
@@ -318,7 +318,7 @@ def _update_overtakes(patch: Patch) -> None:
     patch.setattr(SharedOutbox, "_append", append)
 
 
-def _lost_source_still_used(patch: Patch) -> None:
+def lost_source_still_used(patch: Patch) -> None:
     async def ping(self: Any) -> None:
         import asyncio
 
@@ -507,7 +507,7 @@ def _nobody_hears_of_lost_ranks(patch: Patch) -> None:
     patch.setattr(AsyncEngine, "_recover", unsaid)
 
 
-def _waiting_requests_hear_nothing_of_lost_ranks(patch: Patch) -> None:
+def waiting_requests_hear_nothing_of_lost_ranks(patch: Patch) -> None:
     recover = AsyncEngine._recover
 
     def unsaid(self: Any, lost: Any) -> None:
@@ -586,7 +586,8 @@ redis_keeps_no_checkpoint = _replaced("RENEW", "if ARGV[i + 6] ~= ''", "if false
 
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"
 _NO_SECOND_TOKEN = (
-    "a second one comes only from a spare whose predecessor failed with its token taken; no seed of 400 has that"
+    "a second one comes only from a spare whose predecessor failed with its token taken; a scenario by hand finds it "
+    "(`test_lost_sources`)"
 )
 _BY_HAND = "it makes a failover late and nothing wrong; scenarios written by hand find it (`test_lost_workers`)"
 _TOO_LATE = "few reads outlive their lease; a scenario written by hand finds it (`test_late_reads`)"
@@ -603,7 +604,8 @@ _CHECKPOINT = "a gateway must die in a long stream; a scenario by hand finds it 
 _BETWEEN = "a lease must end between confirmation and last byte; a scenario by hand finds it (`test_late_reads`)"
 _LOST_AT_ONCE = "a failover must lose what was just settled; a scenario by hand finds it (`test_lost_settlements`)"
 _MOVED = "a kept prompt must be moved and asked for again; a scenario by hand finds it (`test_host_tier`)"
-_ONLY_SLOWER = "leases then end by their time and prompts are computed again: slower, not wrong"
+_ONLY_SLOWER = "prompts are computed again, only later; a scenario by hand finds it (`test_lost_sources`)"
+_AT_A_LOSS = "a request must wait when ranks are lost; a scenario by hand finds it (`test_lost_ranks`)"
 
 _OWN_SOCKETS = "an epoch's ranks have sockets of their own; what is late comes over links of hosts (`tests/unit/ranks`)"
 
@@ -640,7 +642,7 @@ MUTATIONS = [
     Mutation("a block is offered before it is full", _unfinished_block_offered, seed=16),
     Mutation(
         "the first token is taken again",
-        _first_token_taken_again,
+        first_token_taken_again,
         unfound=_NO_SECOND_TOKEN,
     ),
     Mutation("the engine is not told that no KV comes", _engine_not_told_that_no_kv_comes, seed=0),
@@ -656,7 +658,7 @@ MUTATIONS = [
     Mutation("an update of a request overtakes", _update_overtakes, seed=1),
     Mutation(
         "nobody asks whether a source lives",
-        _lost_source_still_used,
+        lost_source_still_used,
         unfound=_ONLY_SLOWER,
     ),
     Mutation("all choices have one seed", _seeds_of_choices_alike, seed=1),
@@ -679,7 +681,9 @@ MUTATIONS = [
     Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=29),
     Mutation("nobody hears that ranks were lost", _nobody_hears_of_lost_ranks, seed=15),
     Mutation(
-        "waiting requests do not hear that ranks were lost", _waiting_requests_hear_nothing_of_lost_ranks, seed=39
+        "waiting requests do not hear that ranks were lost",
+        waiting_requests_hear_nothing_of_lost_ranks,
+        unfound=_AT_A_LOSS,
     ),
     Mutation("ranks that stand still are not noticed", silent_ranks_are_not_noticed, unfound=_SILENT),
     Mutation("a group without work is not watched", idle_group_is_not_watched, unfound=_NEXT_STEP),

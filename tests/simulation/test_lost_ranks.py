@@ -12,8 +12,12 @@ import pytest
 from tandem.ranks.group import EXCHANGE_DEADLINE_S
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.invariants import RANKS_GAP_S
-from tandem.simulation.run import run_scenario
-from tests.simulation.mutations import idle_group_is_not_watched, silent_ranks_are_not_noticed
+from tandem.simulation.run import Report, run_scenario
+from tests.simulation.mutations import (
+    idle_group_is_not_watched,
+    silent_ranks_are_not_noticed,
+    waiting_requests_hear_nothing_of_lost_ranks,
+)
 from tests.simulation.test_lost_workers import AT_ONCE_S, AWAY_S, BEGIN_S, DIES_AFTER_S, SCENARIO
 
 RANKS = (("prefill-0", 4), ("decode-0", 2))
@@ -90,3 +94,22 @@ def test_a_group_that_is_lost_without_work_is_formed_anew_before_there_is_some()
 def test_a_group_that_nobody_watches_is_formed_anew_when_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     idle_group_is_not_watched(monkeypatch)
     assert second_token_s() > 2 * 0.4
+
+
+def lost_with_requests_waiting() -> Report:
+    """The only worker loses a rank while requests wait in its engine for their prompts' KV."""
+    asks = tuple(replace(SCENARIO.asks[0], number=number, at_s=BEGIN_S) for number in range(8))
+    fault = Fault(FaultKind.RANK_KILLED, BEGIN_S + 0.05, 0.0, "decode-0", "1")
+    return run_scenario(replace(SCENARIO, ranks=RANKS, decodes=("decode-0",), asks=asks, faults=(fault,)))
+
+
+def test_requests_that_wait_when_ranks_are_lost_go_on() -> None:
+    report = lost_with_requests_waiting()
+    assert not report.violations
+    assert [outcome.ending for outcome in report.outcomes] == ["whole"] * 8
+
+
+def test_requests_that_do_not_hear_of_lost_ranks_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a run ends, and says so."""
+    waiting_requests_hear_nothing_of_lost_ranks(monkeypatch)
+    assert any(violation.endswith(" waits for ever") for violation in lost_with_requests_waiting().violations)

@@ -17,20 +17,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.models.file_lock import locked
+from tandem.models.gguf import VERSION
 from tandem.models.gguf.architectures import find_architecture
 from tandem.models.gguf.configuration import read_config
 from tandem.models.gguf.file import GgufFile
 from tandem.models.gguf.parts import part_paths
+from tandem.models.gguf.source import GgufSource, MappedFile
 from tandem.models.gguf.tensors import Tensor, find_tensors
 from tandem.models.gguf.tokenizer import tokenizer_config, tokenizer_json
 from tandem.models.gguf.vocabulary import read_id, read_tokens
 from tandem.models.safetensors_header import safetensors_header
 
-_VERSION = "3"  # of what is made of a file
 _USUAL_DTYPE, _CODES = "bfloat16", "codes"
 _KEPT_S = 30 * 86400.0  # after it was last asked for
 _ABANDONED_S = 86400.0
@@ -48,10 +49,31 @@ _SAMPLING = {
 _log = logging.getLogger(__name__)
 
 
+class Files(Protocol):
+    """Where the files of a model are."""
+
+    def digest(self, path: Path) -> bytes:
+        """Of all that the file of that name holds. Raises OSError where there is none."""
+
+    def open(self, path: Path) -> GgufSource: ...
+
+
+class LocalFiles:
+    """`Files` on disk."""
+
+    def digest(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+
+    def open(self, path: Path) -> GgufSource:
+        return MappedFile(path)
+
+
 def converted(
     path: Path,
     cache_dir: Path,
     *,
+    files: Files | None = None,
     decoded_to: str | None = None,
     has_weights: bool = True,
     sampling: Mapping[str, float] | None = None,
@@ -60,6 +82,7 @@ def converted(
 
     Args:
         cache_dir: where it is kept.
+        files: where it is, with its other parts; None = on disk.
         decoded_to: the dtype of floats that its codes are decoded to; None = they stay codes.
         has_weights: they are wanted too, not only configuration, tokenizer and chat template.
         sampling: recommended options, as in a `generation_config.json`, for a file that holds none.
@@ -68,8 +91,8 @@ def converted(
         CheckpointError: the file cannot be served exactly (see its subclasses), or the cache cannot be written.
     """
     kind = (decoded_to or _CODES) if has_weights else "text"
-    options = dict(sampling or {})
-    target = cache_dir / f"{_digest(path, options)}-{kind}"
+    options, files = dict(sampling or {}), files or LocalFiles()
+    target = cache_dir / f"{_digest(files, path, options)}-{kind}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with locked(target.with_suffix(".lock")):
@@ -77,7 +100,7 @@ def converted(
                 with suppress(OSError):  # NOTE: another user's directory, which this one may only read
                     os.utime(target)
                 return target
-            _make(path, target, decoded_to, has_weights, options)
+            _make(files, path, target, decoded_to, has_weights, options)
             _delete_old(cache_dir)
     except OSError as error:
         raise CheckpointError(
@@ -87,25 +110,22 @@ def converted(
     return target
 
 
-def _digest(path: Path, sampling: Mapping[str, float]) -> str:
+def _digest(files: Files, path: Path, sampling: Mapping[str, float]) -> str:
     try:
-        content = b"".join(map(_content_digest, part_paths(path)))
+        content = b"".join(map(files.digest, part_paths(path)))
     except OSError as error:
         raise CorruptCheckpointError(
             f"{path} cannot be read: {error}; a model in parts needs all of them in one directory"
         ) from error
     options = json.dumps(sampling, sort_keys=True).encode() if sampling else b""
-    return hashlib.sha256(_VERSION.encode() + content + options).hexdigest()[:32]
+    return hashlib.sha256(VERSION.encode() + content + options).hexdigest()[:32]
 
 
-def _content_digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _make(path: Path, target: Path, dtype: str | None, has_weights: bool, sampling: Mapping[str, float]) -> None:
+def _make(
+    files: Files, path: Path, target: Path, dtype: str | None, has_weights: bool, sampling: Mapping[str, float]
+) -> None:
     began_s = time.monotonic()
-    with GgufFile(path) as file, _unfinished(target) as directory:
+    with GgufFile(path, files.open) as file, _unfinished(target) as directory:
         config = read_config(file, dtype or _USUAL_DTYPE)
         tensors = find_tensors(file, config, dtype)
         if dtype is None:

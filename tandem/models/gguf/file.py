@@ -1,10 +1,9 @@
-"""A GGUF file, or all files of a model in parts: metadata, table of tensors and their bytes, memory-mapped.
+"""A GGUF file, or all files of a model in parts: metadata, table of tensors and their bytes.
 
 Invariant: every length and offset is checked against the file before it is used, so nothing outside it is read. Knows
 no architecture and decodes no weights. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.gguf.parts import part_paths
+from tandem.models.gguf.source import GgufSource, MappedFile, OpenSource
 
 MAGIC = b"GGUF"
 SERVED_TYPES = (
@@ -48,7 +48,11 @@ class TensorEntry:
 
 
 class GgufFile:
-    """A context; mapped until it is left. Metadata are those of the first part.
+    """A context; open until it is left. Metadata are those of the first part.
+
+    Args:
+        path: of any part.
+        open_source: gives the bytes of the part of that name.
 
     Raises:
         CorruptCheckpointError: it is truncated, its lengths and offsets contradict each other, or a part is missing or
@@ -56,11 +60,11 @@ class GgufFile:
         UnsupportedCheckpointError: a version or a type of tensor that is not read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, open_source: OpenSource = MappedFile) -> None:
         paths = part_paths(path)
         self.path = paths[0]
         with ExitStack() as opened:
-            self._parts = [opened.enter_context(_Part(each, index)) for index, each in enumerate(paths)]
+            self._parts = [opened.enter_context(_Part(each, index, open_source)) for index, each in enumerate(paths)]
             self.metadata = self._parts[0].metadata
             self.tensors = self._joined()
             self._opened = opened.pop_all()
@@ -114,15 +118,11 @@ class GgufFile:
 class _Part:
     """One file; a context."""
 
-    def __init__(self, path: Path, index: int) -> None:
+    def __init__(self, path: Path, index: int, open_source: OpenSource) -> None:
         self.path, self._index = path, index
         with ExitStack() as opened:
-            try:
-                self._file = opened.enter_context(path.open("rb", buffering=0))
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
-                raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
-            opened.callback(self._map.close)
+            self._source = open_source(path)
+            opened.callback(self._source.close)
             self.metadata, self.tensors = self._read_header()
             self._opened = opened.pop_all()
 
@@ -143,18 +143,10 @@ class _Part:
 
     def read(self, entry: TensorEntry) -> NDArray[np.uint8]:
         """A copy of the tensor's bytes. # [num_bytes]"""
-        stored = np.empty(entry.num_bytes, np.uint8)
-        self._file.seek(entry.offset)  # NOTE: pages of a mapping would count as this process's memory beside the copy
-        done = 0
-        while done < entry.num_bytes:
-            count = self._file.readinto(stored.data[done:])
-            if not count:
-                raise CorruptCheckpointError(f"{self.path} ends within tensor {entry.name!r}; download it again")
-            done += count
-        return stored
+        return self._source.read(entry.offset, entry.num_bytes, f"tensor {entry.name!r}")
 
     def _read_header(self) -> tuple[Mapping[str, Value], Mapping[str, TensorEntry]]:
-        reader = _Reader(self._map, self.path)
+        reader = _Reader(self._source, self.path)
         num_tensors, num_values = self._read_counts(reader)
         metadata: dict[str, Value] = {}
         for _ in range(num_values):
@@ -180,7 +172,7 @@ class _Part:
         counts = reader.number("Q"), reader.number("Q")
         for count, noun in zip(counts, ("tensors", "metadata values"), strict=True):
             if count * _LEAST_ENTRY_BYTES > reader.remaining:
-                size = len(self._map)
+                size = len(self._source)
                 raise reader.corrupt(f"promises {count} {noun}, more than its {size} bytes can hold: it is damaged")
         return counts
 
@@ -204,9 +196,9 @@ class _Part:
                 raise reader.corrupt(f"has two tensors {name!r}")
             seen.add(name)
             type_name, num_bytes = self._size(name, shape, number)
-            if start + offset + num_bytes > len(self._map):
+            if start + offset + num_bytes > len(self._source):
                 raise reader.corrupt(
-                    f"tensor {name!r} ends at byte {start + offset + num_bytes} of {len(self._map)}: the file is "
+                    f"tensor {name!r} ends at byte {start + offset + num_bytes} of {len(self._source)}: the file is "
                     "truncated or damaged"
                 )
             yield name, TensorEntry(name, shape, type_name, start + offset, num_bytes, self._index)
@@ -235,23 +227,23 @@ def _is_divisible(entry: TensorEntry) -> bool:
 
 
 class _Reader:
-    """A position in a mapped file, from which values are taken."""
+    """A position in a file, from which values are taken."""
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self._data, self._path = data, path
+    def __init__(self, source: GgufSource, path: Path) -> None:
+        self._source, self._path = source, path
         self.position = 0
 
     @property
     def remaining(self) -> int:
-        return len(self._data) - self.position
+        return len(self._source) - self.position
 
     def take(self, num_bytes: int, noun: str) -> bytes:
         if num_bytes > self.remaining:
             raise self.corrupt(
-                f"ends at byte {len(self._data)}, within {noun} of {num_bytes} bytes: it is truncated or damaged"
+                f"ends at byte {len(self._source)}, within {noun} of {num_bytes} bytes: it is truncated or damaged"
             )
         self.position += num_bytes
-        return self._data[self.position - num_bytes : self.position]
+        return self._source.header(self.position - num_bytes, self.position)
 
     def number(self, code: str) -> int:
         """A whole number, by its code of `struct`."""
@@ -282,7 +274,7 @@ class _Reader:
         return self._scalars(kind, count, key)
 
     def corrupt(self, problem: str) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"{self._path}: {problem}; download it again")
+        return CorruptCheckpointError(f"{self._path}: {problem}; {self._source.remedy}")
 
     def _scalars(self, kind: int, count: int, key: str) -> list[int] | list[float]:
         code = f"<{_SCALARS[kind]}"

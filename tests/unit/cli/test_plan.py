@@ -13,6 +13,8 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.registry import find_family
 from tandem.cli.main import main
 from tandem.cli.model_cost import named_model
+from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hub import Hub
 from tests.helpers.published_formats import compressed, floats, integers
 from tests.unit.architecture.published import CHECKPOINTS
@@ -338,6 +340,24 @@ def test_a_revision_on_the_hub_is_planned_for(tmp_path: Path) -> None:
         )
     assert "GET /a/b/resolve/v1.0/config.json" in hub.asked
     assert "architectures" in run.stderr
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/b:q4_1@v1.0"])
+def test_a_gguf_file_on_the_hub_is_planned_for_by_its_header(name: str, tmp_path: Path) -> None:
+    plain = save_tiny_llama(tmp_path / "plain", hidden_size=256, intermediate_size=1024)
+    content = write_gguf(plain, tmp_path / "tiny.gguf", type_name="Q4_1").read_bytes()
+    code = "import sys, tandem.cli.main as m; sys.exit(m.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "plan", "--model", name, "--json"]
+    runs = []
+    with Hub.running(("tiny-Q4_1.gguf",), {"tiny-Q4_1.gguf": content}) as hub:
+        environment = hub.environment(tmp_path) | {"TANDEM_CACHE_DIR": str(tmp_path / "tandem")}
+        runs.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        assert 0 < hub.sent["tiny-Q4_1.gguf"] < len(content)
+    runs.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    local = [*command[:-2], str(tmp_path / "tiny.gguf"), "--json"]
+    runs.append(subprocess.run(local, env=environment, capture_output=True, text=True, check=True).stdout)
+    costs = [{key: value for key, value in json.loads(run).items() if key != "model"} for run in runs]
+    assert costs[0] == costs[1] == costs[2]
 
 
 def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

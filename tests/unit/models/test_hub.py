@@ -9,11 +9,13 @@ from urllib.parse import quote
 import pytest
 
 from tandem.core.errors import CheckpointError
+from tandem.models.gguf.convert import converted
 from tandem.models.gguf.parts import part_paths
 from tandem.models.hub import resolve_model_path, served_name
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hub import COMMIT, LATER_COMMIT, SMALL_MODEL, Hub
+from tests.unit.models.gguf.test_convert import LLAMA3_ROPE, frequencies
 
 
 def test_directory_is_itself(tmp_path: Path) -> None:
@@ -157,6 +159,98 @@ def test_all_files_of_a_model_in_parts_are_fetched(tmp_path: Path) -> None:
     fetched = {path.rpartition("/")[2] for path in hub.asked if path.startswith("GET") and path.endswith(".gguf")}
     assert fetched == set(parts)
     assert resolve(hub, tmp_path / "home", "a/b:Q8_0").stdout == done.stdout  # NOTE: the hub is gone
+
+
+HEADER_ONLY = ", has_weights=False"
+
+
+@pytest.fixture(scope="module")
+def large_content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Its configuration needs the numbers of a tensor, which are the last of the file."""
+    place = tmp_path_factory.mktemp("large")
+    plain = save_tiny_llama(place / "plain", hidden_size=256, intermediate_size=1024, **LLAMA3_ROPE)
+    content = write_gguf(plain, place / "large.gguf", extra={"rope_freqs.weight": frequencies()}).read_bytes()
+    assert len(content) > 4 << 20
+    return content
+
+
+def described(content: bytes, place: Path) -> dict[str, bytes]:
+    """What a file on disk is converted to without its weights."""
+    (place / "local").mkdir()
+    (place / "local" / "m.gguf").write_bytes(content)
+    made = converted(place / "local" / "m.gguf", place / "local" / "cache", has_weights=False)
+    return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def contents_of(done: subprocess.CompletedProcess[str]) -> dict[str, bytes]:
+    return {name: (Path(done.stdout.strip()) / name).read_bytes() for name in files_in(done)}
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_only_the_header_is_fetched_where_no_weights_are_wanted(
+    large_content: bytes, tmp_path: Path, refused: int
+) -> None:
+    """`refused`: ranges that the hub answers with 503 at first."""
+    name = "large-Q8_0.gguf"
+    with Hub.running((name, "large-F16.gguf"), {name: large_content}, moves_after_first=True) as hub:
+        hub.refused = refused
+        done = resolve(hub, tmp_path, "a/b:Q8_0", HEADER_ONLY)
+        assert contents_of(done) == described(large_content, tmp_path)
+        assert 0 < hub.sent[name] < 1 << 20
+        assert f"a/b at its default branch is commit {COMMIT}; name a/b:Q8_0@{COMMIT}" in done.stderr
+        assert {path for path in hub.asked if path.startswith("GET") and path.endswith(name)} == {
+            f"GET /a/b/resolve/{COMMIT}/{name}"
+        }
+        assert not [*(tmp_path / "hub").rglob("*.gguf")], "nothing that could be taken for the model"
+        sent = hub.sent[name]
+        assert resolve(hub, tmp_path, f"a/b:Q8_0@{COMMIT}", HEADER_ONLY).stdout == done.stdout
+        assert hub.sent[name] == sent, "it is made once for a commit"
+        assert "model.safetensors" in files_in(resolve(hub, tmp_path, f"a/b:Q8_0@{COMMIT}"))
+        assert hub.sent[name] == sent + len(large_content)
+    for again in ("a/b:Q8_0", f"a/b:Q8_0@{COMMIT}"):
+        assert resolve(hub, tmp_path, again, HEADER_ONLY).stdout == done.stdout  # NOTE: the hub is gone
+
+
+def test_every_part_gives_its_header(tmp_path: Path) -> None:
+    """`output.weight` of the last part decides a key of the configuration."""
+    plain = save_tiny_llama(tmp_path / "plain", hidden_size=256, intermediate_size=1024)
+    first = write_gguf(plain, tmp_path / "large.gguf", tensors_of_a_part=9)
+    parts = {path.name: path.read_bytes() for path in part_paths(first)}
+    with Hub.running(list(parts), parts) as hub:
+        done = resolve(hub, tmp_path / "home", "a/b", HEADER_ONLY)
+    whole = write_gguf(plain, tmp_path / "whole.gguf").read_bytes()
+    assert contents_of(done) == described(whole, tmp_path)
+    assert all(0 < hub.sent[name] <= 1 << 19 for name in parts)
+    assert sum(map(len, parts.values())) > 4 << 20
+    assert resolve(hub, tmp_path / "home", "a/b", HEADER_ONLY).stdout == done.stdout
+
+
+def test_a_hub_without_ranges_gives_the_whole_file_and_it_is_said(large_content: bytes, tmp_path: Path) -> None:
+    name = "large-Q8_0.gguf"
+    with Hub.running((name,), {name: large_content}, has_ranges=False) as hub:
+        done = resolve(hub, tmp_path, "a/b", HEADER_ONLY)
+    assert contents_of(done) == described(large_content, tmp_path)
+    assert f"{name}: the server ignores ranges, so the whole file is downloaded" in done.stderr
+    assert hub.sent[name] >= len(large_content)
+
+
+def test_a_file_that_is_here_is_not_fetched_again_for_its_header(large_content: bytes, tmp_path: Path) -> None:
+    name = "large-Q8_0.gguf"
+    with Hub.running((name,), {name: large_content}) as hub:
+        assert "model.safetensors" in files_in(resolve(hub, tmp_path, "a/b"))
+        sent = hub.sent[name]
+        assert contents_of(resolve(hub, tmp_path, "a/b", HEADER_ONLY)) == described(large_content, tmp_path)
+        assert hub.sent[name] == sent == len(large_content)
+
+
+def test_a_header_that_is_none_is_refused_before_the_rest_is_fetched(large_content: bytes, tmp_path: Path) -> None:
+    name = "large-Q8_0.gguf"
+    with Hub.running((name,), {name: b"GGML" + large_content[4:]}) as hub:
+        done = resolve(hub, tmp_path, "a/b", HEADER_ONLY)
+    last = done.stderr.splitlines()[-1]
+    assert f"CorruptCheckpointError: a/b@{COMMIT}/{name}: begins with b'GGML' and not with b'GGUF'" in last
+    assert "name another file or revision" in last
+    assert hub.sent[name] == 1 << 19
 
 
 def test_the_parts_of_a_directory_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ from tests.helpers.checkpoints import (
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hybrid_checkpoints import save_tiny_lfm2
 
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "max_position_embeddings": 131072,
+    "head_dim": 64,
+}
 LONG_ROPE: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "longrope",
@@ -181,18 +193,9 @@ def test_codes_take_the_bytes_that_they_have_in_the_file(tmp_path: Path) -> None
 
 
 def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    options: dict[str, Any] = {"rope_parameters": scaling, "max_position_embeddings": 131072, "head_dim": 64}
-    checkpoint = save_tiny_llama(tmp_path / "tiny", **options)
+    checkpoint = save_tiny_llama(tmp_path / "tiny", **LLAMA3_ROPE)
     made = converted(
-        write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": frequencies(scaling)}),
+        write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": frequencies()}),
         tmp_path / "cache",
         decoded_to="float32",
     )
@@ -203,8 +206,9 @@ def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
     assert rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
 
 
-def frequencies(scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """As llama.cpp's converter computes them, one after another."""
+def frequencies() -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Of `LLAMA3_ROPE`, as llama.cpp's converter computes them, one after another."""
+    scaling = LLAMA3_ROPE["rope_parameters"]
     found = []
     for exponent in np.arange(0, 64, 2) / 64:
         wavelength = 2 * np.pi * scaling["rope_theta"] ** exponent
