@@ -11,8 +11,9 @@ from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch
 from tandem.compute.weights.base import Weight
-from tandem.models.decoder import Decoder, DecoderLayer, StepTokens, add_and_norm
+from tandem.models.decoder import Decoder, DecoderLayer, StepTokens
 from tandem.models.layers.norm import Norm
+from tandem.models.layers.residual import add_and_norm
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.parameters import Parameters
 

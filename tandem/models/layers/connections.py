@@ -1,0 +1,16 @@
+"""How the blocks of a layer, and the ends of a model, are connected to the residual stream: by their specs."""
+
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.compute.ops import Kernels
+from tandem.models.layers.residual import Addition, Connection, Ends, OneStream
+from tandem.models.parameters import Parameters
+
+
+def build_connections(spec: LayerSpec, parameters: Parameters, kernels: Kernels) -> tuple[Connection, Connection]:
+    """Those of a layer's mixers and of its feed-forward block."""
+    return Addition(spec.residual_scale), Addition(spec.residual_scale)
+
+
+def build_ends(spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> Ends:
+    """Those of a model, or of a stage of one."""
+    return OneStream()
