@@ -51,6 +51,10 @@ class ModelCost:
         return self.model.hidden_size
 
     @property
+    def stream_size(self) -> int:
+        return self.model.stream_size
+
+    @property
     def num_layers(self) -> int:
         return self.model.num_layers
 

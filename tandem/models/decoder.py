@@ -126,7 +126,7 @@ class DecoderLayer:
         residual, x = self._around_mixer.put(residual, mixed, kept)
         if self._feed_forward is not None:
             normed, residual, kept = self._around_feed_forward.take(self._before_feed_forward, residual, x)
-            y = _normed(self._after_feed_forward, self._feed_forward(normed))
+            y = _normed(self._after_feed_forward, self._feed_forward(normed, tokens.input_ids))
             residual, x = self._around_feed_forward.put(residual, y, kept)
         residual, x = self._add_embedding(residual, x, tokens)
         if self._output_scale is None:

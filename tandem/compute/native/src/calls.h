@@ -149,7 +149,7 @@ struct ExpertWeights {
 
 struct ExpertsArguments {
   int64_t dtype, activation;
-  double alpha, limit;  // of the clamped activation
+  double alpha, limit, shift;  // of the clamped activation
   const ExpertWeights* experts;
   int64_t num_experts;
   const void* x;
