@@ -149,18 +149,18 @@ class ModelCost:
 
     def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
         """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
-        kinds = Counter((mixer.state(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
-        names = {mixer.state(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
+        kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
+        names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
         return tuple(
             StateBill(
-                names[state],
+                names[states],
                 count,
-                0.0 if state is None else count * self._held_bytes(state, num_tokens),
+                float(count * sum(self._held_bytes(state, num_tokens) for state in states)),
                 count * sum(each.num_read(num_tokens) * bits + each.token_bytes for each in mixer.passes),
                 count * sum(each.scanned_size * each.num_scanned(num_tokens) * bits for each in mixer.passes),
             )
-            for (state, mixer), count in kinds.items()
+            for (states, mixer), count in kinds.items()
         )
 
     @cached_property
@@ -223,8 +223,7 @@ class ModelCost:
         return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
 
     def _state_name(self, mixer: MixerSpec) -> str:
-        state = mixer.state(f"{self.kv_bits:g}-bit")
-        return "what another layer keeps" if state is None else str(state)
+        return "; ".join(map(str, mixer.states(f"{self.kv_bits:g}-bit"))) or "what another layer keeps"
 
     @cached_property
     def _states(self) -> Mapping[StateSpec, int]:

@@ -155,21 +155,26 @@ class ModelSpec:
 
     @property
     def kv_specs(self) -> tuple[StateSpec, ...]:
-        """One for each mixer that keeps state, in order."""
-        states = (mixer.state(self.dtype) for mixer in self.mixers)
-        return tuple(state for state in states if state is not None)
+        """Those that each mixer keeps, in order."""
+        return tuple(state for mixer in self.mixers for state in mixer.states(self.dtype))
 
     @property
     def states_of_layer(self) -> tuple[tuple[int, ...], ...]:
         """For each layer, the indices in `kv_specs` of the states that its mixers read."""
-        found: list[tuple[int, ...]] = []
+        return tuple(tuple(state for states in layer for state in states) for layer in self.states_of_mixers)
+
+    @property
+    def states_of_mixers(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Likewise, those of each mixer of the layer by themselves."""
+        found: list[tuple[tuple[int, ...], ...]] = []
         num_states = 0
         for layer in self.layers:
-            states: list[int] = []
+            states: list[tuple[int, ...]] = []
             for mixer in layer.mixers:
                 if mixer.reads_state_of is None:
-                    states.append(num_states)
-                    num_states += 1
+                    end = num_states + len(mixer.states(self.dtype))
+                    states.append(tuple(range(num_states, end)))
+                    num_states = end
                 else:
                     (shared,) = found[mixer.reads_state_of]
                     states.append(shared)

@@ -20,7 +20,7 @@ from tandem.compute.weights.base import Weight
 from tandem.models.layers.connections import build_connections, build_ends
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import Queries, build_mixer, take_queries
+from tandem.models.layers.mixers import Queries, build_mixer, of_states, params_by_state, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.residual import added
@@ -60,13 +60,13 @@ class DecoderLayer:
     """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
 
     Args:
-        states: of each mixer, the index of the state that it reads among all that the model keeps.
+        states: of each mixer, the indices of the states that it reads among all that the model keeps.
     """
 
     def __init__(
         self,
         spec: LayerSpec,
-        states: Sequence[int],
+        states: Sequence[Sequence[int]],
         parameters: Parameters,
         tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
@@ -88,7 +88,8 @@ class DecoderLayer:
 
     def readers(self, state: int) -> set[Hashable]:
         """What its mixers ask of the backend of a state that they read."""
-        return {mixer.params for mixer, own in self._mixers if own == state}
+        asked = (zip(params_by_state(mixer, own), own, strict=True) for mixer, own in self._mixers)
+        return {params for each in asked for params, read in each if read == state}
 
     def forward(
         self,
@@ -109,9 +110,10 @@ class DecoderLayer:
         normed, residual, kept = self._around_mixer.take(self._before_mixer, residual, x)
         if turns is not None:
             turns.take()
+        batches = tokens.batches
         queries = [
-            mixer.write(normed, tokens.positions, kv[state], tokens.batches[state], backends[state])
-            for mixer, state in self._mixers
+            mixer.write(normed, tokens.positions, of_states(kv, own), of_states(batches, own), of_states(backends, own))
+            for mixer, own in self._mixers
         ]
         if turns is not None:
             turns.pass_on()
@@ -141,9 +143,10 @@ class DecoderLayer:
         backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
     ) -> torch.Tensor:
         """The sum of what the mixers give for their queries, added in their order."""
+        batches, choices = tokens.batches, tokens.choices
         first, *others = (
-            mixer.attend(each, kv[state], tokens.batches[state], backends[state], tokens.choices)
-            for each, (mixer, state) in zip(queries, self._mixers, strict=True)
+            mixer.attend(each, of_states(kv, own), of_states(batches, own), of_states(backends, own), choices)
+            for each, (mixer, own) in zip(queries, self._mixers, strict=True)
         )
         for other in others:
             first.add_(other)
@@ -186,7 +189,7 @@ class Decoder:
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, parameters.device)
         self._layers = tuple(
             DecoderLayer(layer, states, parameters, tables, kernels)
-            for layer, states in zip(spec.layers, spec.states_of_layer, strict=True)
+            for layer, states in zip(spec.layers, spec.states_of_mixers, strict=True)
         )
         self._readers = tuple(
             {params for layer in self._layers for params in layer.readers(state)} for state in range(len(spec.kv_specs))

@@ -53,7 +53,7 @@ class LayerRunner:
         self._tables = build_rotary_tables([mixer.rope for mixer in spec.mixers], spec.max_position_embeddings, _CPU)
         layout = build_layout(spec.kv_specs, _BLOCK_SIZE)
         self._backends = choose_backends("auto", _CPU, layout, spec.attention_softcap, sinks=spec.has_sinks)
-        self._states = spec.states_of_layer
+        self._states, self._by_mixer = spec.states_of_layer, spec.states_of_mixers
         self._last_reader = {state: index for index, states in enumerate(self._states) for state in states}
 
     def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> ResidualStream:
@@ -87,7 +87,7 @@ class LayerRunner:
     def _layer(self, index: int, tensors: LayerTensors, moments: Mapping[str, Moments]) -> DecoderLayer:
         spec = self._spec.layers[index]
         return DecoderLayer(
-            spec, self._states[index], self._parameters(spec, tensors, moments), self._tables, self._kernels
+            spec, self._by_mixer[index], self._parameters(spec, tensors, moments), self._tables, self._kernels
         )
 
     def _kv(self, index: int, stream: ResidualStream, number: int) -> dict[int, LayerState]:

@@ -42,7 +42,7 @@ class MtpHead:
         self._projection = parameters.linear(spec.projection)
         rope, length = spec.layer.mixer.rope, model.spec.max_position_embeddings
         tables = build_rotary_tables([rope], length, model.embedding.device)
-        self._layer = DecoderLayer(spec.layer, (0,), parameters, tables, kernels)
+        self._layer = DecoderLayer(spec.layer, ((0,),), parameters, tables, kernels)
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:

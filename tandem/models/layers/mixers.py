@@ -1,7 +1,7 @@
 """Token mixers by the type of their spec."""
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,13 +22,14 @@ from tandem.models.layers.selective_scan import SelectiveScan
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
 
+T = TypeVar("T")
 Queries = torch.Tensor | tuple[torch.Tensor, ...]
 """One tensor [num_tokens, ...], or several."""
 
 
 class Mixer(Protocol):
     """A token mixer. `params`: what it asks of a backend. `state` is the view of what such a layer keeps, `backend`
-    one that reads it.
+    one that reads it. Of a mixer that keeps several states each of these, and `batch`, is a tuple of all of them.
     """
 
     @property
@@ -43,6 +44,19 @@ class Mixer(Protocol):
     def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `state`."""
         ...
+
+
+def of_states(found: Mapping[int, T] | Sequence[T], states: Sequence[int]) -> T | tuple[T, ...]:
+    """What a mixer that reads `states` is given of what is `found` by state."""
+    return found[states[0]] if len(states) == 1 else tuple(found[state] for state in states)
+
+
+def params_by_state(mixer: Mixer, states: Sequence[int]) -> Sequence[Hashable]:
+    """What it asks of the backend of each state."""
+    if len(states) == 1:
+        return (mixer.params,)
+    assert isinstance(mixer.params, tuple)
+    return mixer.params
 
 
 def take_queries(queries: Queries, rows: torch.Tensor, kernels: Kernels) -> Queries:
