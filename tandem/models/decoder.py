@@ -23,7 +23,7 @@ from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.mixers import Queries, build_mixer, of_states, params_by_state, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
-from tandem.models.layers.residual import added
+from tandem.models.layers.residual import added, take_tokens
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
 from tandem.models.layers.rounding import rounded
 from tandem.models.layers.stack import build_stack
@@ -120,7 +120,7 @@ class DecoderLayer:
         if wanted is not None:
             tokens = tokens.only(wanted, self._kernels)
             queries = [take_queries(each, wanted.rows, self._kernels) for each in queries]
-            kept = tuple(take_queries(part, wanted.rows, self._kernels) for part in kept)
+            kept = take_tokens(kept, wanted.rows, self._kernels)
             residual = self._kernels.take_rows(residual, wanted.rows)
         if not len(residual):
             return residual, None, tokens

@@ -16,7 +16,7 @@ _NAMES = (
     (r"\.self_attn\.indexer\.compressor\.", ".self_attn.compressor.indexer."),
     (r"\.self_attn\.indexer\.weights_proj\.", ".self_attn.compressor.indexer.scorer.weights_proj."),
     (r"\.self_attn\.indexer\.wq_b\.", ".self_attn.compressor.indexer.q_b_proj."),
-    (r"(\.(?:compressor|indexer))\.norm\.", r"\1.kv_norm."),
+    (r"(\.(?:self_attn|compressor|indexer))\.norm\.", r"\1.kv_norm."),
     (r"\.ape$", ".position_bias"),
     (r"\.self_attn\.q_norm\.", ".self_attn.q_a_norm."),
     (r"\.wq_([ab])\.", r".q_\1_proj."),

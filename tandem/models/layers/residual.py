@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from tandem.compute.ops import Kernels
 from tandem.models.layers.norm import Norm
 
 Kept = tuple[torch.Tensor, ...]
@@ -84,3 +85,8 @@ def add_and_norm(norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None
 def added(stream: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
     """`x` is added into `stream` in place."""
     return stream if x is None else stream.add_(x)
+
+
+def take_tokens(kept: Kept, rows: torch.Tensor, kernels: Kernels) -> Kept:
+    """What is kept of the tokens `rows`, int64."""
+    return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in kept)

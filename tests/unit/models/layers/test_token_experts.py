@@ -1,5 +1,7 @@
 """Mixtures of DeepSeek-V4 against those of transformers: experts by the token or by score, clamped activations."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import DeepseekV4Config
@@ -20,7 +22,7 @@ from tests.helpers.numbers import normal
 from tests.helpers.parameters import dense_parameters
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, VOCAB, NUM_TOKENS = 48, 24, 8, 3, 50, 37
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "intermediate_size": WIDTH,
     "num_hidden_layers": 2,
@@ -44,9 +46,9 @@ def read(**changes: object) -> list[MixtureOfExpertsSpec]:
     return read_blocks(fields, read_sizes(fields, Defaults(max_positions=64, eos_token_id=1)))
 
 
-def theirs_of(layer: int) -> theirs.DeepseekV4SparseMoeBlock:
-    """With random parameters and table."""
-    module = theirs.DeepseekV4SparseMoeBlock(DeepseekV4Config(**CONFIG), layer)
+def theirs_of(layer: int) -> Any:
+    """A mixture with random parameters and table."""
+    module: Any = theirs.DeepseekV4SparseMoeBlock(DeepseekV4Config(**CONFIG), layer)
     with torch.no_grad():
         for seed, tensor in enumerate(module.parameters()):
             tensor.copy_(normal(seed, *tensor.shape) * 0.4)
@@ -57,7 +59,7 @@ def theirs_of(layer: int) -> theirs.DeepseekV4SparseMoeBlock:
     return module
 
 
-def parameters_of(module: theirs.DeepseekV4SparseMoeBlock, layer: int, kernels: Kernels) -> Parameters:
+def parameters_of(module: Any, layer: int, kernels: Kernels) -> Parameters:
     prefix = f"model.layers.{layer}.mlp"
     found = {f"{prefix}.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
     gates, downs = found.pop(f"{prefix}.experts.gate_up_proj"), found.pop(f"{prefix}.experts.down_proj")
