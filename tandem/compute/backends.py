@@ -79,7 +79,10 @@ BACKENDS: BackendTable = {
         "cuda": (replace(_REFERENCE, wrapper=RowsAsKV),),
     },
     EntriesSpec: {
-        "cpu": (replace(_NATIVE, wrapper=EntriesAsKV), replace(_REFERENCE, wrapper=EntriesAsKV)),
+        "cpu": (
+            BackendEntry("native", "tandem.compute.native.sparse", "NativeEntriesBackend"),
+            replace(_REFERENCE, wrapper=EntriesAsKV),
+        ),
         "cuda": (replace(_REFERENCE, wrapper=EntriesAsKV),),
     },
     PartsSpec: {
