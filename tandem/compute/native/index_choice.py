@@ -34,8 +34,8 @@ class IndexChoice:
         block_size: int,
         span: int = 1,
     ) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose` and `EntriesBackend.choose`. `keys` [num_blocks, number in a block, dim], one
-        of each `span` tokens in the block of the last of them.
+        """See `IndexedLatentBackend.choose` and `EntriesBackend.choose`. `keys` [num_blocks, number, dim]: one of each
+        `span` tokens, in the block of the last of them.
         """
         queries, weights = index.queries.contiguous(), index.weights.contiguous()
         _, _, dim = keys.shape
