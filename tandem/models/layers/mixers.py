@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
+from tandem.architecture.entry_mixers import EntryAttentionSpec, SharedRowAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
@@ -15,10 +16,12 @@ from tandem.compute.step import Choices
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.block_attention import BlockAttention
 from tandem.models.layers.compressed_attention import CompressedAttention
+from tandem.models.layers.entry_attention import EntryAttention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.selective_scan import SelectiveScan
+from tandem.models.layers.shared_rows import SharedRowAttention
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
 
@@ -79,6 +82,8 @@ _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = 
     SparseLatentAttentionSpec: SparseLatentAttention,
     BlockAttentionSpec: BlockAttention,
     CompressedAttentionSpec: CompressedAttention,
+    SharedRowAttentionSpec: SharedRowAttention,
+    EntryAttentionSpec: EntryAttention,
     ShortConvSpec: ShortConv,
     LinearRecurrenceSpec: LinearRecurrence,
     SelectiveScanSpec: SelectiveScan,
