@@ -1,4 +1,4 @@
-"""How the blocks of a layer, and the ends of a model, are connected to the residual stream: by their specs."""
+"""Connections of a layer's blocks to the residual stream, and what it begins and ends with, by their specs."""
 
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.compute.ops import Kernels
