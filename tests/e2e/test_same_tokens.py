@@ -106,7 +106,6 @@ SETUPS = {
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
     "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-entries": Setup("deepseek_v4", 1, 1, "nixl", 8),
-    "2p2d-tcp-16-entries": Setup("deepseek_v4", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-16-blocks": Setup("minimax_m3", 1, 1),
     "1p1d-tcp-16-means": Setup("moba", 1, 1, "tcp"),
     "2p2d-tcp-8-compressed": Setup("nsa", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
