@@ -98,7 +98,10 @@ def test_a_long_context_is_kept_and_read_in_a_small_part() -> None:
     assert [line.num_layers for line in bill] == [2, 21, 20]
     assert sum(line.held_bytes for line in bill) == cost.kv_bytes(length)
     assert sum(line.read_bytes for line in bill) == cost.read_bytes(length)
-    assert "entries of 512 16-bit of each 128 tokens; parts of 512 16-bit, the last span of 128" in bill[2].state
+    assert bill[2].state == (
+        "rows of 512 16-bit, window 128; entries of 512 16-bit of each 128 tokens; "
+        "2 x parts of 512 16-bit, the last span of 128 tokens"
+    )
 
 
 @pytest.mark.parametrize(
