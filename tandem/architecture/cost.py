@@ -22,7 +22,8 @@ _STATE_DTYPE = "bfloat16"
 class StateBill:
     """What layers of one kind keep of a request, and what its next token reads, in bytes.
 
-    `state`: what one such layer keeps. `scanned_bytes`: of those read, what is only looked at to choose the others.
+    `state`: what one such layer keeps, several states with semicolons between. `scanned_bytes`: of those read, what is
+    only looked at to choose the others.
     """
 
     state: str
@@ -223,7 +224,9 @@ class ModelCost:
         return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
 
     def _state_name(self, mixer: MixerSpec) -> str:
-        return "; ".join(map(str, mixer.states(f"{self.kv_bits:g}-bit"))) or "what another layer keeps"
+        states = Counter(map(str, mixer.states(f"{self.kv_bits:g}-bit")))
+        named = (name if count == 1 else f"{count} x {name}" for name, count in states.items())
+        return "; ".join(named) or "what another layer keeps"
 
     @cached_property
     def _states(self) -> Mapping[StateSpec, int]:

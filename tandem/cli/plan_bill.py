@@ -31,7 +31,7 @@ def print_bill(console: Console, model: ModelCost, num_tokens: int) -> None:
     lines = model.state_bill(num_tokens)
     for line in lines:
         sizes = line.held_bytes, line.read_bytes, line.scanned_bytes
-        table.add_row(line.state, str(line.num_layers), *map(_size, sizes))
+        table.add_row(line.state.replace("; ", "\n"), str(line.num_layers), *map(_size, sizes))
     scanned = sum(line.scanned_bytes for line in lines)
     totals = map(_size, (model.kv_bytes(num_tokens), model.read_bytes(num_tokens), scanned))
     table.add_row("all", str(model.num_layers), *totals)

@@ -164,7 +164,7 @@ def test_a_long_step_is_computed_in_parts(backend: EntriesBackend, monkeypatch: 
 
 def test_an_arena_with_too_many_rows_to_number_is_refused() -> None:
     pages = torch.empty(1 << 20, 3001, device="meta")
-    rows, entries = pages[:, :48].unflatten(1, (2, 24)), pages[:, 49:97].unflatten(1, (2, 24))
+    rows, entries = (torch.unflatten(pages[:, start : start + 48], 1, (2, 24)) for start in (0, 49))
     with pytest.raises(ConfigurationError, match="1048576 blocks are more than entries can be found in; give"):
         JointCache.of(rows, entries)
 

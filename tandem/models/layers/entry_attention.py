@@ -29,7 +29,7 @@ class EntryAttention:
 
     def __init__(self, spec: EntryAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._attention = SharedRowAttention(spec, parameters, rotary, kernels)
-        self._pool = Pool(spec.pool, parameters, rotary, kernels)
+        self._pool = EntryPool(spec.pool, parameters, rotary, kernels)
         self._indexer = None if spec.indexer is None else EntryIndexer(spec.indexer, parameters, rotary, kernels)
         self._span = spec.pool.span
         num_parts = 2 if spec.indexer is None else 4
@@ -87,7 +87,7 @@ class EntryAttention:
         return self._attention.output(found, of_rows.positions)
 
 
-class Pool:
+class EntryPool:
     """Computes a `PoolSpec`. `parts`: what the layer keeps of contents and of gates."""
 
     def __init__(self, spec: PoolSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
@@ -147,7 +147,7 @@ class EntryIndexer:
 
     def __init__(self, spec: EntryIndexerSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._spec = spec
-        self.pool = Pool(spec.pool, parameters, rotary, kernels)
+        self.pool = EntryPool(spec.pool, parameters, rotary, kernels)
         self._turn = TailRotation(rotary, kernels)
         self._q = parameters.linear(spec.q)
         self._weights = parameters.linear(spec.weights)

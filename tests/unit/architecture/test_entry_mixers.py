@@ -17,6 +17,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import Unscaled, YarnScaling
 from tandem.architecture.split import IndivisibleError, RankPart
 from tandem.core.errors import CheckpointError
+from tandem.quantize.inputs import shared_inputs
 
 PUBLISHED: dict[str, Any] = {
     "hidden_size": 4096,
@@ -97,7 +98,10 @@ def test_a_long_context_is_kept_and_read_in_a_small_part() -> None:
     assert [line.num_layers for line in bill] == [2, 21, 20]
     assert sum(line.held_bytes for line in bill) == cost.kv_bytes(length)
     assert sum(line.read_bytes for line in bill) == cost.read_bytes(length)
-    assert "entries of 512 16-bit of each 128 tokens; parts of 512 16-bit, the last span of 128" in bill[2].state
+    assert bill[2].state == (
+        "rows of 512 16-bit, window 128; entries of 512 16-bit of each 128 tokens; "
+        "2 x parts of 512 16-bit, the last span of 128 tokens"
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,6 +171,12 @@ def test_published_and_newer_files_say_the_same() -> None:
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(CheckpointError, match=told):
         mixers(**changes)
+
+
+def test_maps_that_read_the_same_are_quantised_together() -> None:
+    layer = cost_of(mixers()).model.layers[CHOSEN]
+    parts = [[linear.name.split(".")[-1] for linear in shared.linears] for shared in shared_inputs(layer)]
+    assert parts[:3] == [["o_b_proj"], ["q_b_proj"], ["q_a_proj", "kv_proj"]]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8])
