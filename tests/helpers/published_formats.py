@@ -84,7 +84,9 @@ def save_published(path: Path, published: Published, coded: Path, decoded: Path,
 def _is_coded(name: str, tensor: torch.Tensor) -> bool:
     """Whether it is a matrix of a layer, or a stack of them, and no router or convolution."""
     is_router = name.endswith((".gate.weight", ".router.weight", ".router.layer.weight"))
-    is_matrix = tensor.dim() == 2 or (tensor.dim() == 3 and name.endswith("_linear.weight"))
+    is_matrix = (tensor.dim() == 2 and name.endswith(".weight")) or (
+        tensor.dim() == 3 and name.endswith("_linear.weight")
+    )
     return is_matrix and not is_router and re.match(r"(model|backbone)(\.language_model)?\.layers\.", name) is not None
 
 
