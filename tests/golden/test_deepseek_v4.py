@@ -1,4 +1,4 @@
-"""DeepSeek-V4 as DeepSeek publishes it: its names of tensors, experts of 4 bits in an fp8 checkpoint, further modules."""
+"""DeepSeek-V4 as it is published: names of tensors, experts of 4 bits in an fp8 checkpoint, further modules."""
 
 import re
 from collections.abc import Callable
