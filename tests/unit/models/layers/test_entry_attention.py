@@ -39,6 +39,14 @@ def test_a_whole_sequence_is_that_of_transformers(kind: str, backend: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_tokens_are_those_of_transformers(kind: str) -> None:
+    layer, x = oracle_layer(kind, max_position_embeddings=4096, index_topk=32), hidden(length=2100)
+    runner = steps(layer, block_size=16, max_positions=4096, num_pages=1500)
+    found = runner.whole(x, (100, 700, 1500, 2001))
+    torch.testing.assert_close(found, layer(x), atol=WITHIN, rtol=WITHIN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_bit_depends_on_where_a_sequence_is_cut(kind: str) -> None:
     runner, x = steps(oracle_layer(kind)), hidden()
     whole = runner.whole(x)
