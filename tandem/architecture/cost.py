@@ -22,7 +22,8 @@ _STATE_DTYPE = "bfloat16"
 class StateBill:
     """What layers of one kind keep of a request, and what its next token reads, in bytes.
 
-    `state`: what one such layer keeps. `scanned_bytes`: of those read, what is only looked at to choose the others.
+    `state`: what one such layer keeps, several states with semicolons between. `scanned_bytes`: of those read, what is
+    only looked at to choose the others.
     """
 
     state: str
@@ -49,6 +50,10 @@ class ModelCost:
     @property
     def hidden_size(self) -> int:
         return self.model.hidden_size
+
+    @property
+    def stream_size(self) -> int:
+        return self.model.stream_size
 
     @property
     def num_layers(self) -> int:
@@ -145,18 +150,18 @@ class ModelCost:
 
     def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
         """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
-        kinds = Counter((mixer.state(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
-        names = {mixer.state(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
+        kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
+        names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
         return tuple(
             StateBill(
-                names[state],
+                names[states],
                 count,
-                0.0 if state is None else count * self._held_bytes(state, num_tokens),
+                float(count * sum(self._held_bytes(state, num_tokens) for state in states)),
                 count * sum(each.num_read(num_tokens) * bits + each.token_bytes for each in mixer.passes),
                 count * sum(each.scanned_size * each.num_scanned(num_tokens) * bits for each in mixer.passes),
             )
-            for (state, mixer), count in kinds.items()
+            for (states, mixer), count in kinds.items()
         )
 
     @cached_property
@@ -219,8 +224,9 @@ class ModelCost:
         return self._kv_scale * growing + state.bytes_per_request if num_tokens else 0.0
 
     def _state_name(self, mixer: MixerSpec) -> str:
-        state = mixer.state(f"{self.kv_bits:g}-bit")
-        return "what another layer keeps" if state is None else str(state)
+        states = Counter(map(str, mixer.states(f"{self.kv_bits:g}-bit")))
+        named = (name if count == 1 else f"{count} x {name}" for name, count in states.items())
+        return "; ".join(named) or "what another layer keeps"
 
     @cached_property
     def _states(self) -> Mapping[StateSpec, int]:

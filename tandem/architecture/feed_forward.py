@@ -13,12 +13,13 @@ _Named = TypeVar("_Named", LinearSpec, NormSpec, TensorSpec)
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """Clamped activation of gpt-oss: `(up + 1) * gate * sigmoid(alpha * gate)` with `gate` at most `limit` and `up`
-    within `limit` of 0.
+    """Clamped activation: `(up + shift) * gate * sigmoid(alpha * gate)` with `gate` at most `limit` and `up` within
+    `limit` of 0. Of gpt-oss `shift` is 1; with 0, and 1 for `alpha`, it is `silu(gate) * up` (DeepSeek-V4).
     """
 
     alpha: float
     limit: float
+    shift: float = field(default=1.0, repr=False)  # NOTE: not in fingerprints; a family has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Score(StrEnum):
     SOFTMAX = "softmax"  # over all experts
     SOFTMAX_OF_CHOSEN = "softmax of chosen"  # experts are chosen by logit
     SIGMOID = "sigmoid"
+    SQRT_SOFTPLUS = "sqrt softplus"  # sqrt(ln(1 + exp(logit)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ class RouterSpec:
         rounded: the weights are rounded to the model's dtype.
         num_groups, top_groups: experts are chosen among those of the best groups only.
         best_of_group: a group's score is the sum of so many of its experts', the best ones.
+        table: [vocabulary, top_k] int64, the experts of each token by its id, which scores only weight; None = chosen
+            by score (arXiv:2106.04426).
     """
 
     linear: LinearSpec
@@ -117,6 +121,7 @@ class RouterSpec:
     num_groups: int = 1
     top_groups: int = 1
     best_of_group: int = field(default=2, repr=False)  # NOTE: not in fingerprints; a family has one rule
+    table: TensorSpec | None = field(default=None, repr=False)  # NOTE: fingerprints have its numbers
 
     @property
     def num_experts(self) -> int:
@@ -130,13 +135,14 @@ class RouterSpec:
             norm=None if self.norm is None else _under(prefix, self.norm),
             correction=None if self.correction is None else _under(prefix, self.correction),
             expert_scales=None if self.expert_scales is None else _under(prefix, self.expert_scales),
+            table=None if self.table is None else _under(prefix, self.table),
         )
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from (replace(tensor, is_small=True) for tensor in self.linear.tensors())
         if self.norm is not None:
             yield from self.norm.tensors()
-        yield from filter(None, (self.correction, self.expert_scales))
+        yield from filter(None, (self.correction, self.expert_scales, self.table))
 
 
 def _under(prefix: str, spec: _Named) -> _Named:

@@ -62,6 +62,10 @@ class Fields:
         found._asked, found._names = self._asked, {ours: theirs for theirs, ours in given.items()}
         return found
 
+    def completed(self, values: Mapping[str, object]) -> "Fields":
+        """The same object with `values` for keys that it has not."""
+        return Fields({**values, **self._values}, self.where)
+
     def get(self, name: str) -> object:
         """The raw value, None when absent."""
         self._asked.add(name)

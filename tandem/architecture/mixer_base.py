@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from tandem.architecture.state import StateSpec
 from tandem.architecture.tensors import TensorSpec
 
 
@@ -17,6 +18,15 @@ class BareMixer:
     def reads_state_of(self) -> int | None:
         """The layer before whose state is read; None = its own."""
         return None
+
+    def state(self, dtype: str) -> StateSpec | None:
+        """The only state that it keeps when stored as `dtype`; None = it keeps none, or several."""
+        return None
+
+    def states(self, dtype: str) -> tuple[StateSpec, ...]:
+        """All that it keeps; their number depends on nothing but the mixer."""
+        state = self.state(dtype)
+        return () if state is None else (state,)
 
     @property
     def softcap(self) -> float:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
+from tandem.architecture.entry_mixers import EntryAttentionSpec, SharedRowAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.rectangles import head_range
 from tandem.architecture.recurrent_mixers import ConvSpec, LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
@@ -62,6 +63,22 @@ def _split_latent_attention(mixer: LatentAttentionSpec, part: RankPart) -> Laten
         kv_b=part.by_outputs(mixer.kv_b),
         o=part.by_inputs(mixer.o),
         num_heads=part.share(mixer.num_heads, "num_attention_heads"),
+    )
+
+
+def _split_shared_rows(mixer: SharedRowAttentionSpec, part: RankPart) -> SharedRowAttentionSpec:
+    """Whole groups of heads, so that none of their maps is split. Rows and entries, and what chooses them, are whole on
+    every rank.
+    """
+    num_groups = part.share(len(mixer.o_groups), "o_groups")
+    num_heads = part.share(mixer.num_heads, "num_attention_heads")
+    return replace(
+        mixer,
+        q=part.by_outputs(mixer.q),
+        o_groups=mixer.o_groups[part.rank * num_groups : (part.rank + 1) * num_groups],
+        o=part.by_inputs(mixer.o),
+        num_heads=num_heads,
+        sinks=_entries(mixer.sinks, range(part.rank * num_heads, (part.rank + 1) * num_heads)),
     )
 
 
@@ -220,6 +237,8 @@ _SPLITS: Mapping[type, Callable[[Any, RankPart], Any]] = {
     AttentionSpec: _split_attention,
     LatentAttentionSpec: _split_latent_attention,
     SparseLatentAttentionSpec: _split_latent_attention,
+    SharedRowAttentionSpec: _split_shared_rows,
+    EntryAttentionSpec: _split_shared_rows,
     LinearRecurrenceSpec: _split_recurrence,
     ShortConvSpec: _split_short_conv,
     SelectiveScanSpec: _split_selective_scan,

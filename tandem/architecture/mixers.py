@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from tandem.architecture.entry_mixers import SharedRowAttentionSpec
 from tandem.architecture.mixer_base import BareMixer
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
@@ -179,4 +180,12 @@ class BlockMixer(BareMixer, ABC):
         return self.attention.rope
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | BlockMixer | ShortConvSpec | LinearRecurrenceSpec | SelectiveScanSpec
+MixerSpec = (
+    AttentionSpec
+    | LatentAttentionSpec
+    | BlockMixer
+    | SharedRowAttentionSpec
+    | ShortConvSpec
+    | LinearRecurrenceSpec
+    | SelectiveScanSpec
+)

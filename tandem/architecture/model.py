@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tandem.architecture.feed_forward import FeedForwardSpec, RoutedExperts
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
+from tandem.architecture.residual import HyperConnectionSpec, StreamsSpec
 from tandem.architecture.state import StateSpec
 from tandem.architecture.tensors import NormSpec, Source, TensorSpec
 from tandem.core.errors import ConfigurationError
@@ -24,7 +25,8 @@ class LayerSpec:
 
     Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then what
     `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end. `beside`: further mixers of what
-    `mixer` mixes, whose outputs are added to its own before the norm behind them.
+    `mixer` mixes, whose outputs are added to its own before the norm behind them. `connections`: of mixers and block to
+    the streams of a model that has several; such a layer has neither scales nor a per-layer embedding. None = addition.
     """
 
     mixer: MixerSpec
@@ -36,7 +38,8 @@ class LayerSpec:
     residual_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingSpec | None = None
     output_scale: TensorSpec | None = None
-    beside: tuple[MixerSpec, ...] = field(default=(), repr=False)  # NOTE: fingerprints add it where there are any
+    beside: tuple[MixerSpec, ...] = field(default=(), repr=False)  # NOTE: fingerprints add both where there are any
+    connections: tuple[HyperConnectionSpec, HyperConnectionSpec] | None = field(default=None, repr=False)
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
@@ -55,6 +58,8 @@ class LayerSpec:
             yield from self.per_layer_embedding.tensors()
         if self.output_scale is not None:
             yield self.output_scale
+        for connection in self.connections or ():
+            yield from connection.tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
         """Tensors that one token is multiplied by."""
@@ -64,6 +69,8 @@ class LayerSpec:
             yield from self.feed_forward.active_tensors()
         if self.per_layer_embedding is not None:
             yield from self.per_layer_embedding.active_tensors()
+        for connection in self.connections or ():
+            yield from connection.tensors()
 
     @property
     def routed(self) -> RoutedExperts | None:
@@ -90,6 +97,7 @@ class ModelSpec:
         embedding_scale: multiplies the embeddings; where `rounds_embedding_scale`, rounded to the dtype, as in Gemma.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
+        streams: residual streams side by side, to which all layers have `connections`; None = one, which blocks add to.
         unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
         next_layers: those among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
@@ -123,6 +131,12 @@ class ModelSpec:
     has_embedding: bool = field(default=True, repr=False)
     has_head: bool = field(default=True, repr=False)
     prompt_layers: int | None = field(default=None, repr=False)
+    streams: StreamsSpec | None = field(default=None, repr=False)  # NOTE: fingerprints add it where there are several
+
+    @property
+    def stream_size(self) -> int:
+        """Numbers of a token that flow from layer to layer."""
+        return self.hidden_size * (1 if self.streams is None else self.streams.num_streams)
 
     @property
     def longest_length(self) -> int:
@@ -141,21 +155,26 @@ class ModelSpec:
 
     @property
     def kv_specs(self) -> tuple[StateSpec, ...]:
-        """One for each mixer that keeps state, in order."""
-        states = (mixer.state(self.dtype) for mixer in self.mixers)
-        return tuple(state for state in states if state is not None)
+        """Those that each mixer keeps, in order."""
+        return tuple(state for mixer in self.mixers for state in mixer.states(self.dtype))
 
     @property
     def states_of_layer(self) -> tuple[tuple[int, ...], ...]:
         """For each layer, the indices in `kv_specs` of the states that its mixers read."""
-        found: list[tuple[int, ...]] = []
+        return tuple(tuple(state for states in layer for state in states) for layer in self.states_of_mixers)
+
+    @property
+    def states_of_mixers(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Likewise, those of each mixer of the layer by themselves."""
+        found: list[tuple[tuple[int, ...], ...]] = []
         num_states = 0
         for layer in self.layers:
-            states: list[int] = []
+            states: list[tuple[int, ...]] = []
             for mixer in layer.mixers:
                 if mixer.reads_state_of is None:
-                    states.append(num_states)
-                    num_states += 1
+                    end = num_states + len(mixer.states(self.dtype))
+                    states.append(tuple(range(num_states, end)))
+                    num_states = end
                 else:
                     (shared,) = found[mixer.reads_state_of]
                     states.append(shared)
@@ -204,6 +223,8 @@ class ModelSpec:
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
         if self.head is not None:
             yield from self.final_norm.tensors()
+            if self.streams is not None:
+                yield from self.streams.tensors()
             if not self.tie_word_embeddings:
                 yield self.head
 

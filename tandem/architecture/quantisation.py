@@ -30,6 +30,7 @@ _GGUF_BITS = {
     "Q5_K": 8.625,
     "Q6_K": 8.5625,
 }
+_EXPERT_DTYPE = "expert_dtype"
 _CONFIG, _MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
 _MX_BLOCK, _NV_BLOCK, _BNB_BLOCK, _FP8_BLOCK = 32, 16, 64, 128
 
@@ -41,12 +42,14 @@ class Quantised:
     bits: of one coded number, from the configuration.
     has: whether a weight may be coded; heads and routers are not.
     has_tables: heads and embeddings are, too.
+    expert_bits: of one coded number of an expert; None = as any other.
     """
 
     module: str
     bits: Callable[[Fields], float]
     has: Callable[[TensorSpec], bool] = lambda weight: True
     has_tables: bool = False
+    expert_bits: Callable[[Fields], float | None] = lambda fields: None
 
 
 def read_config(directory: Path) -> Fields:
@@ -74,10 +77,17 @@ def find_quantisation(fields: Fields) -> Fields | None:
         for key in FORMAT_KEYS:
             found = section.section(key)
             if found is not None:
+                found = _with_experts(found, section)
                 if (found.text("quant_method") or "") not in QUANTISED:
                     raise found.unsupported("quant_method", ", ".join(sorted(QUANTISED)))
                 return found
     return None
+
+
+def _with_experts(quantisation: Fields, config: Fields) -> Fields:
+    """With the dtype of experts, which DeepSeek-V4 has beside the rest."""
+    experts = config.text(_EXPERT_DTYPE)
+    return quantisation if experts is None else quantisation.completed({_EXPERT_DTYPE: experts})
 
 
 def quantised(quantisation: Fields) -> Quantised:
@@ -91,8 +101,19 @@ def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
     if row.has_tables:
         return row.bits(quantisation)
     weights = (weight for weight in model.weights() if weight.name != HEAD and not weight.is_small and row.has(weight))
-    share = sum(weight.size for weight in weights) / sum(tensor.size for tensor in model.tensors())
-    return share * row.bits(quantisation) + (1 - share) * _DENSE_BITS
+    num_coded, total = sum(weight.size for weight in weights), sum(tensor.size for tensor in model.tensors())
+    bits, expert_bits = row.bits(quantisation), row.expert_bits(quantisation)
+    found = num_coded * bits + (total - num_coded) * _DENSE_BITS
+    if expert_bits is not None:
+        found += _num_of_experts(model) * (expert_bits - bits)
+    return found / total
+
+
+def _num_of_experts(model: ModelSpec) -> int:
+    """Elements of all experts."""
+    return sum(
+        routed.num_experts * routed.expert_size for layer in model.layers if (routed := layer.routed) is not None
+    )
 
 
 def _code_bits(bits: int) -> int:
@@ -116,6 +137,10 @@ def _awq_bits(fields: Fields) -> float:
 
 def _fp8_bits(fields: Fields) -> float:
     return 8 + (_WIDE_SCALE_BITS / _FP8_BLOCK if fields.get("weight_block_size") else 0)
+
+
+def _fp8_expert_bits(fields: Fields) -> float | None:
+    return 4 + _SMALL_SCALE_BITS / _MX_BLOCK if fields.text(_EXPERT_DTYPE) == "fp4" else None
 
 
 def _modelopt_bits(fields: Fields) -> float:
@@ -148,7 +173,7 @@ QUANTISED: Mapping[str, Quantised] = {
     "awq": Quantised("awq", _awq_bits),
     "bitsandbytes": Quantised("bitsandbytes", lambda fields: 4 + _WIDE_SCALE_BITS / _BNB_BLOCK),
     "compressed-tensors": Quantised("compressed_tensors", _compressed_bits),
-    "fp8": Quantised("fp8", _fp8_bits),
+    "fp8": Quantised("fp8", _fp8_bits, expert_bits=_fp8_expert_bits),
     "gguf": Quantised("gguf", _gguf_bits, has_tables=True),
     "gptq": Quantised("gptq", _gptq_bits),
     "modelopt": Quantised("modelopt", _modelopt_bits),

@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
     "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
     "DeepseekV32ForCausalLM": Entry("deepseek_v32", "deepseek_v32"),
+    "DeepseekV4ForCausalLM": Entry("deepseek_v4", "deepseek_v4"),
     "FalconH1ForCausalLM": Entry("falcon_h1", "falcon_h1"),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
     "Glm4MoeLiteForCausalLM": Entry("glm4_moe_lite", "glm4_moe_lite"),

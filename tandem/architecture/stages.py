@@ -85,7 +85,7 @@ def states_of_stages(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
     """How many of the whole model's `kv_specs` each stage has, in order."""
     bounds = stage_bounds(model, num_stages)
     return tuple(
-        sum(mixer.reads_state_of is None for layer in model.layers[first:end] for mixer in layer.mixers)
+        sum(len(mixer.states(model.dtype)) for layer in model.layers[first:end] for mixer in layer.mixers)
         for first, end in pairwise(bounds)
     )
 

@@ -23,6 +23,8 @@ class Plane:
         token_axis: where a block's tokens are inserted into `shape`; None = the array's size does not depend on tokens:
             it is the state after the last token that the block has.
         by_head: whether the first axis are heads, which ranks divide; else every rank keeps the whole array.
+        span: tokens that have one such part together. It lies in the block of the last of them, so that it depends on
+            no token that is not before the block's end; a block has room for as many as may end in it.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Plane:
     dtype: str
     token_axis: int | None
     by_head: bool = False
+    span: int = 1
 
     @property
     def num_heads(self) -> int:
@@ -38,17 +41,17 @@ class Plane:
 
     @property
     def num_bytes(self) -> int:
-        """Of one token, or of the whole array where `token_axis` is None."""
+        """Of one token or span, or of the whole array where `token_axis` is None."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
         """Of the array in a block of `block_size` tokens."""
         if self.token_axis is None:
             return self.shape
-        return (*self.shape[: self.token_axis], block_size, *self.shape[self.token_axis :])
+        return (*self.shape[: self.token_axis], -(-block_size // self.span), *self.shape[self.token_axis :])
 
     def block_bytes(self, block_size: int) -> int:
-        return self.num_bytes if self.token_axis is None else self.num_bytes * block_size
+        return self.num_bytes if self.token_axis is None else self.num_bytes * -(-block_size // self.span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,8 @@ class StateSpec(ABC):
 
     @property
     def bytes_per_token(self) -> int:
-        """What each token adds as long as none is out of sight."""
-        return sum(plane.num_bytes for plane in self.planes if plane.token_axis is not None)
+        """What each token adds as long as none is out of sight, its share of a span's rounded up."""
+        return sum(-(-plane.num_bytes // plane.span) for plane in self.planes if plane.token_axis is not None)
 
     @property
     def bytes_per_request(self) -> int:
@@ -147,11 +150,15 @@ class StateSpec(ABC):
         """Of one block."""
         return sum(plane.block_bytes(block_size) for plane in self.planes)
 
+    def most_seen(self, num_tokens: int) -> int:
+        """The most tokens before a query whose state it sees, of at most `num_tokens`."""
+        return num_tokens - self.needed(num_tokens)
+
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int, block_size: int) -> int:
         """The most blocks that a request holds at once while it goes to `num_tokens` in chunks of at most
         `max_chunk_tokens`: those that a chunk's first query sees, and of the chunk those that are publishable or last.
         """
-        num_seen = num_tokens - self.needed(num_tokens)
+        num_seen = self.most_seen(num_tokens)
         num_publishable = len(self.publishable(0, math.ceil(max_chunk_tokens / block_size) + 1, block_size))
         return min(
             math.ceil(num_tokens / block_size),

@@ -25,13 +25,13 @@ def print_bill(console: Console, model: ModelCost, num_tokens: int) -> None:
     """Prints a line for each kind of layer, and the sum."""
     console.print(f"{model.name}: a context of {num_tokens:,} tokens", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("what a layer keeps", no_wrap=True)
+    table.add_column("what a layer keeps")
     for name in ("layers", "kept", "next token reads", "of it to choose"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     lines = model.state_bill(num_tokens)
     for line in lines:
         sizes = line.held_bytes, line.read_bytes, line.scanned_bytes
-        table.add_row(line.state, str(line.num_layers), *map(_size, sizes))
+        table.add_row(line.state.replace("; ", "\n"), str(line.num_layers), *map(_size, sizes))
     scanned = sum(line.scanned_bytes for line in lines)
     totals = map(_size, (model.kv_bytes(num_tokens), model.read_bytes(num_tokens), scanned))
     table.add_row("all", str(model.num_layers), *totals)

@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.compute.block_sparse import BlocksAsKV
+from tandem.compute.entries import PartsBackend, RowsAsKV
 from tandem.compute.latents import LatentsAsKV
+from tandem.compute.torch.entries import EntriesAsKV
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
 
@@ -70,6 +73,21 @@ BACKENDS: BackendTable = {
     ChosenKVSpec: {
         "cpu": (replace(_NATIVE, wrapper=BlocksAsKV), _BLOCK_REFERENCE),
         "cuda": (_BLOCK_REFERENCE,),
+    },
+    RowsSpec: {
+        "cpu": (replace(_NATIVE, wrapper=RowsAsKV), replace(_REFERENCE, wrapper=RowsAsKV)),
+        "cuda": (replace(_REFERENCE, wrapper=RowsAsKV),),
+    },
+    EntriesSpec: {
+        "cpu": (
+            BackendEntry("native", "tandem.compute.native.sparse", "NativeEntriesBackend"),
+            replace(_REFERENCE, wrapper=EntriesAsKV),
+        ),
+        "cuda": (replace(_REFERENCE, wrapper=EntriesAsKV),),
+    },
+    PartsSpec: {
+        "cpu": (replace(_NATIVE, wrapper=PartsBackend), replace(_REFERENCE, wrapper=PartsBackend)),
+        "cuda": (replace(_REFERENCE, wrapper=PartsBackend),),
     },
     RecurrentSpec: {
         "cpu": (

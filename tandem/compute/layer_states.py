@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.kvcache.spec import KVLayout
 
@@ -41,24 +42,54 @@ class LayerChosenKV(LayerKV):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerLatents:
-    """One layer's view of the arena where it keeps latents. A row begins with `rank` numbers of the latent."""
+class LayerRows:
+    """One layer's view of the arena where it keeps a row a token."""
 
-    rows: torch.Tensor  # [num_blocks, block_size, rank + rotary_dim]
-    rank: int
+    rows: torch.Tensor  # [num_blocks, block_size, size]
 
     def write(self, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `rows` [num_tokens, rank + rotary_dim] of the tokens at `slot_mapping`.
+        """Store `rows` [num_tokens, size] of the tokens at `slot_mapping`.
 
         NOTE: tokens without a slot go to the null block, whose content is never read; so no shape depends on data.
         """
         _write_rows(self.rows, rows, slot_mapping)
 
+    def of_tokens(self, block_tables: torch.Tensor, requests: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """A copy of the rows at positions `tokens` [n, count] of `requests` [n]: [n, count, size]."""
+        block_size = self.rows.shape[1]
+        return self.rows[block_tables[requests[:, None], tokens // block_size].long(), tokens % block_size]
+
     @property
     def as_kv(self) -> LayerKV:
-        """Keys of one head; they begin with its values, whose other elements are of no use."""
+        """Keys of one head, which are its values too."""
         rows = self.rows.unsqueeze(1)
         return LayerKV(rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLatents(LayerRows):
+    """One layer's view of the arena where it keeps latents. A row begins with `rank` numbers of the latent, so that as
+    a value only these are of use.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEntries:
+    """One layer's view of the arena where it keeps an entry of each `span` tokens, in the block of the last of them."""
+
+    entries: torch.Tensor  # [num_blocks, block_size / span, size], rounded up
+    index_keys: torch.Tensor | None  # [num_blocks, block_size / span, index_dim]; None = there are none
+    span: int
+    block_size: int
+
+    def places(
+        self, block_tables: torch.Tensor, requests: torch.Tensor, entries: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks and offsets in them of the entries with these numbers, int64, of `requests`."""
+        last = (entries + 1) * self.span - 1
+        return block_tables[requests, last // self.block_size].long(), last % self.block_size // self.span
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +148,7 @@ def _write_rows(blocks: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Te
     blocks[slots // block_size, slots % block_size] = rows
 
 
-LayerState = LayerKV | LayerLatents | LayerRecurrent
+LayerState = LayerKV | LayerRows | LayerEntries | LayerRecurrent
 View = Callable[[KVLayout, torch.Tensor, int, Any], LayerState]
 
 
@@ -166,6 +197,11 @@ def _planes(layout: KVLayout, pages: torch.Tensor, layer: int) -> dict[str, torc
     return views
 
 
+def _entries(layout: KVLayout, pages: torch.Tensor, layer: int, spec: EntriesSpec) -> LayerEntries:
+    planes = _planes(layout, pages, layer)
+    return LayerEntries(planes["entries"], planes.get("index"), spec.span, layout.block_size)
+
+
 def _in_one_page(view: Callable[[Any, Mapping[str, torch.Tensor]], LayerState]) -> View:
     """Of a state whose blocks are one page. `view` takes the layer's planes, each [num_blocks, ...], by name."""
     return lambda layout, pages, layer, spec: view(spec, _planes(layout, pages, layer))
@@ -182,5 +218,8 @@ _VIEWS: Mapping[type[StateSpec], View] = {
     IndexedLatentSpec: _in_one_page(
         lambda spec, planes: LayerIndexedLatents(planes["latent"], spec.rank, planes.get("index"))
     ),
+    RowsSpec: _in_one_page(lambda spec, planes: LayerRows(planes["rows"])),
+    PartsSpec: _in_one_page(lambda spec, planes: LayerRows(planes["parts"])),
+    EntriesSpec: _entries,
     RecurrentSpec: _recurrent,
 }

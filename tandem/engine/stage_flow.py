@@ -102,14 +102,14 @@ class StageFlow:
     def __init__(self, links: RankLinks, spec: ModelSpec) -> None:
         self._links = links
         self._gets_wanted = spec.num_prompt_layers < 1
-        self._width, self._dtype = spec.hidden_size, TORCH_DTYPES[spec.dtype]
+        self._width, self._dtype = spec.stream_size, TORCH_DTYPES[spec.dtype]
 
     @property
     def num_stages(self) -> int:
         return self._links.num_stages
 
     def receive(self, inputs: ModelInputs) -> torch.Tensor | None:
-        """[num_tokens, hidden_size] from the stage before, of those that pass it; None = this is the first stage.
+        """[num_tokens, stream_size] from the stage before, of those that pass it; None = this is the first stage.
 
         Raises:
             EngineStoppedError: a rank is lost or late.

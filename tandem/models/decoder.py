@@ -17,11 +17,13 @@ from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices, HiddenStates, LayerTurns, WantedTokens
 from tandem.compute.weights.base import Weight
+from tandem.models.layers.connections import build_connections, build_ends
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.mixers import Queries, build_mixer, take_queries
+from tandem.models.layers.mixers import Queries, build_mixer, of_states, params_by_state, take_queries
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
+from tandem.models.layers.residual import added, take_tokens
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
 from tandem.models.layers.rounding import rounded
 from tandem.models.layers.stack import build_stack
@@ -58,13 +60,13 @@ class DecoderLayer:
     """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
 
     Args:
-        states: of each mixer, the index of the state that it reads among all that the model keeps.
+        states: of each mixer, the indices of the states that it reads among all that the model keeps.
     """
 
     def __init__(
         self,
         spec: LayerSpec,
-        states: Sequence[int],
+        states: Sequence[Sequence[int]],
         parameters: Parameters,
         tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
@@ -78,7 +80,7 @@ class DecoderLayer:
         self._after_mixer = Norm.take_optional(spec.after_mixer, parameters, kernels)
         self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, parameters, kernels)
         self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, parameters, kernels)
-        self._residual_scale = spec.residual_scale
+        self._around_mixer, self._around_feed_forward = build_connections(spec, parameters, kernels)
         embedding = spec.per_layer_embedding
         self._embedding = None if embedding is None else PerLayerEmbedding(embedding, parameters, kernels)
         self._output_scale = None if spec.output_scale is None else float(parameters.tensors[spec.output_scale.name])
@@ -86,7 +88,8 @@ class DecoderLayer:
 
     def readers(self, state: int) -> set[Hashable]:
         """What its mixers ask of the backend of a state that they read."""
-        return {mixer.params for mixer, own in self._mixers if own == state}
+        asked = (zip(params_by_state(mixer, own), own, strict=True) for mixer, own in self._mixers)
+        return {params for each in asked for params, read in each if read == state}
 
     def forward(
         self,
@@ -102,33 +105,35 @@ class DecoderLayer:
         with `wanted` those alone.
 
         `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by state.
-        `turns`: None = all tokens of the step are here. NOTE: `residual` is updated in place.
+        `turns`: None = all tokens of the step are here. NOTE: `residual` is overwritten.
         """
-        normed = add_and_norm(self._before_mixer, residual, x)
+        normed, residual, kept = self._around_mixer.take(self._before_mixer, residual, x)
         if turns is not None:
             turns.take()
+        batches = tokens.batches
         queries = [
-            mixer.write(normed, tokens.positions, kv[state], tokens.batches[state], backends[state])
-            for mixer, state in self._mixers
+            mixer.write(normed, tokens.positions, of_states(kv, own), of_states(batches, own), of_states(backends, own))
+            for mixer, own in self._mixers
         ]
         if turns is not None:
             turns.pass_on()
         if wanted is not None:
             tokens = tokens.only(wanted, self._kernels)
             queries = [take_queries(each, wanted.rows, self._kernels) for each in queries]
+            kept = take_tokens(kept, wanted.rows, self._kernels)
             residual = self._kernels.take_rows(residual, wanted.rows)
         if not len(residual):
             return residual, None, tokens
-        mixed = self._finish(self._after_mixer, self._attend(queries, tokens, kv, backends))
-        if self._feed_forward is None:
-            x = mixed
-        else:
-            x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
-            x = self._finish(self._after_feed_forward, x)
+        mixed = _normed(self._after_mixer, self._attend(queries, tokens, kv, backends))
+        residual, x = self._around_mixer.put(residual, mixed, kept)
+        if self._feed_forward is not None:
+            normed, residual, kept = self._around_feed_forward.take(self._before_feed_forward, residual, x)
+            y = _normed(self._after_feed_forward, self._feed_forward(normed, tokens.input_ids))
+            residual, x = self._around_feed_forward.put(residual, y, kept)
         residual, x = self._add_embedding(residual, x, tokens)
         if self._output_scale is None:
             return residual, x, tokens
-        return residual.add_(x).mul_(self._output_scale), None, tokens
+        return added(residual, x).mul_(self._output_scale), None, tokens
 
     def _attend(
         self,
@@ -138,35 +143,28 @@ class DecoderLayer:
         backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
     ) -> torch.Tensor:
         """The sum of what the mixers give for their queries, added in their order."""
+        batches, choices = tokens.batches, tokens.choices
         first, *others = (
-            mixer.attend(each, kv[state], tokens.batches[state], backends[state], tokens.choices)
-            for each, (mixer, state) in zip(queries, self._mixers, strict=True)
+            mixer.attend(each, of_states(kv, own), of_states(batches, own), of_states(backends, own), choices)
+            for each, (mixer, own) in zip(queries, self._mixers, strict=True)
         )
         for other in others:
             first.add_(other)
         return first
 
     def _add_embedding(
-        self, residual: torch.Tensor, x: torch.Tensor, tokens: StepTokens
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, residual: torch.Tensor, x: torch.Tensor | None, tokens: StepTokens
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stream, and what is still to be added to it."""
         if self._embedding is None:
             return residual, x
         assert tokens.embeddings is not None
-        residual.add_(x)
+        residual = added(residual, x)
         return residual, self._embedding(residual, tokens.input_ids, tokens.embeddings)
 
-    def _finish(self, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
-        """A block's output as it joins the residual stream."""
-        x = x if norm is None else norm(x)
-        return x if self._residual_scale == 1.0 else x.mul_(self._residual_scale)
 
-
-def add_and_norm(norm: Norm | None, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
-    """The next block's input: `x` is added into `residual` in place, and the sum is normed."""
-    if norm is None:
-        return residual if x is None else residual.add_(x)
-    return norm(residual) if x is None else norm(x, residual)
+def _normed(norm: Norm | None, y: torch.Tensor) -> torch.Tensor:
+    return y if norm is None else norm(y)
 
 
 class Decoder:
@@ -186,11 +184,12 @@ class Decoder:
             self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
         self._head = None if spec.head is None else parameters.weights[HEAD]
         self._final_norm = None if spec.head is None else Norm.take(spec.final_norm, parameters, kernels)
+        self._ends = build_ends(spec, parameters, kernels)
         ropes = [mixer.rope for mixer in spec.mixers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, parameters.device)
         self._layers = tuple(
             DecoderLayer(layer, states, parameters, tables, kernels)
-            for layer, states in zip(spec.layers, spec.states_of_layer, strict=True)
+            for layer, states in zip(spec.layers, spec.states_of_mixers, strict=True)
         )
         self._readers = tuple(
             {params for layer in self._layers for params in layer.readers(state)} for state in range(len(spec.kv_specs))
@@ -228,13 +227,13 @@ class Decoder:
                 where `num_prompt_layers` is below 1; None = it begins with the embeddings.
             turns: of the ranks with other tokens of the same requests; None = all tokens of the step are here.
         """
-        residual = self.embed(input_ids) if received is None else received
+        residual = self._ends.begin(self.embed(input_ids)) if received is None else received
         if not len(residual):
-            return residual
+            return self._none_of(residual)
         if wanted is not None and self._num_prompt_layers > len(self._layers):
             wanted = None
         if states is not None:
-            states.begin(residual)
+            states.begin(residual[:, : self.spec.hidden_size])
         chosen: list[StateBackend[Any]] = [backends[kind] for kind in self._kinds]
         if (
             self._stack is not None
@@ -258,16 +257,20 @@ class Decoder:
             ordered = turns if index <= self._num_prompt_layers else None
             residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen, asked, ordered)
             if not len(residual):
-                return residual
+                return self._none_of(residual)
         if self._final_norm is None:
-            return residual if x is None else residual.add_(x)
-        return self._noted(add_and_norm(self._final_norm, residual, x), states)
+            return added(residual, x)
+        return self._noted(self._ends.end(self._final_norm, residual, x), states)
 
     @property
     def embedding(self) -> TokenEmbedding:
         """Of a model that begins with tokens."""
         assert self._embedding is not None, "this stage begins with the residual stream"
         return self._embedding
+
+    def _none_of(self, residual: torch.Tensor) -> torch.Tensor:
+        """What `forward` gives for no tokens."""
+        return residual if self._final_norm is None else residual[:, : self.spec.hidden_size]
 
     def _noted(self, hidden: torch.Tensor, states: HiddenStates | None) -> torch.Tensor:
         if states is not None:

@@ -26,8 +26,11 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
-    for layer in (layer for layer in shaping.layers if layer.beside):
-        digest.update(f"\0{layer.beside}".encode())
+    for layer in shaping.layers:
+        for further in filter(None, (layer.beside, layer.connections)):
+            digest.update(f"\0{further}".encode())
+    if shaping.streams is not None:
+        digest.update(f"\0{shaping.streams}".encode())
     return _with_tensors(digest, checkpoint, plan, sources)
 
 

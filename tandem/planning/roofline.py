@@ -304,7 +304,7 @@ class Roofline:
         """Time of the residual stream from stage to stage, 16 bits a number: of a micro-batch once it is computed."""
         if self.num_stages == 1:
             return 0.0
-        num_bytes = 2 * self.model.hidden_size * num_tokens / passes.num_parts / self.width
+        num_bytes = 2 * self.model.stream_size * num_tokens / passes.num_parts / self.width
         return passes.num_passes * (self.assumptions.all_reduce_ms + 1000 * num_bytes / self.hardware.peer_bytes_per_s)
 
     @property

@@ -131,7 +131,7 @@ def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
         kv_bytes_per_token=cost.kv_bytes_per_token * kept / state if state else 0.0,
         num_exchanges=len(exchanged),
         exchanged_bytes_per_token=sum(exchanged),
-        stream_bytes_per_token=0.0 if num_stages == 1 else _STREAM_BYTES * model.hidden_size,
+        stream_bytes_per_token=0.0 if num_stages == 1 else _STREAM_BYTES * model.stream_size,
         idle_share={num_tokens: idle_share(num_tokens, num_stages) for num_tokens in (*STEP_TOKENS, CHUNK_TOKENS)},
         experts=None if routed is None else max(end - first for first, end in pairwise(bounds)),
         expert_imbalance={} if routed is None else {n: expected_imbalance(routed, bounds, n) for n in STEP_TOKENS},

@@ -47,9 +47,15 @@ class SourceModel:
         _refuse_coded(directory, Fields(config, str(path)))
         fields = Fields(config, str(path))
         family = find_family(fields)
+        model = family.read_model(fields)
+        if model.streams is not None:
+            raise UnsupportedCheckpointError(
+                f"{path}: this {model.family} model has several residual streams, and its weights are not quantised; "
+                "serve the checkpoint as it is"
+            )
         checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
         names = stored_names(checkpoint, family.parameter_name)
-        spec, plan, sources = match_parameters(checkpoint, family.read_model(fields), (DenseFormat(kernels),), names)
+        spec, plan, sources = match_parameters(checkpoint, model, (DenseFormat(kernels),), names)
         fingerprint = compute_fingerprint(checkpoint, plan, sources, spec)
         return cls(directory, config, replace(spec, dtype="float32"), checkpoint, sources, fingerprint)
 

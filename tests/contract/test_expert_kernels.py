@@ -22,6 +22,7 @@ from tests.helpers.parameters import dense_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLAMP = Clamp(alpha=1.702, limit=1.5)
+PLAIN_CLAMP = Clamp(alpha=1.0, limit=0.7, shift=0.0)
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
@@ -79,7 +80,7 @@ def expert64(
     gate, up = product(x, expert.gate, expert.gate_bias), product(x, expert.up, expert.up_bias)
     if clamp is not None:
         gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-        inner = (up + 1) * gate * (clamp.alpha * gate).sigmoid()
+        inner = (up + clamp.shift) * gate * (clamp.alpha * gate).sigmoid()
     else:
         inner = (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
     return product(inner.to(dtype).double(), expert.down, expert.down_bias)
@@ -87,7 +88,9 @@ def expert64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize(("activation", "clamp"), [("silu", None), ("gelu_tanh", None), ("silu", CLAMP)])
+@pytest.mark.parametrize(
+    ("activation", "clamp"), [("silu", None), ("gelu_tanh", None), ("silu", CLAMP), ("silu", PLAIN_CLAMP)]
+)
 @pytest.mark.parametrize(
     ("num_tokens", "hidden", "ffn", "top_k"), [(1, 32, 16, 3), (9, 48, 33, 2), (70, 31, 20, 1), (40, 1030, 65, 8)]
 )
@@ -196,6 +199,13 @@ RULES: dict[str, dict[str, Any]] = {
     "softmax of chosen, rounded": {"score": Score.SOFTMAX_OF_CHOSEN, "rounded": True},
     "sigmoid": {"score": Score.SIGMOID, "renormalise": True},
     "corrected": {"score": Score.SIGMOID, "renormalise": True, "epsilon": 1e-20, "scale": 2.5, "is_corrected": True},
+    "roots of softplus": {
+        "score": Score.SQRT_SOFTPLUS,
+        "renormalise": True,
+        "epsilon": 1e-20,
+        "scale": 1.5,
+        "is_corrected": True,
+    },
     "groups": {"score": Score.SIGMOID, "is_corrected": True, "num_groups": 4, "top_groups": 2, "scale": 1.5},
     "scales of logits and experts": {
         "score": Score.SOFTMAX,

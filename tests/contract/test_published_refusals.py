@@ -167,7 +167,7 @@ UNSERVED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layout of awq": (AWQ, edited(AWQ, version="gemv"), 'version="gemv" is not served; supported: gemm'),
     "bits of awq": (AWQ, edited(AWQ, bits=8), "bits=8 is not served; supported: 4"),
     "kind of fp8": (FP8, edited(FP8, fmt="e5m2"), 'fmt="e5m2" is not served; supported: e4m3'),
-    "fp4 experts": (FP8, edited(FP8, expert_dtype="fp4"), 'expert_dtype="fp4" is not served'),
+    "int4 experts": (FP8, edited(FP8, expert_dtype="int4"), 'expert_dtype="int4" is not served; supported: fp8, fp4'),
     "8 bits with outliers": (NF4, edited(NF4, load_in_8bit=True), "load_in_8bit=true is not served; supported: false"),
     "layout": (INT4, compressed("marlin-24", integers(4, "group", 32)), 'format="marlin-24".*pack-quantized'),
     "sparse": (INT4, edited(INT4, sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask.*dense"),

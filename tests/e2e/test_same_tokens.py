@@ -39,7 +39,7 @@ from tests.helpers.sparse_checkpoints import BLOCK_BUILDERS
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 NUM_ASKS = 28
-_GROUPS = {"gemma3": 2, "gemma4": 3, "gpt_oss": 2, "falcon_h1": 2} | dict.fromkeys(
+_GROUPS = {"gemma3": 2, "gemma4": 3, "gpt_oss": 2, "falcon_h1": 2, "deepseek_v4": 11} | dict.fromkeys(
     ("glm_moe_dsa", "minimax_m3", "granite_hybrid", "lfm2_moe", "nemotron_h", "qwen3_next_mtp", "kimi_linear"), 3
 )
 _MIX_SEEDS = {"gemma4_moe": 4}  # NOTE: in mix 3 two tokens tie to 1e-6, which PyTorch and compiled kernels round apart
@@ -105,6 +105,7 @@ SETUPS = {
     "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-nixl-8-sparse": Setup("deepseek_v32", 1, 1, "nixl", 8),
     "2p2d-tcp-16-sparse": Setup("glm_moe_dsa", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
+    "1p1d-nixl-8-entries": Setup("deepseek_v4", 1, 1, "nixl", 8),
     "1p1d-nixl-16-blocks": Setup("minimax_m3", 1, 1),
     "1p1d-tcp-16-means": Setup("moba", 1, 1, "tcp"),
     "2p2d-tcp-8-compressed": Setup("nsa", 2, 2, "tcp", 8, router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
@@ -120,7 +121,17 @@ SETUPS = {
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 _RANDOM = (*NO_LOCAL_PREFILL, "--policy", "random")
-_KINDS = ("deepseek_v3", "glm_moe_dsa", "minimax_m3", "granite_hybrid", "kimi_linear", "falcon_h1", "jamba", "mamba2")
+_KINDS = (
+    "deepseek_v3",
+    "deepseek_v4",
+    "glm_moe_dsa",
+    "minimax_m3",
+    "granite_hybrid",
+    "kimi_linear",
+    "falcon_h1",
+    "jamba",
+    "mamba2",
+)
 OTHER_SETUPS = {
     f"1p1d-{transport}-{family}": Setup(family, 1, 1, transport)
     for transport, families in {

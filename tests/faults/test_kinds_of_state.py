@@ -23,7 +23,13 @@ from tests.faults.test_aborts import FREE_S, Moment, leave
 from tests.faults.test_alone import FREE_S as FREE_OF_LEASES_S
 from tests.faults.test_alone import MAX_WAIT_S, fresh_answer
 from tests.faults.test_matrix import DECODE, KILL, NUM_STAGINGS, PREFILL, fault
-from tests.helpers.checkpoints import Builder, save_tiny_deepseek_v3, save_tiny_glm_moe_dsa, save_tiny_qwen3
+from tests.helpers.checkpoints import (
+    Builder,
+    save_tiny_deepseek_v3,
+    save_tiny_deepseek_v4,
+    save_tiny_glm_moe_dsa,
+    save_tiny_qwen3,
+)
 from tests.helpers.cluster import running_cluster
 from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_granite_hybrid, save_tiny_mamba2
@@ -76,6 +82,10 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
             "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
             "mlp_layer_types": ["dense", *["sparse"] * 3],
         },
+    ),
+    "entries": (
+        save_tiny_deepseek_v4,
+        {"head_dim": 512, "index_head_dim": 128, "sliding_window": 64, "index_topk": 64},
     ),
     "columns-beside-latents": (
         save_tiny_kimi_linear,

@@ -59,6 +59,37 @@ INDEXED: dict[str, Any] = {
     "index_n_heads": 16,
 }
 """What a model has beside `LATENT` whose queries choose."""
+DEEPSEEK_V4: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "intermediate_size"} | {
+    "num_hidden_layers": 4,
+    "layer_types": [
+        *("sliding_attention", "compressed_sparse_attention"),
+        *("heavily_compressed_attention", "compressed_sparse_attention"),
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "partial_rotary_factor": 0.25,
+    "q_lora_rank": 40,
+    "sliding_window": 12,
+    "o_groups": 2,
+    "o_lora_rank": 24,
+    "index_n_heads": 8,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "swiglu_limit": 1.5,
+    "hc_mult": 3,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+}
 MISTRAL4: dict[str, Any] = LATENT | {
     "n_group": 4,
     "topk_group": 2,

@@ -14,7 +14,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.helpers.checkpoint_sizes import GEMMA2, GEMMA3, GEMMA4, INDEXED, LATENT, MINISTRAL3, MISTRAL4, SIZES
+from tests.helpers.checkpoint_sizes import (
+    DEEPSEEK_V4,
+    GEMMA2,
+    GEMMA3,
+    GEMMA4,
+    INDEXED,
+    LATENT,
+    MINISTRAL3,
+    MISTRAL4,
+    SIZES,
+)
 from tests.helpers.random_models import choose_the_earliest, oracle_class, save
 
 Builder = Callable[..., Path]
@@ -110,6 +120,11 @@ def save_tiny_deepseek_v32(path: Path, *, seed: int = 0, dtype: str = "float32",
     """A DeepseekV32ForCausalLM whose queries attend to nine tokens that they choose."""
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
     return save(path, transformers.DeepseekV32Config(**LATENT | INDEXED | groups | options), seed, dtype)
+
+
+def save_tiny_deepseek_v4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV4ForCausalLM of all kinds of layers, whose first two choose experts by the token."""
+    return save(path, transformers.DeepseekV4Config(**DEEPSEEK_V4 | options), seed, dtype)
 
 
 def save_tiny_glm_moe_dsa(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -311,6 +326,7 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "qwen2_moe": save_tiny_qwen2_moe,
     "deepseek_v2": save_tiny_deepseek_v2,
     "deepseek_v32": save_tiny_deepseek_v32,
+    "deepseek_v4": save_tiny_deepseek_v4,
     "glm4_moe": save_tiny_glm4_moe,
     "glm_moe_dsa": save_tiny_glm_moe_dsa,
     "glm4_moe_lite": save_tiny_glm4_moe_lite,

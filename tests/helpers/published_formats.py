@@ -84,7 +84,9 @@ def save_published(path: Path, published: Published, coded: Path, decoded: Path,
 def _is_coded(name: str, tensor: torch.Tensor) -> bool:
     """Whether it is a matrix of a layer, or a stack of them, and no router or convolution."""
     is_router = name.endswith((".gate.weight", ".router.weight", ".router.layer.weight"))
-    is_matrix = tensor.dim() == 2 or (tensor.dim() == 3 and name.endswith("_linear.weight"))
+    is_matrix = (tensor.dim() == 2 and name.endswith(".weight")) or (
+        tensor.dim() == 3 and name.endswith("_linear.weight")
+    )
     return is_matrix and not is_router and re.match(r"(model|backbone)(\.language_model)?\.layers\.", name) is not None
 
 
@@ -290,6 +292,13 @@ def mxfp4(rng: np.random.Generator, outputs: int, inputs: int) -> Encoded:
     return tensors, numbers.astype(np.float32)
 
 
+def fp4_bytes(rng: np.random.Generator, outputs: int, inputs: int) -> Encoded:
+    """DeepSeek-V4's experts: as `mxfp4`, the pairs int8 and the exponents of their own type."""
+    tensors, numbers = mxfp4(rng, outputs, inputs)
+    codes, scales = tensors["weight_packed"].view(torch.int8), tensors["weight_scale"].view(torch.float8_e8m0fnu)
+    return {"weight": codes, "scale": scales}, numbers
+
+
 def nvfp4(names: tuple[str, str], *, divides: bool) -> Encoder:
     """`names`: of the codes and of the number for the whole tensor."""
 
@@ -395,6 +404,11 @@ FORMATS: dict[str, Published] = {
         _FP8 | {"weight_block_size": [BLOCK, BLOCK], "scale_fmt": "ue8m0"},
         fp8(BLOCK, BLOCK, scales=torch.float8_e8m0fnu),
         {"q_proj": fp8(BLOCK, BLOCK, scales=torch.uint8), "v_proj": fp8(BLOCK, BLOCK, "scale", torch.uint8)},
+    ),
+    "fp8 with experts of 4 bits": Published(
+        _FP8 | {"weight_block_size": [BLOCK, BLOCK], "scale_fmt": "ue8m0", "expert_dtype": "fp4"},
+        fp8(BLOCK, BLOCK, "scale", torch.float8_e8m0fnu),
+        {"gate_proj": fp4_bytes, "up_proj": fp4_bytes, "down_proj": fp4_bytes},
     ),
     "fp8 tensors": Published(_FP8 | {"activation_scheme": "static"}, fp8(None, None, shape=(), has_ranges=True)),
     "fp8 channels": Published(_FP8, fp8(1, None, "weight_scale"), {"o_proj": None}),

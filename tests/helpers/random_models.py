@@ -48,8 +48,11 @@ def _spread(model: PreTrainedModel, width: float) -> None:
     """Norm weights, biases and scales start as constants: give them values that a mistake would show in."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("position_bias"):
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * width)
+            if name.endswith("tid2eid"):
+                num_experts = model.config.n_routed_experts
+                buffer.copy_(torch.rand(len(buffer), num_experts).argsort(1)[:, : buffer.shape[1]])

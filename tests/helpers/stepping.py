@@ -6,13 +6,16 @@ It stands in for the engine where only the model is under test.
 import numpy as np
 import torch
 
+from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.block_sparse import BlocksAsKV
+from tandem.compute.entries import PartsBackend, RowsAsKV
 from tandem.compute.latents import LatentsAsKV
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.entries import EntriesAsKV
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.compute.torch.sparse import ReferenceIndexedBackend
 from tandem.kvcache.spec import build_layout
@@ -24,6 +27,9 @@ REFERENCE: Backends = {
     IndexedLatentSpec: ReferenceIndexedBackend(),
     ChosenKVSpec: BlocksAsKV(ReferenceBackend()),
     RecurrentSpec: ReferenceRecurrentBackend(),
+    RowsSpec: RowsAsKV(ReferenceBackend()),
+    EntriesSpec: EntriesAsKV(ReferenceBackend()),
+    PartsSpec: PartsBackend(ReferenceBackend()),
 }
 
 

@@ -89,6 +89,10 @@ def read_eagle3(fields: Fields, model: ModelSpec, names: Collection[str]) -> Eag
 
 def _check_model(fields: Fields, sizes: base.Sizes, model: ModelSpec) -> None:
     """Refuses a head that was trained for another model."""
+    if model.streams is not None:
+        raise UnsupportedCheckpointError(
+            f"{fields.where}: the model has {model.streams.num_streams} residual streams, and a head reads a single one"
+        )
     expected = fields.count("target_hidden_size", sizes.hidden, high=1 << 17)
     if expected != model.hidden_size:
         name = "target_hidden_size" if fields.has("target_hidden_size") else "hidden_size"

@@ -63,6 +63,7 @@ class TritonExperts:
             "IS_CLAMPED": clamp is not None,
             "alpha": 0.0 if clamp is None else clamp.alpha,
             "limit": 0.0 if clamp is None else clamp.limit,
+            "shift": 0.0 if clamp is None else clamp.shift,
         }
 
     def __call__(

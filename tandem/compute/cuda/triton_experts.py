@@ -127,6 +127,7 @@ def experts_kernel(
     num_spans: tl.tensor,
     alpha: tl.tensor,
     limit: tl.tensor,
+    shift: tl.tensor,
     TOP_K: tl.constexpr,
     GROUP: tl.constexpr,
     SUPER: tl.constexpr,
@@ -180,7 +181,7 @@ def experts_kernel(
         if IS_CLAMPED:
             gate = tl.minimum(result, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
-            result = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
+            result = (up + shift) * gate / (1.0 + tl.exp(-alpha * gate))
         else:
             result = activated(result, IS_GELU) * up
     in_tile = (outputs < num_outputs)[:, None] & in_pairs[None, :]

@@ -18,8 +18,8 @@ from tandem.compute.ops import ExpertWeights, Matrix, Numbers, floats_of
 from tandem.compute.order import Order
 
 EXPERTS_FIELDS = """
-    dtype activation alpha:d limit:d experts num_experts x x_stride weights chosen out out_dtype num_tokens top_k
-    hidden ffn down_blocks is_packed is_coded threads
+    dtype activation alpha:d limit:d shift:d experts num_experts x x_stride weights chosen out out_dtype num_tokens
+    top_k hidden ffn down_blocks is_packed is_coded threads
 """
 
 _Part = Numbers | torch.Tensor
@@ -89,7 +89,9 @@ class NativeExperts:
         self._is_coded = isinstance(first.gate, CodedMatrix)
         self._order = first.gate.order if isinstance(first.gate, Matrix) else Order.ROWS
         self._activation = (
-            (ACTIVATION_CODES[activation], 0.0, 0.0) if clamp is None else (CLAMPED_CODE, clamp.alpha, clamp.limit)
+            (ACTIVATION_CODES[activation], 0.0, 0.0, 0.0)
+            if clamp is None
+            else (CLAMPED_CODE, clamp.alpha, clamp.limit, clamp.shift)
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The compiled choice of tokens by their index keys."""
+"""The compiled choice of tokens, or of entries of several tokens, by their index keys."""
 
 import torch
 
@@ -9,7 +9,7 @@ from tandem.compute.sparse import IndexQueries, QueryBatch
 
 CHOOSE_BY_INDEX_FIELDS = """
     dtype q weights keys key_block_stride block_tables table_stride query_start seq_lens chosen num_requests
-    num_heads dim block_size most scale:d threads
+    num_heads dim block_size span most scale:d threads
 """
 MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
 
@@ -24,10 +24,21 @@ class IndexChoice:
     def __init__(self) -> None:
         self._choose = bind(load_library(), "tandem_choose_by_index", CHOOSE_BY_INDEX_FIELDS)
 
-    def __call__(self, index: IndexQueries, keys: torch.Tensor, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose`. `keys` [num_blocks, block_size, dim]."""
+    def __call__(
+        self,
+        index: IndexQueries,
+        keys: torch.Tensor,
+        batch: QueryBatch,
+        top_k: int,
+        *,
+        block_size: int,
+        span: int = 1,
+    ) -> torch.Tensor:
+        """See `IndexedLatentBackend.choose` and `EntriesBackend.choose`. `keys` [num_blocks, number, dim]: one of each
+        `span` tokens, in the block of the last of them.
+        """
         queries, weights = index.queries.contiguous(), index.weights.contiguous()
-        _, block_size, dim = keys.shape
+        _, _, dim = keys.shape
         num_tokens, num_heads, _ = queries.shape
         assert queries.shape == (num_tokens, num_heads, dim)
         assert queries.dtype == keys.dtype
@@ -38,7 +49,7 @@ class IndexChoice:
         assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
         assert batch.block_tables.stride(1) == 1
         assert all(x.is_contiguous() for x in (batch.query_start, batch.seq_lens))
-        chosen = torch.empty(num_tokens, min(top_k, batch.max_seq_len), dtype=torch.int32)
+        chosen = torch.empty(num_tokens, min(top_k, batch.max_seq_len // span), dtype=torch.int32)
         self._choose(
             DTYPE_CODES[keys.dtype],
             queries.data_ptr(),
@@ -54,6 +65,7 @@ class IndexChoice:
             num_heads,
             dim,
             block_size,
+            span,
             chosen.shape[1],
             index.scale,
             torch.get_num_threads(),

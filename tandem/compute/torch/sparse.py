@@ -8,7 +8,7 @@ from tandem.compute.layer_states import LayerIndexedLatents
 from tandem.compute.sparse import NOT_CHOSEN, ChosenRowsAsKV, IndexQueries, QueryBatch
 from tandem.compute.torch.attention import ReferenceBackend
 
-_WIDE = torch.float64  # NOTE: scores differ by less than a bit of float32 then, however many are computed at once
+WIDE = torch.float64  # NOTE: scores differ by less than a bit of float32 then, however many are computed at once
 _LEAST = torch.finfo(torch.float32).min
 _MOST_SCORES = 1 << 22  # of all heads, at a time
 
@@ -29,8 +29,8 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
         chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
         for rows, products in _products(index.queries, latents.index_keys, batch):
             positive = (products * index.scale).where(products > 0, 0.0)
-            scores = torch.einsum("qhk,qh->qk", positive, index.weights[rows].to(_WIDE))
-            best = _best(_narrow(scores), batch.positions[rows] + 1, most)
+            scores = torch.einsum("qhk,qh->qk", positive, index.weights[rows].to(WIDE))
+            best = best_places(narrow(scores), batch.positions[rows] + 1, most)
             chosen[rows, : best.shape[1]] = best
         return chosen
 
@@ -42,19 +42,19 @@ def _products(
     bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
     for request, seq_len in enumerate(seq_lens):
         blocks = batch.block_tables[request, : -(-seq_len // index_keys.shape[1])].long()
-        keys = index_keys[blocks].flatten(0, 1)[:seq_len].to(_WIDE)
+        keys = index_keys[blocks].flatten(0, 1)[:seq_len].to(WIDE)
         at_once = max(1, _MOST_SCORES // (seq_len * queries.shape[1]))
         for start in range(bounds[request], bounds[request + 1], at_once):
             rows = slice(start, min(start + at_once, bounds[request + 1]))
-            yield rows, torch.einsum("qhd,kd->qhk", queries[rows].to(_WIDE), keys)
+            yield rows, torch.einsum("qhd,kd->qhk", queries[rows].to(WIDE), keys)
 
 
-def _narrow(scores: torch.Tensor) -> torch.Tensor:
+def narrow(scores: torch.Tensor) -> torch.Tensor:
     """In float32; what is no number is the lowest, which is above -inf."""
     return scores.float().nan_to_num_(nan=_LEAST, posinf=torch.inf).clamp_min_(_LEAST)
 
 
-def _best(scores: torch.Tensor, counts: torch.Tensor, most: int) -> torch.Tensor:
+def best_places(scores: torch.Tensor, counts: torch.Tensor, most: int) -> torch.Tensor:
     """Of each row the places of its best among the first `counts`, ascending; then `NOT_CHOSEN`."""
     end = scores.shape[1]
     is_later = torch.arange(end, device=scores.device) >= counts[:, None]

@@ -35,6 +35,7 @@ class FourBitFloats:
         codes, scale: suffixes of these tensors.
         factor: suffix of the number for the whole tensor, of NVFP4; None = MXFP4.
         divides: that number divides.
+        code_dtypes: those that two codes may have.
     """
 
     codes: str
@@ -42,6 +43,7 @@ class FourBitFloats:
     stored: StoredTensors | None
     factor: str | None = None
     divides: bool = False
+    code_dtypes: tuple[str, ...] = ("uint8",)
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class FourBitFloats:
         scales = _MX_SCALES if self.factor is None else _NV_SCALES
         shape = (outputs, -(-inputs // self._block))
         found = (
-            beside(weight, self.codes, (outputs, -(-inputs // 2)), ("uint8",), self.stored),
+            beside(weight, self.codes, (outputs, -(-inputs // 2)), self.code_dtypes, self.stored),
             beside(weight, self.scale, shape, scales, self.stored),
         )
         return found if self.factor is None else (*found, scalar(weight, self.factor, self.stored))
@@ -79,7 +81,7 @@ class FourBitFloats:
         return CodedMatrix(
             kind=layout.kind,
             shape=layout.shape,
-            codes=parts[part_name(weight, self.codes)],
+            codes=parts[part_name(weight, self.codes)].view(torch.uint8),
             scales=scales,
             group_size=layout.group_size,
             table=e2m1_table(),

@@ -2,6 +2,8 @@
 
 Which of these a module has is what its scales' shape says. Scales multiply, though most files call them
 `weight_scale_inv`. Activations stay as they are: neither their rounding nor scales that were fixed beforehand are used.
+
+Where experts are `fp4` (DeepSeek-V4), their `weight` has two numbers of 4 bits in a byte, and a scale for 32 inputs.
 """
 
 from collections.abc import Sequence
@@ -12,22 +14,29 @@ from tandem.compute.codes import CodeKind
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat
+from tandem.compute.weights.four_bit_floats import FourBitFloats
 from tandem.compute.weights.modules import checked_group, except_for, where_stored
 from tandem.compute.weights.parts import tensor_name
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
 
 _SUFFIXES = ("weight_scale_inv", "weight_scale", "scale")
 _BLOCK = 128  # where the configuration does not say
+_BYTES = ("int8", "uint8")  # of codes of 4 bits
+_EXPERTS = ".experts."
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
     """A format for each name and each granularity of scales."""
     quantisation.only("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
-    quantisation.only("expert_dtype", ("fp8",), "fp8")
+    quantisation.only("expert_dtype", ("fp8", "fp4"), "fp8, fp4")
     quantisation.only("scale_fmt", ("float", "ue8m0"), "float, ue8m0")
     excluded = except_for(quantisation.texts("modules_to_not_convert") or quantisation.texts("ignored_layers") or ())
     blocks = _read_blocks(quantisation)
-    present, formats = where_stored(_SUFFIXES, stored, excluded), []
+    present = where_stored(_SUFFIXES, stored, excluded)
+    formats: list[WeightFormat] = []
+    for suffix in _SUFFIXES if quantisation.text("expert_dtype") == "fp4" else ():
+        experts = FourBitFloats("weight", suffix, stored, code_dtypes=_BYTES)
+        formats.append(CodedFormat(experts, _where_bytes_are(experts, present), kernels))
     for suffix in _SUFFIXES:
         for granularity in (blocks, TENSOR, CHANNELS):
             coding = PlainCodes(CodeKind.E4M3, granularity, suffix, stored)
@@ -44,6 +53,24 @@ def _read_blocks(quantisation: Fields) -> Blocks:
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
         raise quantisation.wrong("weight_block_size", "two positive integers")
     return Blocks(sizes[0], checked_group(quantisation, "weight_block_size", sizes[1]))
+
+
+def _where_bytes_are(coding: FourBitFloats, present: Choice) -> Choice:
+    """The weights that are bytes beside scales of that name; as long as none is open, those of experts."""
+
+    def choose(weight: TensorSpec) -> str | None:
+        reason = present(weight)
+        if reason is not None:
+            return reason
+        if coding.stored is None:
+            return None if _EXPERTS in weight.name else "it is no expert"
+        found = coding.stored.get(tensor_name(weight, "weight"))
+        if found is None or str(found.dtype).removeprefix("torch.") not in _BYTES:
+            return "it has no codes of 4 bits"
+        name = tensor_name(weight, coding.scale)
+        return None if name in coding.stored else f"{name} is not stored"
+
+    return choose
 
 
 def _where_it_fits(coding: PlainCodes, present: Choice) -> Choice:

@@ -11,8 +11,9 @@ from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch
 from tandem.compute.weights.base import Weight
-from tandem.models.decoder import Decoder, DecoderLayer, StepTokens, add_and_norm
+from tandem.models.decoder import Decoder, DecoderLayer, StepTokens
 from tandem.models.layers.norm import Norm
+from tandem.models.layers.residual import add_and_norm
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.parameters import Parameters
 
@@ -41,7 +42,7 @@ class MtpHead:
         self._projection = parameters.linear(spec.projection)
         rope, length = spec.layer.mixer.rope, model.spec.max_position_embeddings
         tables = build_rotary_tables([rope], length, model.embedding.device)
-        self._layer = DecoderLayer(spec.layer, (0,), parameters, tables, kernels)
+        self._layer = DecoderLayer(spec.layer, ((0,),), parameters, tables, kernels)
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:

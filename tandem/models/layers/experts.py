@@ -35,21 +35,24 @@ class MixtureOfExperts:
         self._shared = None if spec.shared is None else build_block(spec.shared, parameters, kernels)
         self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape; summed in float32 and rounded once, but before `experts_out`."""
         routed = x if self._before_experts is None else self._before_experts(x)
         if self._shared is None:
-            return self._routed(routed, x, out_dtype=x.dtype)
-        out = self._routed(routed, x, out_dtype=torch.float32)
+            return self._routed(routed, x, input_ids, out_dtype=x.dtype)
+        out = self._routed(routed, x, input_ids, out_dtype=torch.float32)
         shared = self._shared(x).float()
         out += shared if self._shared_gate is None else shared * rowwise_sigmoid(self._shared_gate(x).float())
         return out.to(x.dtype)
 
-    def _routed(self, routed: torch.Tensor, x: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:
-        """What the experts that the router chooses by `x` give for `routed`."""
+    def _routed(
+        self, routed: torch.Tensor, x: torch.Tensor, input_ids: torch.Tensor | None, *, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """What the experts that the router chooses by `x`, or by the tokens, give for `routed`."""
+        choice = self._router(x, input_ids)
         if self._experts_in is None or self._experts_out is None:
-            return self._experts(routed, *self._router(x), out_dtype=out_dtype)
-        inner = self._experts(self._experts_in(routed), *self._router(x), out_dtype=x.dtype)
+            return self._experts(routed, *choice, out_dtype=out_dtype)
+        inner = self._experts(self._experts_in(routed), *choice, out_dtype=x.dtype)
         return self._experts_out(inner, out_dtype=out_dtype)
 
 

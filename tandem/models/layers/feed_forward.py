@@ -24,8 +24,11 @@ class FeedForward(Protocol):
 
     graph_safe: bool
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape, in memory of its own."""
+    def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` [num_tokens, hidden] -> the same shape, in memory of its own.
+
+        `input_ids`: int64 [num_tokens], of a model's tokens; None = nothing in the block goes by them.
+        """
         ...
 
 
@@ -43,16 +46,18 @@ class ParallelBlocks:
         ]
         self.graph_safe = all(block.graph_safe for _, block, _ in self._branches)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape; added in the order of the branches."""
-        first, *others = (_between(before, block, after, x) for before, block, after in self._branches)
+        first, *others = (_between(before, block, after, x, input_ids) for before, block, after in self._branches)
         for output in others:
             first.add_(output)
         return first
 
 
-def _between(before: Norm | None, block: FeedForward, after: Norm | None, x: torch.Tensor) -> torch.Tensor:
-    y = block(x if before is None else before(x))
+def _between(
+    before: Norm | None, block: FeedForward, after: Norm | None, x: torch.Tensor, input_ids: torch.Tensor | None
+) -> torch.Tensor:
+    y = block(x if before is None else before(x), input_ids)
     return y if after is None else after(y)
 
 

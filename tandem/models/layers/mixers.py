@@ -1,11 +1,12 @@
 """Token mixers by the type of their spec."""
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from tandem.architecture.block_mixers import BlockAttentionSpec, CompressedAttentionSpec
+from tandem.architecture.entry_mixers import EntryAttentionSpec, SharedRowAttentionSpec
 from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.recurrent_mixers import LinearRecurrenceSpec, SelectiveScanSpec, ShortConvSpec
 from tandem.architecture.rope import RopeSpec
@@ -15,20 +16,23 @@ from tandem.compute.step import Choices
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.block_attention import BlockAttention
 from tandem.models.layers.compressed_attention import CompressedAttention
+from tandem.models.layers.entry_attention import EntryAttention
 from tandem.models.layers.latent_attention import LatentAttention
 from tandem.models.layers.recurrent import LinearRecurrence, ShortConv
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.selective_scan import SelectiveScan
+from tandem.models.layers.shared_rows import SharedRowAttention
 from tandem.models.layers.sparse_latent_attention import SparseLatentAttention
 from tandem.models.parameters import Parameters
 
+T = TypeVar("T")
 Queries = torch.Tensor | tuple[torch.Tensor, ...]
 """One tensor [num_tokens, ...], or several."""
 
 
 class Mixer(Protocol):
     """A token mixer. `params`: what it asks of a backend. `state` is the view of what such a layer keeps, `backend`
-    one that reads it.
+    one that reads it. Of a mixer that keeps several states each of these, and `batch`, is a tuple of all of them.
     """
 
     @property
@@ -43,6 +47,19 @@ class Mixer(Protocol):
     def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `state`."""
         ...
+
+
+def of_states(found: Mapping[int, T] | Sequence[T], states: Sequence[int]) -> T | tuple[T, ...]:
+    """What a mixer that reads `states` is given of what is `found` by state."""
+    return found[states[0]] if len(states) == 1 else tuple(found[state] for state in states)
+
+
+def params_by_state(mixer: Mixer, states: Sequence[int]) -> Sequence[Hashable]:
+    """What it asks of the backend of each state."""
+    if len(states) == 1:
+        return (mixer.params,)
+    assert isinstance(mixer.params, tuple)
+    return mixer.params
 
 
 def take_queries(queries: Queries, rows: torch.Tensor, kernels: Kernels) -> Queries:
@@ -65,6 +82,8 @@ _MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = 
     SparseLatentAttentionSpec: SparseLatentAttention,
     BlockAttentionSpec: BlockAttention,
     CompressedAttentionSpec: CompressedAttention,
+    SharedRowAttentionSpec: SharedRowAttention,
+    EntryAttentionSpec: EntryAttention,
     ShortConvSpec: ShortConv,
     LinearRecurrenceSpec: LinearRecurrence,
     SelectiveScanSpec: SelectiveScan,

@@ -21,7 +21,9 @@ class GatedMLP:
         self._up = parameters.linear(spec.up)
         self._down = parameters.linear(spec.down)
 
-    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, input_ids: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
         gate, up = self._gate, self._up
         if self._clamp is not None:
@@ -41,7 +43,9 @@ class SquaredReluMLP:
         self._up = parameters.linear(spec.up)
         self._down = parameters.linear(spec.down)
 
-    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, input_ids: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
         return self._down(self._up(x).relu_().square_(), out_dtype=out_dtype)
 
@@ -55,4 +59,4 @@ def build_block(spec: BlockSpec, parameters: Parameters, kernels: Kernels) -> Ga
 
 def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
     gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    return (up + 1) * (gate * rowwise_sigmoid(gate * clamp.alpha))
+    return (up + clamp.shift) * (gate * rowwise_sigmoid(gate * clamp.alpha))

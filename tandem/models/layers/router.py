@@ -5,9 +5,11 @@ from collections.abc import Callable
 import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
+from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import ExpertChoice, Kernels
+from tandem.core.errors import CorruptCheckpointError
 from tandem.models.layers.norm import Norm
-from tandem.models.layers.sigmoid import rowwise_sigmoid
+from tandem.models.layers.sigmoid import rowwise_sigmoid, rowwise_softplus
 from tandem.models.parameters import Parameters
 
 
@@ -19,22 +21,38 @@ class ExpertRouter:
         self._linear = parameters.linear(spec.linear)
         self._norm = Norm.take_optional(spec.norm, parameters, kernels)
         self._correction, self._expert_scales = _tensors(spec, parameters)
+        self._table = None if spec.table is None else _checked(spec.table, spec.num_experts, parameters)
         self._choose = compile_choice(spec, parameters, kernels) or self._choose_in_steps
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
+    def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k].
+
+        `input_ids`: of the tokens, where there is a table of their experts.
+        """
         normed = x if self._norm is None else self._norm(x)
         dtype = self._linear.weight.dtype
-        return self._choose(self._linear(normed if dtype is None else normed.to(dtype)), x.dtype)
+        logits = self._linear(normed if dtype is None else normed.to(dtype))
+        if self._table is None:
+            return self._choose(logits, x.dtype)
+        assert input_ids is not None, "experts are those of the tokens"
+        return self._weigh(self._score(logits), self._table.index_select(0, input_ids), x.dtype)
 
     def _choose_in_steps(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """See `ExpertChoice`."""
-        spec = self._spec
-        scores = _SCORES[spec.score](logits.float() * spec.logit_scale)
+        spec, scores = self._spec, self._score(logits)
         wanted = scores if self._correction is None else scores + self._correction
         if spec.num_groups > 1:
             wanted = _within_best_groups(wanted, spec)
-        experts = _best(wanted, spec.top_k)
+        return self._weigh(scores, _best(wanted, spec.top_k), dtype)
+
+    def _score(self, logits: torch.Tensor) -> torch.Tensor:
+        return _SCORES[self._spec.score](logits.float() * self._spec.logit_scale)
+
+    def _weigh(
+        self, scores: torch.Tensor, experts: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights of the chosen experts, and the experts."""
+        spec = self._spec
         chosen = scores.gather(1, experts)
         if spec.score is Score.SOFTMAX_OF_CHOSEN:
             chosen = chosen.to(dtype).softmax(1).float() if spec.rounded else chosen.softmax(1)
@@ -48,7 +66,19 @@ class ExpertRouter:
 
 def compile_choice(spec: RouterSpec, parameters: Parameters, kernels: Kernels) -> ExpertChoice | None:
     """The choice as one call of the kernels, where they have one for such a rule."""
-    return kernels.expert_choice(spec, *_tensors(spec, parameters))
+    return None if spec.table is not None else kernels.expert_choice(spec, *_tensors(spec, parameters))
+
+
+def _checked(table: TensorSpec, num_experts: int, parameters: Parameters) -> torch.Tensor:
+    """Raises `CorruptCheckpointError` where a token has experts that there are not."""
+    found = parameters.tensors[table.name]
+    low, high = found.aminmax()
+    if low < 0 or high >= num_experts:
+        raise CorruptCheckpointError(
+            f"{table.name} has experts from {int(low)} to {int(high)}, and there are {num_experts}; "
+            "download the weights again"
+        )
+    return found
 
 
 def _tensors(spec: RouterSpec, parameters: Parameters) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -78,4 +108,5 @@ _SCORES: dict[Score, Callable[[torch.Tensor], torch.Tensor]] = {
     Score.SOFTMAX: lambda logits: logits.softmax(1),
     Score.SOFTMAX_OF_CHOSEN: _as_they_are,
     Score.SIGMOID: rowwise_sigmoid,
+    Score.SQRT_SOFTPLUS: lambda logits: rowwise_softplus(logits).sqrt(),
 }

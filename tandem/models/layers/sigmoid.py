@@ -1,6 +1,6 @@
-"""Sigmoid whose bits do not depend on how many tokens share a tensor.
+"""Sigmoid and softplus whose bits do not depend on how many tokens share a tensor.
 
-PyTorch's own rounds otherwise on the CPU for elements at the end of a tensor, so its results depend on how many
+PyTorch's own round otherwise on the CPU for elements at the end of a tensor, so their results depend on how many
 tokens share it; its softmax has not.
 """
 
@@ -10,3 +10,9 @@ import torch
 def rowwise_sigmoid(x: torch.Tensor) -> torch.Tensor:
     """Sigmoid of a tensor of any shape and floating dtype."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
+
+
+def rowwise_softplus(x: torch.Tensor) -> torch.Tensor:
+    """`ln(1 + exp(x))` of a float32 tensor of any shape; in float64, so that it keeps its digits where it is small."""
+    wide = x.double()
+    return torch.stack((torch.zeros_like(wide), wide), dim=-1).log_softmax(-1)[..., 0].neg().float()

@@ -86,6 +86,7 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec, block: GatedSpec) -> bool:
         is_normed
         and has_own_state
         and not layer.beside
+        and layer.connections is None
         and all(linear.scale == 1.0 for linear in linears)
         and not (layer.per_layer_embedding or layer.output_scale)
         and layer.residual_scale == 1.0

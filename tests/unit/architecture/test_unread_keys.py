@@ -36,6 +36,19 @@ LATENT = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+V4 = {
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "q_lora_rank": 16,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "intermediate_size": 16,
+}
 HYBRID = ["conv", "full_attention", "conv"]
 DELTA = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 SHARED = {"shared_expert_intermediate_size": 16}
@@ -60,6 +73,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"n_group": 1, "topk_group": 1},
     "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
     "deepseek_v32": LATENT | {"n_group": 2, "topk_group": 1},
+    "deepseek_v4": V4,
     "glm_moe_dsa": LATENT,
     "glm4_moe_lite": LATENT,
     "mistral4": LATENT | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},

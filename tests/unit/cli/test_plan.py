@@ -375,6 +375,22 @@ def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) ->
     assert (line["read_bytes"], line["scanned_bytes"]) == (rows_read + keys, keys)
 
 
+def test_a_bill_of_layers_with_many_states_shows_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a long description of what a layer keeps left no room for the columns of numbers."""
+    (tmp_path / "config.json").write_text(json.dumps(ONE_OF_EACH["DeepseekV4ForCausalLM"]))
+    assert main(["plan", "--model", str(tmp_path), "--context", "1000000"]) == 0
+    out = capsys.readouterr().out
+    lines = [re.split(r"   +", line.strip()) for line in out.splitlines()]
+    assert [line[1:3] for line in lines if line[0].startswith("rows")] == [
+        ["2", "262 KB"],
+        ["21", "6.72 GB"],
+        ["20", "165 MB"],
+    ]
+    assert rows(out)["all"] == ["43", "6.89 GB", "1.52 GB", "1.34 GB"]
+
+
 def test_a_bill_has_a_line_for_each_kind_of_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "gemma-4-e2b", "--context", "100000", "--json"]) == 0
     bill = json.loads(capsys.readouterr().out)

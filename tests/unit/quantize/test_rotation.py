@@ -17,7 +17,7 @@ from tandem.quantize.stream import LayerRunner
 from tests.helpers import checkpoints
 from tests.helpers.quantizing import random_tokens
 
-LATENT = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "mistral4"}
+LATENT = {"deepseek_v4", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "mistral4"}
 BUILDERS = {
     name: build
     for name, build in (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()

@@ -7,6 +7,7 @@ import torch
 
 from tandem.architecture.model import EMBEDDING
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.core.errors import UnsupportedCheckpointError
 from tandem.quantize.inputs import shared_inputs
 from tandem.quantize.moments import Moments
 from tandem.quantize.output_head import OutputHead
@@ -17,14 +18,16 @@ from tests.helpers.checkpoints import load_reference
 from tests.helpers.hybrid_checkpoints import RECURRENT_BUILDERS
 from tests.helpers.quantizing import random_tokens
 
+STREAMS = "deepseek_v4"  # has several
 FAMILIES = checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS
+WITH_ONE = [pytest.param(build, id=name) for name, build in FAMILIES.items() if name != STREAMS]
 RECURRENT = [
     pytest.param(build, id=name, marks=() if name == "falcon_h1" else pytest.mark.slow)
     for name, build in RECURRENT_BUILDERS.items()
 ]
 
 
-@pytest.mark.parametrize("build", [*(pytest.param(build, id=name) for name, build in FAMILIES.items()), *RECURRENT])
+@pytest.mark.parametrize("build", [*WITH_ONE, *RECURRENT])
 def test_logits_are_those_of_transformers(build: checkpoints.Builder, tmp_path: Path) -> None:
     path = build(tmp_path)
     model = SourceModel.open(path, TorchKernels())
@@ -39,6 +42,11 @@ def test_logits_are_those_of_transformers(build: checkpoints.Builder, tmp_path: 
         wanted = load_reference(path)(token_ids).logits
     found = torch.stack([head(hidden) for hidden in stream.hidden])
     assert (found - wanted).norm() < 1e-4 * wanted.norm()
+
+
+def test_a_model_of_several_streams_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedCheckpointError, match="has several residual streams, and its weights are not"):
+        SourceModel.open(FAMILIES[STREAMS](tmp_path), TorchKernels())
 
 
 def test_moments_are_of_the_rows_that_a_weight_is_multiplied_by(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ struct ExpertWeights {
 
 struct ExpertsArguments {
   int64_t dtype, activation;
-  double alpha, limit;  // of the clamped activation
+  double alpha, limit, shift;  // of the clamped activation
   const ExpertWeights* experts;
   int64_t num_experts;
   const void* x;
@@ -258,7 +258,7 @@ struct ChooseByIndexArguments {
   int64_t table_stride;
   const int32_t *query_start, *seq_lens;
   int32_t* chosen;
-  int64_t num_requests, num_heads, dim, block_size, most;
+  int64_t num_requests, num_heads, dim, block_size, span, most;
   double scale;
   int64_t threads;
 };

@@ -45,7 +45,7 @@ template <class T, class Prepared> class CodedExperts {
       return RowOf<T>{x + pairs.tokens[size_t(i)] * a.x_stride, codes_of(pairs.experts[size_t(i)]->gate).permutation};
     }, int64_t(pairs.tokens.size()));
     const int64_t panels = ceil_div(a.ffn, kStrip);
-    const Gating gating{int(a.activation), float(a.alpha), float(a.limit)};
+    const Gating gating{int(a.activation), float(a.alpha), float(a.limit), float(a.shift)};
     for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->gate), 2), [&](const Block& block, int64_t panel, bool has_next) {
       const ExpertWeights& expert = *block.expert;
       const CodedStrip codes[kPanelStrips] = {{&codes_of(expert.gate), panel}, {&codes_of(expert.up), panel}};

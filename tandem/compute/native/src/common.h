@@ -4,6 +4,7 @@
 // intrinsics appear only where they pay. Each helper does the same operations on every lane, and a partial vector
 // goes through the same arithmetic as a full one, so where an element sits never changes its bits.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -215,6 +216,9 @@ TANDEM_INLINE f32x16 exp2_16(f32x16 x) {
 constexpr float kLog2E = 1.44269504088896341f;
 TANDEM_INLINE f32x16 exp_16(f32x16 x) { return exp2_16(x * splat(kLog2E)); }
 TANDEM_INLINE f32x16 sigmoid_16(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exp_16(-x)); }
+
+// log(1 + exp(x)). Of one number at a time: every token takes the same way, wherever it stands.
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 TANDEM_INLINE f32x16 tanh_16(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp_16(x + x) + splat(1.0f)); }
 
 enum Activation : int { kSilu = 0, kGeluTanh = 1, kClampedSwiGlu = 2 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kScoreNs = 0.5, kPickNs = 0.1;  // one thread's time for a logit, and for one each time one is picked
 
-enum Score : int { kSoftmax = 0, kSoftmaxOfChosen = 1, kSigmoid = 2 };
+enum Score : int { kSoftmax = 0, kSoftmaxOfChosen = 1, kSigmoid = 2, kSqrtSoftplus = 3 };
 
 TANDEM_INLINE float rounded(float v, int64_t dtype) {
   if (dtype == kBFloat16) return to_float(from_float<bf16>(v));
@@ -76,6 +76,8 @@ class Router {
     if (a.score == kSoftmax) softmax(scores, a.num_experts);
     if (a.score == kSigmoid)
       for (int64_t i = 0; i < size_; i += kLanes) store16(scores + i, sigmoid_16(load16(scores + i)));
+    if (a.score == kSqrtSoftplus)
+      for (int64_t i = 0; i < a.num_experts; ++i) scores[i] = std::sqrt(softplus(scores[i]));
   }
 
   // What experts are chosen by: finite, and -inf where there is none.

@@ -48,7 +48,7 @@ template <class T> class Experts {
   void gate(const Pairs& pairs, X* gated) const {
     const int64_t panels = ceil_div(a.ffn, kStrip);
     const uint64_t call = next_call();
-    const Gating gating{int(a.activation), float(a.alpha), float(a.limit)};
+    const Gating gating{int(a.activation), float(a.alpha), float(a.limit), float(a.shift)};
     for_each_panel(a, pairs, panels, cost(pairs, panels, a.hidden), [&, call](const Block& block, int64_t panel, bool has_next) {
       Strip<T> strips[kPanelStrips], next[kPanelStrips];
       gate_and_up(*block.expert, panel, strips);

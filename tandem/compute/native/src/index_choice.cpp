@@ -1,4 +1,5 @@
-// The choice of the tokens that a query attends to: a score of every token's index key, and the best of them.
+// The choice of the tokens, or of the entries of several tokens each, that a query attends to: a score of every index
+// key, and the best of them.
 //
 // A score is summed over the heads in order, with the arithmetic of attention's scores, and of equal scores the lowest
 // position is chosen. So what a query chooses depends neither on how its prompt is cut nor on what shares its step.
@@ -23,13 +24,13 @@ constexpr double kElementNs = 0.03, kPickNs = 4.0;  // one thread's time for a p
 
 alignas(64) constexpr char kNoKey[kMaxDim * sizeof(float)] = {};
 
-// A query that has more to choose from than it may. Its scores begin at `scores` and are whole tiles.
+// A query that has more keys to choose from than it may. Its scores begin at `scores` and are whole tiles.
 struct Chooser {
-  int64_t row, position;
+  int64_t row, num_keys;
   int request;
   float* scores;
 
-  int64_t padded() const { return ceil_div(position + 1, kTile) * kTile; }
+  int64_t padded() const { return ceil_div(num_keys, kTile) * kTile; }
 };
 
 // Queries `[first, last)` of one request meet tiles `[tile, end)`.
@@ -52,7 +53,7 @@ template <class T> class Scorer {
     for (int64_t tile = run.tile; tile < run.end; ++tile) {
       pack(choosers[run.last - 1], tile, keys);
       for (size_t i = run.first; i < run.last; ++i)
-        if (tile * kTile <= choosers[i].position)
+        if (tile * kTile < choosers[i].num_keys)
           meet(choosers[i], queries + (i - run.first) * per_query, keys, tile * kTile);
     }
   }
@@ -67,16 +68,18 @@ template <class T> class Scorer {
       }
   }
 
-  // The tile's keys up to the position of `last`; the others are zeros and their blocks are never looked up.
+  // The tile's keys that `last` has; the others are zeros and their blocks are never looked up. A key lies in the block
+  // of the last of its `span` tokens.
   void pack(const Chooser& last, int64_t tile, float* packed) const {
     const int32_t* table = a_.block_tables + last.request * a_.table_stride;
     const T* rows[kTile];
     for (int i = 0; i < kTile; ++i) {
       const int64_t key = tile * kTile + i;
-      rows[i] = key > last.position
+      const int64_t token = (key + 1) * a_.span - 1;
+      rows[i] = key >= last.num_keys
                     ? reinterpret_cast<const T*>(kNoKey)
-                    : static_cast<const T*>(a_.keys) + table[key / a_.block_size] * a_.key_block_stride +
-                          key % a_.block_size * a_.dim;
+                    : static_cast<const T*>(a_.keys) + table[token / a_.block_size] * a_.key_block_stride +
+                          token % a_.block_size / a_.span * a_.dim;
     }
     for (int i = 0; i < kTile; i += kLanes) pack_keys<T>(rows + i, nullptr, int(a_.dim), packed + i);
   }
@@ -123,7 +126,8 @@ class Choice {
   void run() {
     for (int request = 0; request < a_.num_requests; ++request) {
       const int64_t first = a_.query_start[request], last = a_.query_start[request + 1];
-      for (int64_t row = first; row < last; ++row) add(request, row, a_.seq_lens[request] - last + row);
+      for (int64_t row = first; row < last; ++row)
+        add(request, row, (a_.seq_lens[request] - last + row + 1) / a_.span);
     }
     finish();
   }
@@ -131,12 +135,12 @@ class Choice {
  private:
   int32_t* chosen(int64_t row) const { return a_.chosen + row * a_.most; }
 
-  void add(int request, int64_t row, int64_t position) {
-    if (position < a_.most) {  // all that there are
-      for (int64_t i = 0; i < a_.most; ++i) chosen(row)[i] = i <= position ? int32_t(i) : -1;
+  void add(int request, int64_t row, int64_t num_keys) {
+    if (num_keys <= a_.most) {  // all that there are
+      for (int64_t i = 0; i < a_.most; ++i) chosen(row)[i] = i < num_keys ? int32_t(i) : -1;
       return;
     }
-    const Chooser chooser{row, position, request, nullptr};
+    const Chooser chooser{row, num_keys, request, nullptr};
     if (!choosers_.empty() && num_scores_ + chooser.padded() > kMostScores) finish();
     choosers_.push_back(chooser);
     num_scores_ += chooser.padded();
@@ -144,8 +148,8 @@ class Choice {
 
   void pick(const Chooser& chooser) const {
     static thread_local Workspace workspace;
-    const int64_t num_keys = chooser.position + 1;
-    take_best(chooser.scores, num_keys, a_.most, workspace.reserve(size_t(num_keys)), chosen(chooser.row));
+    float* const sorted = workspace.reserve(size_t(chooser.num_keys));
+    take_best(chooser.scores, chooser.num_keys, a_.most, sorted, chosen(chooser.row));
   }
 
   // Scores and picks for the queries added so far.

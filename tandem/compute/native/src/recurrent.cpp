@@ -16,8 +16,6 @@ constexpr double kStateNs = 0.15;  // one thread's time for one number of a stat
 constexpr double kDecayNs = 5.0;   // the same where each number has a decay of its own
 constexpr float kMostDecay = 1e4f;  // an infinite one would make 0 * inf of what it multiplies
 
-// log(1 + exp(x)). Of one number at a time: every token takes the same way, wherever it stands.
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // `size` numbers into a row that is padded with zeros to whole vectors.

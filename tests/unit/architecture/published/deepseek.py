@@ -85,6 +85,55 @@ _SHAPE_671B = {
     "vocab_size": 129280,
 }
 
+_V4 = BOOKKEEPING | {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 0,
+    "compress_rope_theta": 160000,
+    "eos_token_id": 1,
+    "expert_dtype": "fp4",
+    "hc_eps": 1e-06,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "head_dim": 512,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "max_position_embeddings": 1048576,
+    "model_type": "deepseek_v4",
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 3,
+    "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1,
+    "o_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128,
+    "swiglu_limit": 10.0,
+    "tie_word_embeddings": False,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 129280,
+}
+
 _FURTHER_LAYER_FLASH = 1_278_094_656
 """Parameters of the layer that predicts further tokens, with its copies of both tables; files count it."""
 
@@ -183,6 +232,30 @@ LATENT = (
         total=671_026_419_200 + 61 * (8192 * 1536 + 128 * 7168 + 256 + 64 * 7168),  # of V3, and the indexers
         active=37.9,
         kv_bytes=85_888,
+    ),
+    Checkpoint(
+        name="deepseek-ai/DeepSeek-V4-Flash",
+        config=_V4
+        | {
+            "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+            "hidden_size": 4096,
+            "index_topk": 512,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 43,
+            "o_groups": 8,
+            "q_lora_rank": 1024,
+            "routed_scaling_factor": 1.5,
+        },
+        total=284e9,
+        is_count=False,
+        active=13,
+        source="docs.nvidia.com/nemo/automodel, nemo_automodel.components.models.deepseek_v4.config",
+        recalled=(
+            *("architectures", "compress_ratios", "expert_dtype", "model_type", "quantization_config"),
+            *("rope_scaling",),
+        ),
     ),
     Checkpoint(
         name="zai-org/GLM-4.7-Flash",

@@ -365,6 +365,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_a_head_does_not_read_several_residual_streams(tmp_path: Path) -> None:
+    model = write_byte_tokenizer(EXPERT_BUILDERS["deepseek_v4"](tmp_path / "model"))
+    head = save_eagle3(tmp_path / "head", model)
+    with pytest.raises(ConfigurationError, match="the model has 3 residual streams, and a head reads a single one"):
+        tiny_engine(model, speculate=f"eagle={head}")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_heads_of_other_models_are_refused_by_name(eagle: Case, tmp_path: Path, name: str) -> None:
     options, message = REFUSED[name]

@@ -16,7 +16,7 @@ from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 
-FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss", "gemma4_moe")
+FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss", "gemma4_moe", "deepseek_v4")
 NUM_TOKENS = 37
 
 
@@ -32,12 +32,12 @@ def test_alone_and_batched_are_the_same_bits(family: str, dtype: str, kernels: N
     build = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family]
     model = load_model(str(build(tmp_path)), dtype=dtype, device=torch.device("cpu"), kernels=kernels)
     x = torch.randn(NUM_TOKENS, model.spec.hidden_size, generator=torch.Generator().manual_seed(0))
-    x = x.to(getattr(torch, dtype))
+    x, ids = x.to(getattr(torch, dtype)), torch.arange(6, 6 + NUM_TOKENS)
     for layer in model.decoder._layers:
         assert layer._feed_forward is not None
-        alone = torch.cat([layer._feed_forward(row[None]) for row in x])
+        alone = torch.cat([layer._feed_forward(x[i : i + 1], ids[i : i + 1]) for i in range(NUM_TOKENS)])
         for count in range(2, NUM_TOKENS + 1):
-            assert torch.equal(layer._feed_forward(x[:count]), alone[:count]), count
+            assert torch.equal(layer._feed_forward(x[:count], ids[:count]), alone[:count]), count
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,7 +54,8 @@ def test_every_family_has_one_call_for_its_experts_and_one_for_their_choice(
     assert mixtures
     for mixture in mixtures:
         assert compile_experts(mixture.experts, weights) is not None
-        assert compile_choice(mixture.router, weights, kernels) is not None
+        is_by_token = mixture.router.table is not None
+        assert (compile_choice(mixture.router, weights, kernels) is None) == is_by_token
 
 
 def _mixtures(block: FeedForwardSpec) -> Iterator[MixtureOfExpertsSpec]:

@@ -1,0 +1,28 @@
+"""Maps of groups of heads, and what makes entries of several tokens, with the tensor names of DeepSeek-V4."""
+
+from collections.abc import Sequence
+
+from tandem.architecture.entry_mixers import PoolSpec
+from tandem.architecture.families import base
+from tandem.architecture.tensors import LinearSpec, ShardAxis, Source, TensorSpec
+
+
+def group_maps(prefix: str, num_groups: int, outputs: int, inputs: int) -> Sequence[LinearSpec]:
+    """Maps of what groups of heads find, which are rows of one tensor of a checkpoint."""
+    name = f"{prefix}.o_a_proj"
+    whole = Source(f"{name}.weight")
+    parts = (whole.rows(group * outputs, (group + 1) * outputs) for group in range(num_groups))
+    return [LinearSpec(f"{name}.{group}", outputs, inputs, weight_source=part) for group, part in enumerate(parts)]
+
+
+def pool_of(prefix: str, sizes: base.Sizes, size: int, span: int, series: int) -> PoolSpec:
+    """What makes entries, with the tensors under `prefix`."""
+    return PoolSpec(
+        contents=LinearSpec(f"{prefix}.kv_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),
+        gates=LinearSpec(f"{prefix}.gate_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),
+        bias=TensorSpec(f"{prefix}.position_bias", (span, series * size), is_float32=True),
+        norm=sizes.norm(f"{prefix}.kv_norm", size),
+        size=size,
+        span=span,
+        series=series,
+    )

@@ -1,0 +1,22 @@
+"""Connections of a layer's blocks to the residual stream, and what it begins and ends with, by their specs."""
+
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.compute.ops import Kernels
+from tandem.models.layers.hyper_connections import HyperConnection, ManyStreams
+from tandem.models.layers.residual import Addition, Connection, Ends, OneStream
+from tandem.models.parameters import Parameters
+
+
+def build_connections(spec: LayerSpec, parameters: Parameters, kernels: Kernels) -> tuple[Connection, Connection]:
+    """Those of a layer's mixers and of its feed-forward block."""
+    if spec.connections is not None:
+        mixer, block = spec.connections
+        return HyperConnection(mixer, parameters, kernels), HyperConnection(block, parameters, kernels)
+    return Addition(spec.residual_scale), Addition(spec.residual_scale)
+
+
+def build_ends(spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> Ends:
+    """Those of a model, or of a stage of one."""
+    if spec.streams is not None:
+        return ManyStreams(spec.streams, parameters, kernels, has_end=spec.has_head)
+    return OneStream()
