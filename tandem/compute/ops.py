@@ -253,6 +253,14 @@ class Kernels(Protocol):
         """`activation(gate) * up`, of the same shape [num_tokens, size]."""
         ...
 
+    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+        """Matrices [num_tokens, n, n] whose rows and columns nearly sum to 1, of `logits` of that shape, float32.
+
+        The softmax of each row, plus `eps`; then columns, and `iterations - 1` times rows and columns, are divided by
+        their sums plus `eps` (Sinkhorn and Knopp).
+        """
+        ...
+
     def rms_norm(
         self,
         x: torch.Tensor,

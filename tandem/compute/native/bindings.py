@@ -56,6 +56,7 @@ class NativeKernels(NativeCodedProducts):
         self._rope_and_write = bind(library, "tandem_rope_and_write", FIELDS["tandem_rope_and_write"])
         self._gated_linear = bind(library, "tandem_gated_linear", FIELDS["tandem_gated_linear"])
         self._gated_product = bind(library, "tandem_gated_product", FIELDS["tandem_gated_product"])
+        self._balance = bind(library, "tandem_balance", FIELDS["tandem_balance"])
         self._stack = bind(library, "tandem_stack", FIELDS["tandem_stack"])
         self._experts = bind(library, "tandem_experts", FIELDS["tandem_experts"])
         self._choose_experts = bind(library, "tandem_choose_experts", FIELDS["tandem_choose_experts"])
@@ -181,6 +182,15 @@ class NativeKernels(NativeCodedProducts):
             n,
             torch.get_num_threads(),
         )
+        return out
+
+    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+        num_tokens, size, _ = logits.shape
+        out = logits.new_empty(num_tokens, size, size)
+        assert logits.dtype == torch.float32
+        assert logits.stride()[1:] == (size, 1)
+        sizes = num_tokens, size, iterations, eps, torch.get_num_threads()
+        self._balance(logits.data_ptr(), logits.stride(0), out.data_ptr(), *sizes)
         return out
 
     def paged_attention(

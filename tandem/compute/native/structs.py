@@ -34,6 +34,7 @@ FIELDS = {
         dtype activation x x_stride gate up gate_bias up_bias out out_stride m n k is_packed threads
     """,
     "tandem_gated_product": "dtype activation gate gate_stride up up_stride out out_stride m n threads",
+    "tandem_balance": "logits stride out num_tokens size iterations eps:d threads",
     "tandem_stack": STACK_FIELDS,
     "tandem_experts": EXPERTS_FIELDS,
     "tandem_choose_experts": CHOICE_FIELDS,

@@ -7,6 +7,7 @@ promise.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch.nn import functional
@@ -117,6 +118,15 @@ class TorchKernels:
         wide = gate.float()
         wide = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
         return wide.mul_(up).to(gate.dtype)
+
+    def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+        """NOTE: sums are added one by one, which a reduction need not do in the same order for every shape."""
+        mix = logits.softmax(-1) + eps
+        for i in range(iterations):
+            if i:
+                mix = mix / (reduce(torch.add, mix.unbind(2)).unsqueeze(2) + eps)
+            mix = mix / (reduce(torch.add, mix.unbind(1)).unsqueeze(1) + eps)
+        return mix
 
     def rms_norm(
         self,

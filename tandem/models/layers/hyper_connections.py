@@ -36,7 +36,7 @@ class HyperConnection:
     """Implements `Connection` with the tensors that a `HyperConnectionSpec` names."""
 
     def __init__(self, spec: HyperConnectionSpec, parameters: Parameters, kernels: Kernels) -> None:
-        self._spec = spec
+        self._spec, self._kernels = spec, kernels
         counts = spec.num_streams, spec.num_streams, spec.num_streams**2
         self._weights = TokenWeights(spec.weights, counts, parameters, kernels)
 
@@ -48,7 +48,7 @@ class HyperConnection:
         found = self._weights(stream)
         gates = rowwise_sigmoid(found[:, : 2 * n])
         y = weighted_sum(stream, gates[:, :n] + eps)
-        mix = doubly_stochastic(found[:, 2 * n :].view(-1, n, n), self._spec.iterations, eps)
+        mix = self._kernels.balanced(found[:, 2 * n :].view(-1, n, n), self._spec.iterations, eps)
         return y if norm is None else norm(y), stream, (2 * gates[:, n:], mix)
 
     def put(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -81,16 +81,6 @@ def weighted_sum(stream: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     streams = _streams(stream, weights.shape[1])
     total = _added(weights[:, i, None] * each for i, each in enumerate(streams.unbind(1)))
     return total.to(stream.dtype)
-
-
-def doubly_stochastic(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """See `HyperConnectionSpec`; [num_tokens, streams, streams] float32."""
-    mix = logits.softmax(-1) + eps
-    mix = mix / (_added(mix.unbind(1)).unsqueeze(1) + eps)
-    for _ in range(iterations - 1):
-        mix = mix / (_added(mix.unbind(2)).unsqueeze(2) + eps)
-        mix = mix / (_added(mix.unbind(1)).unsqueeze(1) + eps)
-    return mix
 
 
 def _streams(stream: torch.Tensor, count: int) -> torch.Tensor:

@@ -66,6 +66,17 @@ struct GatedProductArguments {
   int64_t out_stride, m, n, threads;
 };
 
+// A matrix [size, size] of each token, rows of float32: `iterations` times its columns, and rows in between, divided by
+// their sums and `eps`.
+struct BalanceArguments {
+  const float* logits;
+  int64_t stride;  // between tokens
+  float* out;
+  int64_t num_tokens, size, iterations;
+  double eps;
+  int64_t threads;
+};
+
 constexpr int kTableSize = 16;  // of codes of 4 bits
 
 // A matrix [n, k] as codes with scales: rows as Python has them, or strips (`coded.h`). Null: it has no such thing.

@@ -10,7 +10,7 @@ from tandem.architecture.residual import HyperConnectionSpec, StreamsSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.ops import Kernels
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.models.layers.hyper_connections import HyperConnection, ManyStreams, doubly_stochastic
+from tandem.models.layers.hyper_connections import HyperConnection, ManyStreams
 from tandem.models.layers.norm import Norm
 from tandem.models.parameters import Parameters
 from tests.helpers.native_kernels import load_or_skip
@@ -91,13 +91,6 @@ def test_streams_begin_as_copies_and_end_as_in_transformers(kernels: Kernels) ->
     with torch.no_grad():
         expected = module(stream.view(1, NUM_TOKENS, STREAMS, HIDDEN))[0]
     torch.testing.assert_close(ours.end(norm, stream, None), norm(expected), rtol=1e-5, atol=1e-5)
-
-
-def test_mixing_numbers_are_doubly_stochastic() -> None:
-    mix = doubly_stochastic(normal(3, 50, STREAMS, STREAMS), 20, 1e-6)
-    torch.testing.assert_close(mix.sum(1), torch.ones(50, STREAMS), rtol=0, atol=1e-5)
-    torch.testing.assert_close(mix.sum(2), torch.ones(50, STREAMS), rtol=0, atol=1e-3)
-    assert (mix > 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
