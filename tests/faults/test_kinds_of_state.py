@@ -85,7 +85,14 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
     ),
     "entries": (
         save_tiny_deepseek_v4,
-        {"head_dim": 512, "index_head_dim": 128, "sliding_window": 64, "index_topk": 64},
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "index_head_dim": 128,
+            "sliding_window": 64,
+            "index_topk": 64,
+        },
     ),
     "columns-beside-latents": (
         save_tiny_kimi_linear,

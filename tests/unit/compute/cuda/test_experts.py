@@ -36,7 +36,7 @@ def compiled(kernels: TritonKernels, experts: list[ExpertWeights], clamp: Clamp 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("clamp", [None, CLAMP], ids=["silu", "clamped"])
+@pytest.mark.parametrize("clamp", [None, CLAMP, floats.PLAIN_CLAMP], ids=["silu", "clamped", "clamped silu"])
 def test_experts_of_floats_match_float64(kernels: TritonKernels, dtype: torch.dtype, clamp: Clamp | None) -> None:
     """More pairs of one expert than a tile has; sizes that fill no tile."""
     num_tokens, hidden, ffn, top_k = 20, 72, 33, 2
