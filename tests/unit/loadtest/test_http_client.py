@@ -136,8 +136,7 @@ def test_leaving_early_closes_the_connection_so_that_the_server_can_stop() -> No
         left = asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError):  # NOTE: a busy client may leave before it has asked
                 await reader.read()
             left.set()
             writer.close()
@@ -145,7 +144,7 @@ def test_leaving_early_closes_the_connection_so_that_the_server_can_stop() -> No
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {}, SystemClock())
         with pytest.raises(ExchangeError):
-            await client.get("/", 0.05)
+            await client.get("/", 0.5)
         await asyncio.wait_for(left.wait(), 5)
         await client.close()
         server.close()
