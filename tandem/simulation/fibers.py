@@ -5,7 +5,7 @@ Resuming a fiber is an event of its node: none of a dead node is resumed, none o
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tandem.simulation.loop import VirtualLoop
@@ -130,6 +130,20 @@ def current_fiber() -> Fiber:
     """That in which the caller runs."""
     assert _own.fiber is not None, "only a fiber can wait"
     return _own.fiber
+
+
+def waiting_in_fiber(loop: VirtualLoop, node: Node) -> Callable[[Coroutine[Any, Any, Any], float], Any]:
+    """How a fiber of this node waits for a call of its event loop, as a thread does."""
+
+    def wait(call: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        ended = Signal()
+        task = node.context.copy().run(loop.create_task, call)
+        task.add_done_callback(lambda _: ended.notify(), context=node.context)
+        if not current_fiber().wait_for(task.done, ended, timeout_s):
+            raise TimeoutError
+        return task.result()
+
+    return wait
 
 
 async def in_fiber(loop: VirtualLoop, node: Node, work: Callable[[], Any]) -> Any:

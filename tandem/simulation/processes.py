@@ -37,7 +37,6 @@ from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.gateway.settings import GatewaySettings
 from tandem.kvcache.manager import KVCacheManager
-from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
 from tandem.ranks.group import RankGroup
 from tandem.router.process import RouterProcess, serving_router
@@ -51,9 +50,8 @@ from tandem.simulation.disk import JournalOnDisk, SimulatedDisk
 from tandem.simulation.engine import FiberEngine, SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
-from tandem.simulation.fibers import in_fiber
+from tandem.simulation.fibers import in_fiber, waiting_in_fiber
 from tandem.simulation.host_tier import SimulatedCopier
-from tandem.simulation.indexes import RoutedIndex, SimulatedRouterIndex
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import MODEL, VOCAB_SIZE
 from tandem.simulation.node import Node
@@ -68,7 +66,7 @@ from tandem.transport.card import Identity
 from tandem.transport.choose import Site
 from tandem.worker.checksums import PageChecksums
 from tandem.worker.core import WorkerCore
-from tandem.worker.feeds import Feeds
+from tandem.worker.feeds import Feeds, RouterIndex
 from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
@@ -85,8 +83,7 @@ PIN = "pin "  # before the seconds, as the user of a request: its prompt is kept
 
 @dataclass(slots=True)
 class SimulatedEnvironment:
-    """Shared parts of one simulation. `routers`: indexes of live ones, by address. `disks`: of
-    gateways, by name. `is_open`: without accounts.
+    """Shared parts of one simulation. `disks`: of gateways, by name. `is_open`: without accounts.
     `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
     `widths`: numbers of ranks of workers, by name; 1 where there is none. `rank_systems`: of those that
     run and have more; `all_rank_systems`: also of those that have ended.
@@ -105,7 +102,6 @@ class SimulatedEnvironment:
     is_open: bool = False
     uses_redis: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
-    routers: dict[str, RoutedIndex] = field(default_factory=dict)
     disks: Mapping[str, SimulatedDisk] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
     rank_systems: dict[str, SimulatedRankSystem] = field(default_factory=dict)
@@ -144,8 +140,8 @@ async def serving_simulated_worker(
     """Runs a worker for the time of the block; as `worker.process.serving_worker`."""
     settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
-    feeds = Feeds(_indexes(environment, node), worker_id, epoch)
     credentials = Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation)
+    feeds = _open_feeds(environment, node, me, epoch, credentials)
     assembly, writer, group = await _open_engine(environment, node, settings, credentials, feeds)
     engine: AsyncEngine
     if group is None:
@@ -211,11 +207,7 @@ async def serving_simulated_router(
     settings = RouterSettings(**options, redis=environment.redis_url)
     shared = _index_in_redis(environment, node) if environment.uses_redis else None
     async with serving_router(settings, shared) as router:
-        environment.routers[address] = RoutedIndex(node, router.service._lookup._index)
-        try:
-            yield router
-        finally:
-            del environment.routers[address]
+        yield router
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,14 +276,15 @@ def _worker_settings(
     return kind(**options)
 
 
-def _indexes(environment: SimulatedEnvironment, node: Node) -> Sequence[LocalityIndex]:
+def _open_feeds(
+    environment: SimulatedEnvironment, node: Node, me: WorkerAddress, epoch: int, credentials: Credentials
+) -> Feeds:
     """As `worker.process`: where the worker's blocks are made known."""
     if environment.uses_redis:
-        return [_index_in_redis(environment, node)]
-    return [
-        SimulatedRouterIndex(environment.routers, environment.fabric, node, address)
-        for address in environment.router_addresses
-    ]
+        return Feeds([_index_in_redis(environment, node)], me.worker_id, epoch)
+    wait = waiting_in_fiber(environment.loop, node)
+    indexes = [RouterIndex(address, credentials, wait) for address in environment.router_addresses]
+    return Feeds(indexes, me.worker_id, epoch, functools.partial(in_fiber, environment.loop, node))
 
 
 def _index_in_redis(environment: SimulatedEnvironment, node: Node) -> RedisIndex:

@@ -214,7 +214,6 @@ class World:
         self.planners.pop(name, None)
         if self.kubernetes is not None:
             self.kubernetes.note_ready(name, is_ready=False)
-        self.environment.routers.pop(self.address_of(name), None)
         if (ranks := self.environment.rank_systems.pop(name, None)) is not None:
             ranks.die(is_silent=is_silent)
         self.network.crash(node, is_silent=is_silent)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from tandem.core.errors import LocalityUnavailableError, TandemError
 from tandem.core.events import BlockEvent
@@ -15,17 +15,25 @@ from tandem.rpc.credentials import Credentials
 FLUSH_INTERVAL_S = 0.2
 STALE_INTERVAL_S = 5.0
 CALL_TIMEOUT_S = 2.0
-_Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
 
-class RouterIndex:
-    """The publishing half of a router's embedded index, called from threads other than the event loop's."""
+Call = Coroutine[Any, Any, PublishResult]
+InThread = Callable[[Callable[[], PublishResult]], Awaitable[PublishResult]]
+"""Runs what waits, beside the event loop."""
 
-    def __init__(self, address: str, credentials: Credentials, loop: asyncio.AbstractEventLoop) -> None:
+
+class RouterIndex:
+    """The publishing half of a router's embedded index, called from threads other than the event loop's.
+
+    Args:
+        wait: has the event loop make a call, and waits for its result for so many seconds at most.
+    """
+
+    def __init__(self, address: str, credentials: Credentials, wait: Callable[[Call, float], PublishResult]) -> None:
         self._client = RouterClient(address, credentials)
-        self._loop = loop
+        self._wait_for = wait
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
         return self._wait(self._client.publish(worker_id, epoch, events, sequence, timeout_s=CALL_TIMEOUT_S))
@@ -48,19 +56,31 @@ class RouterIndex:
     async def close(self) -> None:
         await self._client.close()
 
-    def _wait(self, call: Coroutine[Any, Any, _Answer]) -> _Answer:
+    def _wait(self, call: Call) -> PublishResult:
         try:
-            return asyncio.run_coroutine_threadsafe(call, self._loop).result(2 * CALL_TIMEOUT_S)
+            return self._wait_for(call, 2 * CALL_TIMEOUT_S)
         except LocalityUnavailableError:
             raise
         except (TandemError, TimeoutError) as error:
             raise LocalityUnavailableError(f"the router's index did not take the report: {error}") from error
 
 
+def waiting_in_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Call, float], PublishResult]:
+    """How a thread waits for a call of the loop's."""
+    return lambda call, timeout_s: asyncio.run_coroutine_threadsafe(call, loop).result(timeout_s)
+
+
 class Feeds:
     """One `BlockFeed` for each index. `emit` from any thread."""
 
-    def __init__(self, indexes: Sequence[LocalityIndex], worker_id: str, epoch: int) -> None:
+    def __init__(
+        self,
+        indexes: Sequence[LocalityIndex],
+        worker_id: str,
+        epoch: int,
+        in_thread: InThread = asyncio.to_thread,
+    ) -> None:
+        self._in_thread = in_thread
         self._feeds = [BlockFeed(index, worker_id, epoch) for index in indexes]
 
     def emit(self, event: BlockEvent) -> None:
@@ -70,14 +90,14 @@ class Feeds:
 
     async def run(self) -> None:
         """Reports until cancelled; retries while an index is unavailable."""
-        await asyncio.gather(*map(_report, self._feeds))
+        await asyncio.gather(*(_report(feed, self._in_thread) for feed in self._feeds))
 
 
-async def _report(feed: BlockFeed) -> None:
+async def _report(feed: BlockFeed, in_thread: InThread) -> None:
     was_away = was_stale = False
     while True:
         try:
-            result = await asyncio.to_thread(feed.flush)
+            result = await in_thread(feed.flush)
         except LocalityUnavailableError as error:
             if not was_away:
                 logger.warning("the locality index is away, its events are kept: %s", error)

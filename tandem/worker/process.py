@@ -48,7 +48,7 @@ from tandem.transport.choose import Site
 from tandem.transport.inproc import InprocRegistry
 from tandem.worker.checksums import PageChecksums
 from tandem.worker.core import WorkerCore
-from tandem.worker.feeds import Feeds, RouterIndex
+from tandem.worker.feeds import Feeds, RouterIndex, waiting_in_thread
 from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
@@ -280,7 +280,7 @@ async def _open_feeds(
         indexes.append(remote)
     else:
         for address in settings.router_addresses:
-            router = RouterIndex(address, credentials, asyncio.get_running_loop())
+            router = RouterIndex(address, credentials, waiting_in_thread(asyncio.get_running_loop()))
             opened.push_async_callback(router.close)
             indexes.append(router)
     return Feeds(indexes, me.worker_id, epoch)

@@ -32,6 +32,7 @@ from tandem.kube.leader import LeaderElection
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.kvcache.promised_blocks import PromisedBlocks
+from tandem.locality.base import PublishResult
 from tandem.planner_service.scrape import GatewayScraper
 from tandem.process import discovery_redis, fleet_view
 from tandem.process.discovery_redis import RedisDiscovery
@@ -51,6 +52,7 @@ from tandem.rpc.told_prompts import RememberedPrompts
 from tandem.scheduler.scheduler import Scheduler
 from tandem.transport.transfer import Transfer
 from tandem.worker import service
+from tandem.worker.feeds import RouterIndex
 from tandem.worker.fetch import Fetch
 from tandem.worker.host_tier import HostPages
 from tandem.worker.leases import LeaseBook
@@ -495,7 +497,7 @@ def _step_ends_before_all_have_written(patch: Patch) -> None:
         patch.setattr(module, "await_kv", lambda step, links: None)
 
 
-def _nobody_hears_of_lost_ranks(patch: Patch) -> None:
+def nobody_hears_of_lost_ranks(patch: Patch) -> None:
     recover = AsyncEngine._recover
 
     def unsaid(self: Any, lost: Any) -> None:
@@ -518,6 +520,16 @@ def waiting_requests_hear_nothing_of_lost_ranks(patch: Patch) -> None:
         recover(self, lost)
 
     patch.setattr(AsyncEngine, "_recover", unsaid)
+
+
+def no_snapshot_for_a_new_router(patch: Patch) -> None:
+    publish = RouterIndex.publish
+
+    def published(self: Any, *given: Any) -> Any:
+        result = publish(self, *given)
+        return PublishResult.APPLIED if result is PublishResult.RESYNC else result
+
+    patch.setattr(RouterIndex, "publish", published)
 
 
 def silent_ranks_are_not_noticed(patch: Patch) -> None:
@@ -605,6 +617,7 @@ _BETWEEN = "a lease must end between confirmation and last byte; a scenario by h
 _LOST_AT_ONCE = "a failover must lose what was just settled; a scenario by hand finds it (`test_lost_settlements`)"
 _MOVED = "a kept prompt must be moved and asked for again; a scenario by hand finds it (`test_host_tier`)"
 _ONLY_SLOWER = "prompts are computed again, only later; a scenario by hand finds it (`test_lost_sources`)"
+_UNKNOWN_BLOCKS = "routers then know fewer blocks, so prompts are slower (`test_routers_index`)"
 _AT_A_LOSS = "a request must wait when ranks are lost; a scenario by hand finds it (`test_lost_ranks`)"
 
 _OWN_SOCKETS = "an epoch's ranks have sockets of their own; what is late comes over links of hosts (`tests/unit/ranks`)"
@@ -614,22 +627,22 @@ _SILENT = "it makes a failover late; a scenario written by hand finds it (`test_
 MUTATIONS = [
     Mutation("bytes are used without asking whether the lease held", never_confirmed, unfound=_TOO_LATE),
     Mutation("the lease is confirmed before the read", confirmed_before_the_read, unfound=_BETWEEN),
-    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=7),
-    Mutation("leased blocks are not held", _leased_blocks_not_held, seed=3),
+    Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=23),
+    Mutation("leased blocks are not held", _leased_blocks_not_held, seed=2),
     Mutation("a pin ends with the request, not with the transfer", _pins_end_with_the_request, seed=1),
     Mutation("leases do not expire", _leases_do_not_expire, seed=43),
     Mutation("an expired lease keeps its hold", _expired_lease_keeps_its_hold, seed=3),
     Mutation("a lease that was ended keeps its hold", _broken_prefill_keeps_its_lease, seed=0),
     Mutation("the salt is left out of the root hash", _salt_left_out, seed=1),
     Mutation("the cursor is one block too far after a failed fetch", _cursor_one_block_too_far, seed=10),
-    Mutation("a failed fetch counts as whole", _failed_fetch_counts_as_whole, seed=7),
-    Mutation("blocks are shared before their bytes have arrived", _block_counts_before_it_arrived, seed=7),
+    Mutation("a failed fetch counts as whole", _failed_fetch_counts_as_whole, seed=1),
+    Mutation("blocks are shared before their bytes have arrived", _block_counts_before_it_arrived, seed=14),
     Mutation("a settlement told again is a new charge", _retry_charges_again, seed=120),
     Mutation("a request is settled twice", _settled_twice, seed=1),
     Mutation("a store that failed over is not told again", lost_settlements_are_not_told_again, unfound=_LOST_AT_ONCE),
     Mutation("an abort is not settled", _aborts_are_not_billed, seed=1),
-    Mutation("a failover begins anew", _failover_begins_anew, seed=8),
-    Mutation("a failover repeats a token", _failover_repeats_a_token, seed=8),
+    Mutation("a failover begins anew", _failover_begins_anew, seed=12),
+    Mutation("a failover repeats a token", _failover_repeats_a_token, seed=12),
     Mutation("tokens are dropped between worker and client", _tokens_are_dropped, seed=1),
     Mutation("silence is not noticed", silence_is_not_noticed, unfound=_BY_HAND),
     Mutation(
@@ -674,12 +687,12 @@ MUTATIONS = [
     Mutation("Redis forgets what was settled", _replaced("SETTLE", "mark(charge, bill, '1')", ""), seed=10),
     Mutation("Redis keeps no checkpoint", redis_keeps_no_checkpoint, unfound=_CHECKPOINT),
     Mutation(
-        "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=1
+        "Redis keeps what a settlement held", _replaced("SETTLE", "reserved = let_go(charge)", "reserved = nil"), seed=3
     ),
     Mutation("ranks that are started anew begin with empty memory", _new_ranks_begin_with_empty_memory, seed=29),
     Mutation("ranks of a former epoch are left to themselves", _former_ranks_are_left, seed=79),
     Mutation("a step ends before all ranks have written", _step_ends_before_all_have_written, seed=29),
-    Mutation("nobody hears that ranks were lost", _nobody_hears_of_lost_ranks, seed=15),
+    Mutation("nobody hears that ranks were lost", nobody_hears_of_lost_ranks, unfound=_AT_A_LOSS),
     Mutation(
         "waiting requests do not hear that ranks were lost",
         waiting_requests_hear_nothing_of_lost_ranks,
@@ -690,6 +703,7 @@ MUTATIONS = [
     Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=15),
     Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
     Mutation("a prompt that was forgotten counts as empty", forgotten_prompts_count_as_empty, unfound=_FORGOTTEN),
-    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=9),
+    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=10),
+    Mutation("a router that began anew is not told all blocks", no_snapshot_for_a_new_router, unfound=_UNKNOWN_BLOCKS),
     Mutation("words of former epochs count", _words_of_former_epochs_count, unfound=_OWN_SOCKETS),
 ]

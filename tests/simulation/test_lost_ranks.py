@@ -4,7 +4,7 @@ Scenarios written by hand: each has one fault, so that each bound is shown by it
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from tandem.simulation.invariants import RANKS_GAP_S
 from tandem.simulation.run import Report, run_scenario
 from tests.simulation.mutations import (
     idle_group_is_not_watched,
+    nobody_hears_of_lost_ranks,
     silent_ranks_are_not_noticed,
     waiting_requests_hear_nothing_of_lost_ranks,
 )
@@ -109,7 +110,10 @@ def test_requests_that_wait_when_ranks_are_lost_go_on() -> None:
     assert [outcome.ending for outcome in report.outcomes] == ["whole"] * 8
 
 
-def test_requests_that_do_not_hear_of_lost_ranks_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plant", [waiting_requests_hear_nothing_of_lost_ranks, nobody_hears_of_lost_ranks])
+def test_requests_that_do_not_hear_of_lost_ranks_wait_for_ever(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a run ends, and says so."""
-    waiting_requests_hear_nothing_of_lost_ranks(monkeypatch)
+    plant(monkeypatch)
     assert any(violation.endswith(" waits for ever") for violation in lost_with_requests_waiting().violations)
