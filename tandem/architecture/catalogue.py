@@ -44,6 +44,7 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "deepseek-v2-lite": ("deepseek_v2", 2048, 10_944, 27, 16, 16, 64, 102_400, 163_840, False),
         "deepseek-v3": ("deepseek_v3", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
         "deepseek-v3.2": ("deepseek_v32", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
+        "deepseek-v4-flash": ("deepseek_v4", 4096, 2048, 43, 64, 1, 512, 129_280, 1_048_576, False),
         "glm-5": ("glm_moe_dsa", 6144, 12_288, 78, 64, 64, 64, 154_880, 202_752, False),
         "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
         "falcon-h1-7b": ("falcon_h1", 3072, 12_288, 44, 12, 2, 128, 130_048, 262_144, False),
@@ -101,6 +102,7 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "num_experts_per_tok": 6,
             "moe_intermediate_size": 1408,
         },
+        "deepseek-v4-flash": {"moe_intermediate_size": 2048, "compress_ratios": [0, 0, *[4, 128] * 20, 4]},
         "falcon-h1-7b": {"mamba_d_ssm": 3072, "mamba_d_head": 128, "mamba_n_heads": 24},
         "nemotron-3-super": {
             "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"

@@ -31,6 +31,7 @@ PUBLISHED = {
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671.0,
     "deepseek-v3.2": 671.9,
+    "deepseek-v4-flash": 284.3,
     "glm-5": 744.0,
     "glm-4.7-flash": 29.9,
     "falcon-h1-7b": 7.59,
@@ -46,6 +47,7 @@ PUBLISHED = {
     "dense-30b": 30.0,
 }
 CONFIGURATIONS = {
+    "deepseek-v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
     "jamba-v0.1": "ai21labs/Jamba-v0.1",
     "glm-4.5-air": "zai-org/GLM-4.5-Air",
     "gpt-oss-20b": "openai/gpt-oss-20b",
