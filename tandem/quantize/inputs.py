@@ -7,7 +7,6 @@ steps and decays, unless they are rows of a tensor that is.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.architecture.entry_mixers import SharedRowAttentionSpec
 from tandem.architecture.feed_forward import (
     FeedForwardSpec,
     GatedSpec,
@@ -66,10 +65,6 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
             if mixer.q_a is not None:
                 yield SharedInput((mixer.q,), mixer.q_norm)
             yield SharedInput((mixer.q_a or mixer.q, mixer.kv_a), norm)
-        case SharedRowAttentionSpec():  # NOTE: neither maps of groups nor what entries are made by are coded
-            yield SharedInput((mixer.o,))
-            yield SharedInput((mixer.q,))
-            yield SharedInput((mixer.q_a, mixer.kv))
         case BlockMixer():
             raise ConfigurationError(
                 f"{next(mixer.tensors()).name} is of a layer whose queries choose blocks of tokens, whose weights are "

@@ -55,9 +55,6 @@ class LayerRunner:
         self._backends = choose_backends("auto", _CPU, layout, spec.attention_softcap, sinks=spec.has_sinks)
         self._states, self._by_mixer = spec.states_of_layer, spec.states_of_mixers
         self._last_reader = {state: index for index, states in enumerate(self._states) for state in states}
-        first_reader = {state: index for index, states in reversed([*enumerate(self._states)]) for state in states}
-        self._own = [[state for state in states if first_reader[state] == i] for i, states in enumerate(self._states)]
-        self._place = {state: place for states in self._own for place, state in enumerate(states)}
 
     def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> ResidualStream:
         """The stream before the first layer; `embedding` [vocab, hidden] of any dtype."""
@@ -95,22 +92,21 @@ class LayerRunner:
 
     def _kv(self, index: int, stream: ResidualStream, number: int) -> dict[int, LayerState]:
         """By state, what layer `index` reads: cached state of a sequence from an earlier layer, or memory for it."""
-        found = {state: kept[number] for state, kept in stream.kept.items() if number < len(kept)}
-        if own := self._own[index]:
-            layout = build_layout([self._spec.kv_specs[state] for state in own], _BLOCK_SIZE)
-            num_blocks = 1 + len(own) * _num_blocks(stream.hidden.shape[1])
-            found |= dict(zip(own, Arena(layout, num_blocks, _CPU).layers, strict=True))
-        return {state: found[state] for state in self._states[index]}
+        found: dict[int, LayerState] = {}
+        for state in self._states[index]:
+            kept = stream.kept.get(state, ())
+            layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
+            num_blocks = 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE)
+            found[state] = kept[number] if number < len(kept) else Arena(layout, num_blocks, _CPU).layers[0]
+        return found
 
     def _computed(
         self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: Mapping[int, LayerState]
     ) -> torch.Tensor:
         hidden = stream.hidden[number]
         backends = {state: self._backends[type(self._spec.kv_specs[state])] for state in kv}
-        batches = {
-            state: backends[state].prepare(_batch(len(hidden), self._place[state]), kv[state], layer.readers(state))
-            for state in kv
-        }
+        plain = _batch(len(hidden))
+        batches = {state: backends[state].prepare(plain, kv[state], layer.readers(state)) for state in kv}
         tokens = StepTokens(
             stream.token_ids[number],
             torch.arange(len(hidden)),
@@ -132,19 +128,15 @@ class LayerRunner:
         return Parameters(others, weights)
 
 
-def _num_blocks(length: int) -> int:
-    return -(-length // _BLOCK_SIZE)
-
-
-def _batch(length: int, place: int) -> AttentionBatch:
-    """A batch of one request, whose blocks are 1, 2, … of the first state that a layer keeps, and so on."""
-    positions, num_blocks = torch.arange(length), _num_blocks(length)
-    first = 1 + place * num_blocks
+def _batch(length: int) -> AttentionBatch:
+    """A batch of one request, whose blocks are 1, 2, …"""
+    positions = torch.arange(length)
+    num_blocks = -(-length // _BLOCK_SIZE)
     return AttentionBatch(
         query_start=torch.tensor([0, length], dtype=torch.int32),
         seq_lens=torch.tensor([length], dtype=torch.int32),
-        block_tables=torch.arange(first, first + num_blocks, dtype=torch.int32).unsqueeze(0),
-        slot_mapping=positions + first * _BLOCK_SIZE,
+        block_tables=torch.arange(1, 1 + num_blocks, dtype=torch.int32).unsqueeze(0),
+        slot_mapping=positions + _BLOCK_SIZE,
         max_query_len=length,
         max_seq_len=length,
     )

@@ -129,7 +129,7 @@ class EntryPool:
     def _by_series(self, numbers: torch.Tensor) -> torch.Tensor:
         """[n, series x span, size]: of `numbers` [n, series x span, series x size] each span's own part."""
         spec = self._spec
-        spans = numbers.unflatten(1, (spec.series, spec.span)).unflatten(3, (spec.series, spec.size))  # type: ignore[no-untyped-call]
+        spans = numbers.reshape(len(numbers), spec.series, spec.span, spec.series, spec.size)
         return torch.cat([spans[:, each, :, each] for each in range(spec.series)], dim=1)
 
 
