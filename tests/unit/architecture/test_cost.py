@@ -4,6 +4,7 @@ import pytest
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost
+from tandem.architecture.entry_mixers import EntryAttentionSpec
 from tandem.architecture.mixers import BlockMixer
 from tandem.architecture.recurrent_mixers import RecurrentMixer
 from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
@@ -115,12 +116,11 @@ def test_a_step_reads_no_table_of_per_layer_embeddings() -> None:
 
 
 def reads_all_it_keeps(cost: ModelCost) -> bool:
-    """NOTE: index keys are kept from the first token on, and read where there are more tokens than are chosen; a
-    recurrent state is read and written.
+    """NOTE: index keys are kept from the first token on, and read where there are more tokens than are chosen; an entry
+    is kept whole once its span has ended, and read by its tokens' shares; a recurrent state is read and written.
     """
-    return not any(
-        isinstance(mixer, SparseLatentAttentionSpec | BlockMixer | RecurrentMixer) for mixer in cost.model.mixers
-    )
+    others = SparseLatentAttentionSpec | BlockMixer | EntryAttentionSpec | RecurrentMixer
+    return not any(isinstance(mixer, others) for mixer in cost.model.mixers)
 
 
 READ_WHOLE = [*filter(reads_all_it_keeps, map(find_cost, catalogue_names())), windowed(100, None, 4096)]
