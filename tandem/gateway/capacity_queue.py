@@ -2,7 +2,7 @@
 
 Invariant: no request overtakes an earlier one, so short prompts do not starve a long one; one level of priority counts
 as one second of waiting. Only the first in the queue asks, so a full cluster costs the routers a few calls a second
-however many wait. Owned by one event loop; decides nothing about workers.
+however many wait. Routers decide between the queues of several gateways. Owned by one event loop.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import TypeVar
 from prometheus_client import Gauge
 
 from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
+from tandem.core.machine import random_id
 from tandem.gateway.history import RequestRecord
 
 LEVEL_S = 1.0
@@ -41,6 +42,9 @@ class CapacityQueue:
         waiting: gauge of the number of waiting requests, in all queues that share it.
         waits_for: refusals after which a request waits.
         stage: name of the stage that records the wait.
+
+    Attributes:
+        name: what routers know it by; "" if nobody waits in it.
     """
 
     def __init__(
@@ -57,16 +61,16 @@ class CapacityQueue:
         self._places: list[_Place] = []
         self._num_entered = 0
         self._refusal: Refusal = NoRoomError("no worker has room")
-        self._is_outage = False  # there was no worker at all for whoever asked last
+        self.name = random_id() if timeout_s else ""
 
     @property
     def is_empty(self) -> bool:
         return not self._places
 
     @property
-    def lacks_room(self) -> bool:
-        """Whether somebody waits, and not because there is no worker."""
-        return bool(self._places) and not self._is_outage
+    def others_wait(self) -> bool:
+        """Whether requests wait behind the one that asks."""
+        return len(self._places) > 1
 
     async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
         """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
@@ -85,7 +89,7 @@ class CapacityQueue:
             except self._waits_for as error:
                 if not self._timeout_s:
                     raise
-                self._note(error)
+                self._refusal = error
         with record.timed(self._stage):
             return await self._wait(priority, call)
 
@@ -95,20 +99,16 @@ class CapacityQueue:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     await place.is_first.wait()
-                    self._is_outage = False
                     try:
                         return await call()
                     except self._waits_for as error:
-                        self._note(error)
+                        self._refusal = error
                         await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
         except TimeoutError:
             message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"
             raise type(self._refusal)(message, self._refusal.retry_after_s) from self._refusal
         finally:
             self._leave(place)
-
-    def _note(self, refusal: Refusal) -> None:
-        self._refusal, self._is_outage = refusal, isinstance(refusal, UnavailableError)
 
     def _enter(self, priority: int) -> _Place:
         self._num_entered += 1

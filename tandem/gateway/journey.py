@@ -9,13 +9,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
     IncompatibleProtocolError,
-    NoRoomError,
     TandemError,
     UnavailableError,
     UntrustedPeerError,
@@ -26,7 +26,7 @@ from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.token_ids import joined
 from tandem.core.types import FinishReason
-from tandem.gateway.capacity_queue import CapacityQueue, Refusal
+from tandem.gateway.capacity_queue import LEVEL_S, CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.outage_queues import OutageQueues
@@ -34,10 +34,10 @@ from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
+from tandem.routing.queue_place import QueuePlace
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
-_RETRY_AFTER_S = 1.0
 _REFUSED_FOR_GOOD = (UntrustedPeerError, IncompatibleProtocolError)
 
 _logger = logging.getLogger(__name__)
@@ -127,8 +127,11 @@ class Journey:
 
     async def _pair(self) -> PairingAnswer:
         """The first pairing. Queues while all workers are full, and for a worker while there is none."""
-        return await self._ways.capacity_queue.run(
-            self._request.priority, lambda: self._once_possible(self._anybody, (UnavailableError,)), self._record
+        queue = self._ways.capacity_queue
+        return await queue.run(
+            self._request.priority,
+            lambda: self._once_possible(lambda _: self._anybody(queue), (UnavailableError,)),
+            self._record,
         )
 
     async def _pair_again(self) -> PairingAnswer:
@@ -138,18 +141,18 @@ class Journey:
         """
         try:
             if all(isinstance(error, CapacityError) for _, error in self._failed):
-                return await self._paired(self._another)
+                return await self._paired(lambda: self._another(None))
             return await self._once_possible(self._another, (UnavailableError, CapacityError))
         except (CapacityError, UnavailableError) as error:
             raise self._refusal(error) from error
 
     async def _once_possible(
-        self, question: Callable[[], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
+        self, question: Callable[[CapacityQueue], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
         """NOTE: the first in the queue asks for all that the same workers can serve; see `OutageQueues`."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
         return await self._ways.outages.run(
-            needs, waits_for, self._request.priority, lambda: self._paired(question), self._record
+            needs, waits_for, self._request.priority, lambda queue: self._paired(partial(question, queue)), self._record
         )
 
     async def _paired(self, question: Callable[[], Awaitable[PairingAnswer]]) -> PairingAnswer:
@@ -160,21 +163,18 @@ class Journey:
         self._record.workers.append(answer.decode.worker_id)
         return answer
 
-    async def _anybody(self) -> PairingAnswer:
-        """NOTE: requests that lost their worker go first, as their clients may have a part of their answers."""
-        if self._ways.outages.lack_room:
-            raise NoRoomError("free memory of workers is promised to requests whose worker was lost", _RETRY_AFTER_S)
-        self.router, answer = await self._ways.routers.pair(self._pair_call(()))
+    async def _anybody(self, queue: CapacityQueue) -> PairingAnswer:
+        self.router, answer = await self._ways.routers.pair(self._pair_call((), queue))
         return answer
 
-    async def _another(self) -> PairingAnswer:
+    async def _another(self, queue: CapacityQueue | None) -> PairingAnswer:
         """Pairs with workers that have not failed; else with one that restarted or answers again."""
         try:
-            self.router, answer = await self._ways.routers.pair(self._pair_call(_ids(self._failed)))
+            self.router, answer = await self._ways.routers.pair(self._pair_call(_ids(self._failed), queue))
             return answer
         except (CapacityError, UnavailableError):
             full = _ids(failed for failed in self._failed if isinstance(failed[1], CapacityError))
-            self.router, answer = await self._ways.routers.pair(self._pair_call(full))
+            self.router, answer = await self._ways.routers.pair(self._pair_call(full, queue))
             if await self._may_go_on(answer.decode):
                 return answer
             raise
@@ -194,7 +194,14 @@ class Journey:
         """Fingerprint of the model whose tokens the client has; None before the first token."""
         return self._fingerprint if self._token_ids else None
 
-    def _pair_call(self, excluded: tuple[str, ...]) -> PairCall:
+    def _pair_call(self, excluded: tuple[str, ...], queue: CapacityQueue | None) -> PairCall:
+        """NOTE: routers let a request that lost its worker go first: its client may have a part of its answer."""
+        place = QueuePlace(
+            queue="" if queue is None else queue.name,
+            waited_s=self._ways.clock.now_s() - self._started_s - self._request.priority * LEVEL_S,
+            others_wait=queue is not None and queue.others_wait,
+            is_retry=bool(self._failed),
+        )
         return PairCall(
             request_id=self._choice.request_id,
             model=self._request.model,
@@ -205,6 +212,7 @@ class Journey:
             excluded=excluded,
             local_prefill=self._request.local_prefill,
             fingerprint=self._required_fingerprint,
+            place=place,
         )
 
     def _refusal(self, error: TandemError) -> TandemError:

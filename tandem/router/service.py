@@ -30,12 +30,14 @@ from tandem.process.fleet_watch import FleetWatch
 from tandem.router.metrics import RouterMetrics
 from tandem.router.prefix_lookup import PrefixLookup
 from tandem.router.sent_prompts import SentPrompts
-from tandem.routing.admission import Refusal, RefusalReason
+from tandem.routing.admission import Refusal, RefusalReason, refuse_early
 from tandem.routing.candidates import num_cached_blocks
 from tandem.routing.cost import Prediction
 from tandem.routing.pairing import DecisionRecord, Pairer, Pairing
+from tandem.routing.queue_place import QueuePlace
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import RequestShape
+from tandem.routing.waiting import WaitingRequests
 from tandem.rpc.messages import (
     Decision,
     ModelInfo,
@@ -79,6 +81,7 @@ class RouterService:
         self._meter = UsageMeter(self._clock)
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
+        self._waiting = WaitingRequests()
         self._incarnation = incarnation or random_id()
 
     async def pair(self, call: PairCall) -> PairingAnswer:
@@ -93,7 +96,7 @@ class RouterService:
             (chain, self._hasher.hashes(chain.root(call.scope), call.token_ids, chain.block_size)) for chain in chains
         ]
         shape = _shape_of(call, chains, await self._leading(hashed, len(call.token_ids)))
-        answer = self._pairer.pair(shape, self._clock.now_s())
+        answer = self._pair_in_turn(call, shape)
         duration_s = monotonic_s() - started_s
         policy = self._pairer.policy_name
         if isinstance(answer, Refusal):
@@ -102,6 +105,17 @@ class RouterService:
         self._metrics.decided(policy, "paired", duration_s)
         self._remember(shape, answer, hashed)
         return self._answer(shape, answer, policy, duration_s)
+
+    def _pair_in_turn(self, call: PairCall, shape: RequestShape) -> Pairing | Refusal:
+        """A pairing that leaves room to requests whose turn it is, also those of other gateways."""
+        now_s, place = self._clock.now_s(), call.place or QueuePlace()
+        allowed = self._waiting.without_reserved(place, shape, self._pairer.fleet, now_s)
+        answer = self._pairer.pair(allowed, now_s)
+        if isinstance(answer, Refusal) and allowed is not shape and answer.reason is not RefusalReason.QUEUE:
+            answer = refuse_early()
+        lacks_room = isinstance(answer, Refusal) and answer.reason is RefusalReason.NO_BLOCKS
+        self._waiting.asked(place, shape, now_s, lacks_room=lacks_room)
+        return answer
 
     async def settle(self, settlement: Settlement) -> None:
         if settlement.ttft_ms is None:

@@ -88,6 +88,12 @@ def refuse_full(request: RequestShape, decodes: Iterable[WorkerSnapshot]) -> Ref
     return Refusal(RefusalReason.NO_BLOCKS, max(_MIN_RETRY_S, retry_after_s), "every decode worker's KV cache is full")
 
 
+def refuse_early() -> Refusal:
+    """Refusal because it is the turn of requests that wait for the same workers."""
+    message = "free memory of workers is promised to requests that have waited longer, or that lost their worker"
+    return Refusal(RefusalReason.NO_BLOCKS, _MIN_RETRY_S, message)
+
+
 def refuse_late(request: RequestShape, candidates: Candidates) -> Refusal:
     """Refusal because the queues are too long for the TTFT limit.
 

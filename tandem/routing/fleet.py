@@ -151,6 +151,12 @@ class Fleet:
             spares.append(others.table.snapshots[row].worker_id)
         return spares
 
+    def able_ids(self, request: RequestShape, now_s: float) -> frozenset[str]:
+        """Ids of the decode workers that could serve this request if they were empty."""
+        num_tokens, pools = request.num_tokens + request.num_expected_output, self.pools(request)
+        able = (self._eligible(self._decodes(request, pool), request, num_tokens, now_s) for pool in pools)
+        return frozenset(snapshot.worker_id for workers in able for snapshot in workers)
+
     def is_served(self, request: RequestShape, now_s: float) -> bool:
         """Whether any live worker could decode this request if it were short."""
         return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))

@@ -17,6 +17,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.locality.base import PublishResult
+from tandem.routing.queue_place import QueuePlace
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
@@ -140,6 +141,7 @@ RELEASE_CALL = _forms.inside(Sequence[str], worker_pb2.ReleaseRequest)
 
 # --- what a router is asked, and answers ------------------------------------------------------------------------------
 
+_forms.add(QueuePlace, router_pb2.QueuePlace)
 PAIR_CALL = _forms.add(messages.PairCall, router_pb2.PairRequest, request_id=_NAMED)
 PAIRING = _forms.add(messages.PairingAnswer, router_pb2.PairResponse, decision_s=_AMOUNT)
 SETTLEMENT = _forms.add(Settlement, router_pb2.SettleRequest, request_id=_NAMED)

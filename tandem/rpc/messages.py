@@ -15,6 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
+from tandem.routing.queue_place import QueuePlace
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
@@ -51,6 +52,7 @@ class PairCall:
         fingerprint: of the model that began the request (`PairingAnswer.fingerprint`); another could not continue
             exactly.
         told: the prompt's name; handlers get the whole without it.
+        place: where it waits for room, and for how long; None = it came now and asks once.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class PairCall:
     local_prefill: bool = False
     fingerprint: str | None = None
     told: ToldPrompt | None = None
+    place: QueuePlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

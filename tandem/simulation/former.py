@@ -17,7 +17,7 @@ NEXT_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares them with the release before
     "WorkerState": ("request_bytes", "names_states"),
     "WorkerStatus": ("usage", "drafts", "ranks"),
-    "PairRequest": ("told",),
+    "PairRequest": ("told", "place"),
     "DescribeResponse": ("usage",),
     "SamplingParams": ("speculate",),
     "GenerateRequest": ("told",),

@@ -1,4 +1,4 @@
-"""Streams whose only worker died: what is free when it is back is theirs, before requests that came meanwhile."""
+"""Turns for free memory: streams whose only worker died, then who has waited longer, at any gateway."""
 
 import logging
 from collections.abc import Iterator
@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.gateway.outage_queues import OutageQueues
+from tandem.routing.waiting import WaitingRequests
 from tandem.simulation.fault import Fault, FaultKind
 from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import ClientRequest
 from tests.simulation.test_lost_workers import BEGIN_S, SCENARIO
 
-NUM_BEGUN, NUM_NEW = 6, 12  # of which some six fit into the pool
+NUM_BEGUN, NUM_NEW, NUM_SHORT = 6, 12, 60  # of which some six fit into the pool
+GATEWAYS = ("gateway-0", "gateway-1")
 DIES_S, BACK_S = BEGIN_S + 1.5, BEGIN_S + 4.5
 
 
@@ -24,18 +25,26 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def asked(number: int, at_s: float, owner: str) -> ClientRequest:
+def asked(number: int, at_s: float, owner: str, gateway: str) -> ClientRequest:
     prompt = tuple((37 * number + (number + 3) * index) % 256 for index in range(40))
-    return replace(SCENARIO.asks[0], number=number, at_s=at_s, owner=owner, prompt=prompt)
+    return replace(SCENARIO.asks[0], number=number, at_s=at_s, owner=owner, gateway=gateway, prompt=prompt)
 
 
-def go_on_s(seed: int) -> tuple[list[float], list[float]]:
-    """When the streams that had begun go on, and when the others begin; all end whole."""
-    begun = [asked(n, BEGIN_S + n / 50, "alice") for n in range(NUM_BEGUN)]
-    new = [asked(NUM_BEGUN + n, DIES_S + 0.1 + n / 20, "bob") for n in range(NUM_NEW)]
+def go_on_s(seed: int, begun_at: str, new_at: str) -> tuple[list[float], list[float]]:
+    """When the streams that had begun go on, and when the others begin; all end whole. The last two: gateways."""
+    begun = [asked(n, BEGIN_S + n / 50, "alice", begun_at) for n in range(NUM_BEGUN)]
+    new = [asked(NUM_BEGUN + n, DIES_S + 0.1 + n / 20, "bob", new_at) for n in range(NUM_NEW)]
     death = Fault(FaultKind.CRASH, DIES_S, BACK_S - DIES_S, "decode-0")
     report = run_scenario(
-        replace(SCENARIO, seed=seed, decodes=("decode-0",), asks=(*begun, *new), num_blocks=64, faults=(death,))
+        replace(
+            SCENARIO,
+            seed=seed,
+            decodes=("decode-0",),
+            gateways=GATEWAYS,
+            asks=(*begun, *new),
+            num_blocks=64,
+            faults=(death,),
+        )
     )
     assert not report.violations
     assert {outcome.ending for outcome in report.outcomes} == {"whole"}
@@ -45,14 +54,36 @@ def go_on_s(seed: int) -> tuple[list[float], list[float]]:
     return before, after
 
 
+@pytest.mark.parametrize("new_at", GATEWAYS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_streams_that_have_begun_go_on_before_others_begin(seed: int) -> None:
-    begun, new = go_on_s(seed)
+def test_streams_that_have_begun_go_on_before_others_begin(seed: int, new_at: str) -> None:
+    begun, new = go_on_s(seed, "gateway-0", new_at)
     assert begun[-1] < new[0]
 
 
-def test_otherwise_others_take_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("new_at", GATEWAYS)
+def test_otherwise_others_take_their_room(new_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the scenario is one where it matters."""
-    monkeypatch.setattr(OutageQueues, "lack_room", False)
-    begun, new = go_on_s(0)
+    monkeypatch.setattr(WaitingRequests, "without_reserved", lambda self, place, request, *others: request)
+    begun, new = go_on_s(0, "gateway-0", new_at)
     assert sum(at_s < begun[-1] for at_s in new) > 2
+
+
+def num_before_long() -> int:
+    """Number of short requests of one gateway that begin before the long one of another, which comes early."""
+    short = [asked(n, BEGIN_S + n / 20, "alice", "gateway-1") for n in range(NUM_SHORT)]
+    prompt = tuple(7 * index % 256 for index in range(190))
+    long = replace(asked(NUM_SHORT, BEGIN_S + 1.0, "bob", "gateway-0"), prompt=prompt)
+    report = run_scenario(
+        replace(SCENARIO, decodes=("decode-0",), gateways=GATEWAYS, asks=(*short, long), num_blocks=64)
+    )
+    assert not report.violations
+    began = {outcome.ask.number: outcome.token_times[0] for outcome in report.outcomes}
+    return sum(at_s < began[NUM_SHORT] for at_s in began.values())
+
+
+def test_short_requests_of_another_gateway_do_not_keep_out_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the short ones, those that came before it and within a second after it may begin first: some forty."""
+    assert num_before_long() < 45
+    monkeypatch.setattr(WaitingRequests, "without_reserved", lambda self, place, request, *others: request)
+    assert num_before_long() > NUM_SHORT - 3

@@ -197,6 +197,21 @@ def test_a_client_is_refused_when_no_room_came_or_waiting_would_not_help(tmp_pat
     tell(tmp_path, story, room_timeout_s=0.2)
 
 
+def test_routers_are_told_the_queue_and_the_wait(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.routers[0].refuse = NoRoomError("every decode worker's KV cache is full", 0.05)
+        await client.post("/v1/completions", json=BODY | {"priority": 2})
+        places = [call.place for call in cluster.routers[0].calls]
+        assert len(places) > 2
+        assert len({place.queue for place in places if place is not None} - {""}) == 1
+        waits = [place.waited_s for place in places if place is not None]
+        assert waits == sorted(waits)
+        assert len(waits) == len(places)
+        assert -2.0 <= waits[0] < waits[-1] < 30.0
+
+    tell(tmp_path, story, room_timeout_s=0.5)
+
+
 async def shown(client: httpx.AsyncClient, line: str) -> None:
     """Wait until /metrics has it."""
     async with asyncio.timeout(5):

@@ -56,6 +56,8 @@ def test_a_worker_that_leaves_mid_stream_is_replaced_and_no_token_is_lost_or_rep
                 assert len(second.calls[-1].output_token_ids) == position
                 assert cluster.routers[0].calls[-1].excluded == ("decode-0",)
                 assert cluster.routers[0].calls[-1].fingerprint == ("f" * 32 if position else None)
+                places = [call.place for call in cluster.routers[0].calls[-2:]]
+                assert [place is not None and place.is_retry for place in places] == [False, True]
                 assert tuple(cluster.routers[0].calls[-1].token_ids[3:]) == second.calls[-1].output_token_ids
 
     tell(tmp_path, story)

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.core.errors import CapacityError, UnavailableError
-from tandem.gateway.capacity_queue import Refusal
+from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.outage_queues import OutageQueues
 from tests.helpers.fake_backend import MODEL, eventually
@@ -19,15 +19,14 @@ class Outage:
     def __init__(self, timeout_s: float = 20.0) -> None:
         self.served: set[str] = set()
         self.asked: list[str] = []
-        self.lacking: set[str] = set()  # who asked while room was lacked
+        self.told: list[tuple[str, str, bool]] = []  # who asked, in which queue, and whether others wait behind
         self.refusal: Refusal = UnavailableError("nobody is there", 0.01)
         self.queues = OutageQueues(timeout_s, Gauge("waiting", "in queue", registry=CollectorRegistry()))
 
     def enter(self, name: str, needs: str, *waits_for: type[Refusal]) -> "asyncio.Task[str]":
-        async def question() -> str:
+        async def question(queue: CapacityQueue) -> str:
             self.asked.append(name)
-            if self.queues.lack_room:
-                self.lacking.add(name)
+            self.told.append((name, queue.name, queue.others_wait))
             if needs not in self.served:
                 raise self.refusal
             return name
@@ -73,21 +72,17 @@ def test_only_refusals_that_are_waited_for_are() -> None:
     told(story)
 
 
-def test_room_is_lacked_while_a_request_that_waits_for_it_has_not_got_it() -> None:
+def test_questions_name_their_queue_and_whether_others_wait_behind() -> None:
     async def story(outage: Outage) -> None:
-        new = outage.enter("new", "any")
-        begun = [outage.enter(name, "begun", UnavailableError, CapacityError) for name in ("b1", "b2")]
-        await eventually(lambda: outage.asked.count("b1") > 1)
-        assert not outage.queues.lack_room, "without a worker there is no room that others could take"
-        outage.refusal = CapacityError("full", 0.01)
-        await eventually(lambda: outage.queues.lack_room)
-        outage.lacking.clear()
-        outage.served.add("begun")
-        await asyncio.gather(*begun)
-        assert "b2" in outage.lacking, "nobody else is to ask between the first and the second"
-        assert not outage.queues.lack_room
-        with pytest.raises(CapacityError, match="full"):
-            await new
+        begun = [outage.enter(name, "old version") for name in ("o1", "o2")]
+        new = outage.enter("n1", "new version")
+        await eventually(lambda: len(outage.asked) > 10)
+        outage.served |= {"old version", "new version"}
+        await asyncio.gather(*begun, new)
+        old, other = ({queue for name, queue, _ in outage.told if name[0] == kind} for kind in "on")
+        assert len(old) == len(other) == len(old - other) == 1
+        assert not any(others_wait for name, _, others_wait in outage.told if name == "n1")
+        assert [others_wait for name, _, others_wait in outage.told if name[0] == "o"][-2:] == [True, False]
 
     told(story)
 

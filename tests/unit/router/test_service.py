@@ -34,6 +34,7 @@ from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
+from tandem.routing.queue_place import QueuePlace
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import ClientPool, RouterClient, client_of
@@ -374,6 +375,24 @@ def test_refusals_are_errors_of_their_kind(
             assert hasattr(refused.value, "retry_after_s") == issubclass(expected, CapacityError)
             assert getattr(refused.value, "retry_after_s", 1.0) is not None
             assert router.sample("tandem_router_decisions_total", policy="predicted cost", outcome=reason) == 1
+
+    run(scenario())
+
+
+def test_room_is_left_to_who_lost_its_worker_at_any_gateway() -> None:
+    async def scenario() -> None:
+        async with routing() as router:
+            router.has("d0", num_free_blocks=10, num_running=4, num_context_tokens=4000)
+            retry = call(place=QueuePlace(queue="one gateway", is_retry=True))
+            other = call(request_id="other", place=QueuePlace(queue="another", waited_s=5.0))
+            with pytest.raises(NoRoomError, match="is full"):
+                await router.service.pair(retry)
+            router.clock.advance(0.1)
+            router.has("d0")
+            with pytest.raises(NoRoomError, match="is promised to requests that have waited longer, or that lost"):
+                await router.service.pair(other)
+            assert (await router.service.pair(retry)).decode.worker_id == "d0"
+            assert (await router.service.pair(other)).decode.worker_id == "d0"
 
     run(scenario())
 

@@ -1,0 +1,59 @@
+"""Turns of requests that wait for room at several gateways, decided by the router that all of them ask.
+
+Invariant: of each queue only the last question is kept, and for `KEPT_S` at most. So a request that left, or whose
+gateway died, keeps room from others no longer than that, however many leave. Owned by one thread; pure.
+"""
+
+from dataclasses import dataclass, replace
+
+from tandem.routing.fleet import Fleet
+from tandem.routing.queue_place import QueuePlace
+from tandem.routing.snapshot import RequestShape
+
+KEPT_S = 0.5  # NOTE: twice the longest pause between two questions of a queue
+TOLERATED_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The last question of a queue. `since_s`: when its request began to wait."""
+
+    request: RequestShape
+    is_retry: bool
+    since_s: float
+    asked_at_s: float
+
+    def precedes(self, place: QueuePlace, now_s: float) -> bool:
+        if self.is_retry != place.is_retry:
+            return self.is_retry
+        return self.since_s + TOLERATED_S < now_s - place.waited_s
+
+
+class WaitingRequests:
+    """The last questions of all queues in which requests wait for room."""
+
+    def __init__(self) -> None:
+        self._questions: dict[str, _Question] = {}
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def asked(self, place: QueuePlace, request: RequestShape, now_s: float, *, lacks_room: bool) -> None:
+        """Notes a question. Until its queue asks again, others leave it room: if it got none (`lacks_room`), or if
+        requests behind it wait.
+        """
+        self._questions.pop(place.queue, None)
+        if place.queue and (lacks_room or place.others_wait):
+            self._questions[place.queue] = _Question(request, place.is_retry, now_s - place.waited_s, now_s)
+
+    def without_reserved(self, place: QueuePlace, request: RequestShape, fleet: Fleet, now_s: float) -> RequestShape:
+        """The request without the decode workers that others are to have first: of requests of other queues those that
+        had workers before go first, then those that have waited more than `TOLERATED_S` longer.
+
+        NOTE: in a strict order, room would go unused until whose turn it is asks again.
+        """
+        for queue in [key for key, one in self._questions.items() if one.asked_at_s < now_s - KEPT_S]:
+            del self._questions[queue]
+        others = [one for queue, one in self._questions.items() if queue != place.queue and one.precedes(place, now_s)]
+        reserved = frozenset[str]().union(*(fleet.able_ids(one.request, now_s) for one in others))
+        return replace(request, excluded=request.excluded | reserved) if reserved else request
