@@ -1,6 +1,7 @@
 """Cache of keys in a gateway, so that a lookup costs a request nothing.
 
-Invariant: a revoked key is refused within two refreshes. Bounded; the least recently used key is evicted.
+Invariant: a revoked key is refused within two refreshes while the store answers. Bounded; the least recently used key
+is evicted.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,10 @@ MAX_KEYS = 10_000
 
 
 class KeyCache:
-    """Loads unknown keys from `store`, and all cached ones again on `refresh`. Owned by one event loop."""
+    """Loads unknown keys from `store`, and all cached ones again on `refresh`. Owned by one event loop.
+
+    `may_be_stale`: cached keys stay valid while the store is unavailable.
+    """
 
     def __init__(self, store: KeyStore, clock: Clock, *, may_be_stale: bool) -> None:
         self._store = store

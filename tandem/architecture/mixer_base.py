@@ -1,4 +1,4 @@
-"""Base of token mixers: the answers of one without options of attention."""
+"""Base class of token mixers: defaults for mixers without options of attention."""
 
 from typing import Self
 
@@ -16,7 +16,7 @@ class BareMixer:
 
     @property
     def reads_state_of(self) -> int | None:
-        """The layer before whose state is read; None = its own."""
+        """Index of the earlier layer whose state it reads; None = it reads its own."""
         return None
 
     def state(self, dtype: str) -> StateSpec | None:
@@ -30,12 +30,12 @@ class BareMixer:
 
     @property
     def softcap(self) -> float:
-        """Bound of its scores; 0 = none."""
+        """Bound of attention scores: they become `softcap * tanh(score / softcap)`; 0 = none."""
         return 0.0
 
     @property
     def sinks(self) -> TensorSpec | None:
-        """Scores without a value; None = it has none."""
+        """Attention sinks, [num_heads]: a score of each head that has no value; None = none."""
         return None
 
     def limited(self, length: int) -> Self:

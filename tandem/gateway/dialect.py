@@ -46,7 +46,8 @@ class ParsedRequest:
     Args:
         results: one for each choice, in order.
         answer_id: the id of the answer that the client sees, where it does not follow from the request's id.
-        encoding: the part of the prompt that was known before; None for prompts that are no chats.
+        encoding: how many bytes and tokens the prompt has, and how many were known before; None for prompts that are no
+            chats.
     """
 
     request: ServeRequest
@@ -93,7 +94,7 @@ class Dialect(Protocol):
     ping: bytes
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Parses a body. `isolate`: the caller's, for state that is kept between requests.
+        """Parses a body. `isolate`: makes the scope of cached state that of the caller's tenant.
 
         Raises:
             InvalidRequestError: naming the field.

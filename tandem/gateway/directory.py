@@ -52,6 +52,7 @@ class ModelDirectory:
         mine = [info for info in found if info.name == self._name]
         if not mine:
             raise UnavailableError(self._missing(found), 1.0)
+        # NOTE: versions of a model share its name during an update: the one with the most decode workers counts
         self._info = max(mine, key=lambda info: info.num_decode)
         return self._info
 

@@ -84,7 +84,7 @@ class Gateway:
         self.outages = OutageQueues(settings.failover_timeout_s, self.metrics.waiting)
         limits = RequestLimits(settings.max_choices, settings.max_messages)
         self.dialect_context = DialectContext(model, self.directory, limits)
-        self._ways = JourneyContext(
+        self._context = JourneyContext(
             self.routers,
             self._workers,
             self._stalls,
@@ -151,7 +151,7 @@ class Gateway:
 
     def open(self, request: ServeRequest, record: RequestRecord) -> ServeStream:
         """The stream that serves a request; use as `async with`."""
-        return ServeStream(self._ways, self._settler, self._open_streams, request, record)
+        return ServeStream(self._context, self._settler, self._open_streams, request, record)
 
     def fail_open(self, reason: str) -> None:
         """Ends every open request with an error that its client receives."""

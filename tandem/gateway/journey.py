@@ -62,18 +62,18 @@ class Journey:
 
     def __init__(
         self,
-        ways: JourneyContext,
+        context: JourneyContext,
         request: ServeRequest,
         choice: ChoiceRequest,
         record: RequestRecord,
         queue: UpdateQueue,
     ) -> None:
-        self._ways = ways
+        self._context = context
         self._request = request
         self._choice = choice
         self._record = record
         self._queue = queue
-        self._started_s = ways.clock.now_s()
+        self._started_s = context.clock.now_s()
         self._token_ids: list[int] = []
         self._first_s: float | None = None
         self._last_s: float | None = None
@@ -127,7 +127,7 @@ class Journey:
 
     async def _pair(self) -> PairingAnswer:
         """The first pairing. Queues while all workers are full, and for a worker while there is none."""
-        queue = self._ways.capacity_queue
+        queue = self._context.capacity_queue
         return await queue.run(
             self._request.priority,
             lambda: self._once_possible(lambda _: self._anybody(queue), (UnavailableError,)),
@@ -151,7 +151,7 @@ class Journey:
     ) -> PairingAnswer:
         """NOTE: the first in the queue asks for all that the same workers can serve; see `OutageQueues`."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
-        return await self._ways.outages.run(
+        return await self._context.outages.run(
             needs, waits_for, self._request.priority, lambda queue: self._paired(partial(question, queue)), self._record
         )
 
@@ -164,17 +164,17 @@ class Journey:
         return answer
 
     async def _anybody(self, queue: CapacityQueue) -> PairingAnswer:
-        self.router, answer = await self._ways.routers.pair(self._pair_call((), queue))
+        self.router, answer = await self._context.routers.pair(self._pair_call((), queue))
         return answer
 
     async def _another(self, queue: CapacityQueue | None) -> PairingAnswer:
         """Pairs with workers that have not failed; else with one that restarted or answers again."""
         try:
-            self.router, answer = await self._ways.routers.pair(self._pair_call(_ids(self._failed), queue))
+            self.router, answer = await self._context.routers.pair(self._pair_call(_ids(self._failed), queue))
             return answer
         except (CapacityError, UnavailableError):
             full = _ids(failed for failed in self._failed if isinstance(failed[1], CapacityError))
-            self.router, answer = await self._ways.routers.pair(self._pair_call(full, queue))
+            self.router, answer = await self._context.routers.pair(self._pair_call(full, queue))
             if await self._may_go_on(answer.decode):
                 return answer
             raise
@@ -187,7 +187,7 @@ class Journey:
         if not errors:
             return True
         may_be_back = isinstance(errors[-1], UnavailableError) and not isinstance(errors[-1], _REFUSED_FOR_GOOD)
-        return may_be_back and await self._ways.stalls.is_back(worker)
+        return may_be_back and await self._context.stalls.is_back(worker)
 
     @property
     def _required_fingerprint(self) -> str | None:
@@ -198,7 +198,7 @@ class Journey:
         """NOTE: routers let a request that lost its worker go first: its client may have a part of its answer."""
         place = QueuePlace(
             queue="" if queue is None else queue.name,
-            waited_s=self._ways.clock.now_s() - self._started_s - self._request.priority * LEVEL_S,
+            waited_s=self._context.clock.now_s() - self._started_s - self._request.priority * LEVEL_S,
             others_wait=queue is not None and queue.others_wait,
             is_retry=bool(self._failed),
         )
@@ -223,13 +223,13 @@ class Journey:
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Forwards a worker's updates until its stream ends; raises WorkerLostError if it dies or stalls before."""
         worker = pairing.decode
-        client = self._ways.workers.get(worker.address)
+        client = self._context.workers.get(worker.address)
         timeout = asyncio.timeout(None)
-        with self._ways.stalls.listen(worker, timeout) as listening:
+        with self._context.stalls.listen(worker, timeout) as listening:
             try:
                 async with timeout, aclosing(client.serve(self._call(pairing))) as stream:
                     async for update in stream:
-                        listening.heard_s = self._ways.clock.now_s()
+                        listening.heard_s = self._context.clock.now_s()
                         await self._take(update, listening.heard_s, worker)
             except TimeoutError:
                 raise WorkerLostError(listening.lost or f"worker {worker.worker_id} went silent") from None
@@ -273,9 +273,9 @@ class Journey:
     def _note_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         if self._first_s is None or self._last_s is None:
             self._first_s = now_s
-            self._ways.metrics.observe_first(now_s - self._started_s)
+            self._context.metrics.observe_first(now_s - self._started_s)
         else:
-            self._ways.metrics.observe_tokens(len(token_ids), now_s - self._last_s)
+            self._context.metrics.observe_tokens(len(token_ids), now_s - self._last_s)
         self._last_s = now_s
         self._token_ids += token_ids
 
@@ -301,9 +301,9 @@ class Journey:
         )
         with self._record.timed("failover") as attributes:
             attributes.update(worker=worker.worker_id, num_tokens=len(self._token_ids), error=str(error)[:200])
-        if len(self._failed) >= self._ways.max_attempts:
+        if len(self._failed) >= self._context.max_attempts:
             raise self._lost_for_good(error) from error
-        self._ways.metrics.failovers.inc()
+        self._context.metrics.failovers.inc()
 
 
 def _ids(failed: Iterable[tuple[WorkerAddress, TandemError]]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The serving core that every dialect shares: serves a `ServeRequest` and yields updates, across worker failures.
 
-Invariant: leaving a stream, for any reason, cancels every call made for it and settles every choice once.
+Invariant: leaving a stream, for any reason, cancels every call made for it and reports the
+end of every choice to its router once.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from tandem.gateway.request import ServeRequest
 from tandem.gateway.settler import Settler
 from tandem.gateway.update_queue import UpdateQueue
 
-LINGER_S = 1.0  # for workers to say good-bye after their last token
+LINGER_S = 1.0  # for the streams of workers to close after the last token
 
 
 class ServeStream:
@@ -24,28 +25,28 @@ class ServeStream:
 
     def __init__(
         self,
-        ways: JourneyContext,
+        context: JourneyContext,
         settler: Settler,
         open_streams: "set[ServeStream]",
         request: ServeRequest,
         record: RequestRecord,
     ) -> None:
-        self._ways = ways
+        self._context = context
         self._settler = settler
         self._open_streams = open_streams
         self._request = request
         self._record = record
         self._queue = UpdateQueue()
         self._num_unfinished = len(request.choices)
-        self._journeys = [Journey(ways, request, choice, record, self._queue) for choice in request.choices]
+        self._journeys = [Journey(context, request, choice, record, self._queue) for choice in request.choices]
         self._tasks: list[asyncio.Task[None]] = []
         self._is_settled = False
 
     async def __aenter__(self) -> "ServeStream":
         self._open_streams.add(self)
-        self._ways.metrics.running.inc(len(self._journeys))
+        self._context.metrics.running.inc(len(self._journeys))
         for choice in self._request.choices:
-            self._ways.metrics.observe_arrival(len(choice.prompt_token_ids))
+            self._context.metrics.observe_arrival(len(choice.prompt_token_ids))
         self._tasks = [asyncio.create_task(journey.run(), name="journey") for journey in self._journeys]
         for task in self._tasks:
             task.add_done_callback(self._note_failure)
@@ -90,12 +91,12 @@ class ServeStream:
         """NOTE: done before the client gets the last update, so that it can ask for the request's history at once."""
         self._is_settled = True
         self._open_streams.discard(self)
-        self._ways.metrics.running.dec(len(self._journeys))
+        self._context.metrics.running.dec(len(self._journeys))
         if not self._num_unfinished:
             self._record.close("done")
         for journey, choice in zip(self._journeys, self._request.choices, strict=True):
             end = journey.end(error)
             self._record.end_choice(end)
-            self._ways.metrics.observe_end(end)
+            self._context.metrics.observe_end(end)
             if journey.router is not None:
                 self._settler.add(journey.router, choice.request_id, end)

@@ -27,7 +27,8 @@ class Assumptions:
         prompt_overhead_ms: per prompt: scheduling, sampling, the first step's launch.
         step_overhead_ms: per decode step: scheduling, launches, sampling.
         request_overhead_ms: per request in a decode step.
-        all_reduce_ms: latency of one all-reduce over a worker's accelerators; every layer has two.
+        all_reduce_ms: latency of one all-reduce over a worker's accelerators, of which every layer has two, and of one
+            transfer between stages.
         reserve_share: share of the memory used neither by weights nor by KV: activations, graphs, fragmentation.
         products_8bit: matrix products run at the 8-bit rate; attention stays at 16 bits.
     """
@@ -81,9 +82,9 @@ class _Passes(NamedTuple):
 class Roofline:
     """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node.
 
-    `drafts`: how it drafts, or of a prefill worker, for whom; None = not at all. One of the accelerators holds a draft
-    model or head, whole. `num_stages`: of consecutive layers, each on as many of the accelerators. `chunk_tokens`: the
-    most of a prompt in one step.
+    `drafts`: speculative decoding of this worker, or of the decode workers that a prefill worker serves; None = none.
+    One of the accelerators holds a draft model or head, whole. `num_stages`: of consecutive layers, each on as many of
+    the accelerators. `chunk_tokens`: the most of a prompt in one step.
     """
 
     model: ModelCost
@@ -114,7 +115,9 @@ class Roofline:
         return min(self.flops, intensity * self.bytes_per_s)
 
     def prefill_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """FLOPs of one prompt: two per token and parameter, the output head once, and attention."""
+        """FLOPs of one prompt: two per token and parameter, the output head once, and attention. `num_tokens`
+        includes cached ones.
+        """
         return (
             2.0 * self.model.num_prompt_parameters * (num_tokens - num_cached_tokens)
             + 2.0 * self.model.num_table_parameters
@@ -153,8 +156,8 @@ class Roofline:
         return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
-        """Time in which decode steps bring each request one token in the mean: that of a step, or where drafts make it
-        shorter, that of guesses and of the step that checks them, over the tokens that these bring.
+        """Mean milliseconds per output token of a request: those of a step, or where drafts make it shorter, of
+        drafting and verification over the mean number of accepted tokens.
         """
         plain_ms = self._step_ms(num_running, num_running, context_tokens)
         if self.drafts is None:
@@ -187,14 +190,14 @@ class Roofline:
 
     @property
     def weight_bytes(self) -> float:
-        """Memory that weights take: all accelerators keep as much KV, so each has room for a drafter that one holds."""
+        """Memory of weights. KV is split evenly, so every accelerator reserves room for the drafter that one holds."""
         drafted = 0.0 if self.drafts is None else self.drafts.weight_bytes
         return self.model.weight_bytes + self.num_accelerators * drafted
 
     @property
     def kv_tokens(self) -> int:
         """Number of tokens whose KV fits beside the weights if no layer is windowed; 0 if the weights do not fit, or if
-        a token keeps nothing.
+        the model keeps no KV per token.
 
         `max_running` accounts for windowed layers, which keep less, and for recurrent states.
         """
@@ -349,5 +352,5 @@ def worker_speed(
 def kv_tokens(
     model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> int:
-    """Number of tokens whose KV fits such a worker; 0 if the weights do not fit, or if a token keeps nothing."""
+    """Number of tokens whose KV fits such a worker; 0 if the weights do not fit, or if the model keeps none."""
     return Roofline(model, hardware, num_accelerators, assumptions).kv_tokens

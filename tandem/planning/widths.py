@@ -1,5 +1,5 @@
-"""Search of how many ranks a worker of each pool should have: what each size costs in bytes, exchanges and idle time,
-which pair of sizes is the cheapest that meets the objectives, and why the others are not chosen.
+"""Search of the parallelism (ranks per layer, pipeline stages) of both pools' workers: the cheapest pair of sizes that
+meets the objectives, what each size costs in bytes, exchanges and idle time, and why it is not chosen.
 
 A rank is an accelerator. What it keeps is counted from its part of the model (`architecture.shards`): of weights that
 ranks do not divide each has a copy.
@@ -32,12 +32,12 @@ class WidthFacts:
     """What each rank of a group has and sends, and how long it waits.
 
     Args:
-        weight_bytes: of the rank with the most.
-        kv_bytes_per_token: that a rank keeps, of the stage with the most.
+        weight_bytes: largest of any rank.
+        kv_bytes_per_token: largest of any rank.
         num_exchanges, exchanged_bytes_per_token: of one step in all its stages, see `exchange_bytes`.
         stream_bytes_per_token: that a rank sends to the next stage.
         idle_share: by tokens of a step, see `stages.idle_share`.
-        experts: whole ones of a layer that the rank with the most has; None = there are none.
+        experts: largest number of whole experts of a layer on any rank; None = there are none.
         expert_imbalance: by tokens of a step, see `expected_imbalance`.
     """
 
@@ -69,7 +69,7 @@ class WidthSearch:
     choices: Choices
 
     def reason(self, *, prefill: GroupSize | None = None, decode: GroupSize | None = None) -> str:
-        """Why the chosen sizes were better than those with this one for one of the pools."""
+        """Why this size was not chosen for one of the pools. Raises KeyError for a refused size."""
         best = self.choices[self.prefill, self.decode]
         found = self.choices[prefill or self.prefill, decode or self.decode]
         if found is best:
@@ -91,9 +91,10 @@ def sizes_of(widths: Sequence[int] = WIDTHS, stages: Sequence[int] = (1,)) -> Se
 def search_widths(
     site_of: Callable[[GroupSize, GroupSize], DeploymentSite], rate_per_s: float, sizes: Sequence[GroupSize]
 ) -> WidthSearch:
-    """Those of `sizes` for both pools with which the fewest objectives are missed, for the least money.
+    """Finds the sizes for both pools that miss the fewest objectives; among these, the cheapest.
 
     Args:
+        rate_per_s: requests per second.
         site_of: the site with prefill and decode workers of these sizes.
 
     Raises:

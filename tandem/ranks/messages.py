@@ -1,7 +1,7 @@
 """Messages between the leader of a group and its other ranks.
 
-They are pickles, since both ends are one release. Of a pickle nothing but values of our own are read (`unpack`): what
-is sent over a network cannot have code run.
+They are pickles, since both ends are one release. `unpack` reads values of our own classes only, so that no message can
+run code.
 """
 
 import io
@@ -18,7 +18,11 @@ from tandem.scheduler.output import SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Leader: load a part of this model. `config`: a rank's share. `deadline_s`: of each exchange."""
+    """Leader: load a part of this model.
+
+    `epoch`: id of this start of the group. `config`: a rank's share. `deadline_s`: of each exchange. `num_contexts`:
+    parts of a prompt's tokens (`--cp`).
+    """
 
     epoch: str
     rank: int
@@ -48,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Leader: take the memory. `keeps_pages`: there is KV in it, of an earlier epoch."""
+    """Leader: set up the memory of KV. `keeps_pages`: with the KV of an earlier epoch that is in it."""
 
     sizes: ShardSizes
     keeps_pages: bool
@@ -73,7 +77,7 @@ FromLeader = Begin | Prepare | Step
 ToLeader = Loaded | Refused | Prepared
 Message = FromLeader | ToLeader | KVCall | KVAnswer
 
-_ROOMS = (
+_ALLOWED_MODULES = (
     *("tandem.core.", "tandem.kvcache.", "tandem.scheduler.", "tandem.engine.ranks", "tandem.compute.page_bytes"),
     *(__name__, "tandem.ranks.kv_messages"),
 )
@@ -102,12 +106,12 @@ def unpack(data: bytes | bytearray) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds no classes but dataclasses and enumerations of rooms without effects."""
+    """Finds no classes but dataclasses and enumerations of `_ALLOWED_MODULES`, which have no effects when made."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if (module_name, global_name) in _PLAIN:
             return super().find_class(module_name, global_name)
-        if module_name.startswith(_ROOMS) and "." not in global_name:
+        if module_name.startswith(_ALLOWED_MODULES) and "." not in global_name:
             found = super().find_class(module_name, global_name)
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
                 return found

@@ -34,8 +34,8 @@ def open_channel(address: str, material: Material | None, role: CertifiedRole) -
 
 
 def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
-    """Makes `server` listen at `bind` and returns the port. Each connection uses the certificate that is in the files
-    then.
+    """Makes `server` listen at `bind` and returns the port. Each new connection reads the certificate files
+    again.
 
     Raises:
         RuntimeError: `bind` is taken or is no address of this machine.
@@ -61,7 +61,7 @@ def check_caller(context: CallContext, role: str, credentials: Credentials) -> N
     found = certified_name(names)
     try:
         wanted = CertifiedName(certified_role(role), deployment)
-    except ValueError:  # NOTE: of no role; the table of permissions answers it nothing
+    except ValueError:  # NOTE: no role has this name: refused below
         wanted = None
     if found is None or found != wanted:
         raise UntrustedPeerError(

@@ -1,7 +1,7 @@
 """Executor of the simulated model: computes steps over real KV cache memory, in virtual time.
 
-A step reads KV when it begins and writes when it ends. Checks the invariant that a step writes no block that a transfer
-may write, and that a transfer writes only blocks pinned for one.
+A step reads KV when it begins and writes when it ends. By `on_write` the simulation checks that no step writes a block
+that is reserved for a transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class StepCost:
 
 
 def owner_of(request_id: str) -> str:
-    """Returns the owner of a request from its id, OWNER.NUMBER."""
+    """The owner (a client, whose name seeds the KV) of the request with the id OWNER.NUMBER."""
     return request_id.partition(".")[0]
 
 
@@ -62,7 +62,9 @@ class KnownRequests:
         return self._known[item.request_id].blocks
 
     def compute(self, item: ScheduledRequest, before: bytes, writes: list[Write]) -> bytes:
-        """The KV of all positions up to the item's end, given that before its start."""
+        """Returns `before`, the KV of all positions before the item, with that of the item's own, `KV_BYTES` for each
+        position. Appends these to `writes`.
+        """
         size, blocks = self._block_size, self.blocks(item)
         state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))
         states = bytearray(before)

@@ -1,8 +1,8 @@
 """Decode side of a hand-off: requests a prompt's KV and first token from a prefill worker, and pulls blocks meanwhile.
 
 When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. The engine
-is told exactly once that no more KV will come. If the engine has no blocks for a computed prompt within
-`ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
+is told that no more KV will come, again if it reserves blocks only then. If it has no blocks for a computed prompt
+within `ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ class _NoRoomError(TransportError):
 
 
 class RemotePrefill:
-    """Remote prefill of one request. Run `run` as a task; cancelling it ends everything that it began. Set `queued`
-    when the engine knows the request; the engine is told nothing before, since compiling a grammar may take a second.
+    """Remote prefill of one request. Run `run` as a task; cancelling it ends everything that it began. Its owner sets
+    `queued` once the engine has the request, which may take a second for a grammar; the engine gets no update before.
 
     Args:
         engine_id: the request's id in this worker's engine.
@@ -73,7 +73,7 @@ class RemotePrefill:
         fetch = Fetch(self._core, reserved, self._timeline)
         if self._is_over:
             fetch.close()
-            self._core.engine.kv_arrived(self._engine_id, 0)  # NOTE: it may not have known the request before
+            self._core.engine.kv_arrived(self._engine_id, 0)  # NOTE: again: it may not have known the request
         else:
             self._fetch.set_result(fetch)
 
@@ -105,7 +105,7 @@ class RemotePrefill:
             await self._get_from(prefill)
         except TandemError as error:
             logger.warning("request %s: worker %s failed: %s", self._call.request_id, prefill.worker_id, error)
-            # NOTE: another worker would say the same, or has nothing to add
+            # NOTE: no other worker is asked: the request is invalid, there is no room here, or all KV has arrived
             return isinstance(error, InvalidRequestError | _NoRoomError) or self._is_complete
         return True
 

@@ -548,7 +548,7 @@ def refusing_worker_is_not_asked_again(patch: Patch) -> None:
     async def may_go_on(self: Any, worker: Any) -> bool:
         errors = [error for failed, error in self._failed if failed == worker]
         is_lost = not errors or isinstance(errors[-1], WorkerLostError)
-        return is_lost and (not errors or await self._ways.stalls.is_back(worker))
+        return is_lost and (not errors or await self._context.stalls.is_back(worker))
 
     patch.setattr(Journey, "_may_go_on", may_go_on)
 

@@ -1,4 +1,4 @@
-"""Directories that GGUF files are converted to: weights, the head and the embedding as the file's own blocks."""
+"""Weight formats of checkpoints converted from GGUF files, whose quantised blocks they keep."""
 
 from collections.abc import Sequence
 

@@ -55,7 +55,8 @@ class MessageReader:
     def _checked(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         where, role = f"messages[{index}]", message.get("role")
         if role == "function" or message.get("function_call"):
-            raise _refusal(f"{where}: functions are called by tools; send tool_calls and the role tool", where)
+            remedy = "send tool_calls and the role tool"
+            raise _refusal(f"{where}: function_call and the role function are not supported; {remedy}", where)
         if not isinstance(role, str) or role not in ROLES:
             raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
         known = _KNOWN | (_KEPT if role == "assistant" else {"tool_calls"})
@@ -80,7 +81,7 @@ class MessageReader:
     def _calls(self, calls: Any, role: str, index: int) -> list[dict[str, Any]]:
         where = f"messages[{index}]"
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_CALLS:
-            raise _refusal(f"{where}.tool_calls must be a list of at most {MAX_CALLS} calls of the assistant's", where)
+            raise _refusal(f"{where}.tool_calls must be a list of at most {MAX_CALLS}, in an assistant message", where)
         read = [_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
         for call in read:
             self.call_ids.setdefault(call["id"], index)
@@ -143,7 +144,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> l
 
 
 def moved(point: Breakpoint, head: int, num_unread: int) -> Breakpoint:
-    """A breakpoint by its message's number among all, of which `num_unread` after the first `head` were not read."""
+    """`point` with its message's number among all messages: `num_unread` behind the first `head` were skipped."""
     is_later = point.message is not None and point.message >= head
     return replace(point, message=(point.message or 0) + num_unread) if is_later else point
 

@@ -124,7 +124,7 @@ class BlockServer:
         connection.sendall(wire.WELCOME.pack(wire.Status.OK, *sizes, proof))
 
     def _answer(self, connection: socket.socket, peer: PeerCertificate | None) -> None:
-        """Serve one request; raises if the connection has ended, or the client's certificate."""
+        """Serve one request; raises if the connection has ended, or if the client's certificate has."""
         (length,) = wire.REQUEST_LENGTH.unpack(wire.receive(connection, wire.REQUEST_LENGTH.size, _no_tick))
         unit_bytes: int | None = self._pool.page_bytes
         if length & wire.PIECES:

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, and their mixtures of experts."""
+"""GGUF's Qwen 2 and 3, dense and with experts: places of their tensors, readers of their keys."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError

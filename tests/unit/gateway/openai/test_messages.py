@@ -101,7 +101,7 @@ def test_what_clients_keep_with_an_answer_asks_for_nothing() -> None:
     [
         ({"role": "tool", "content": "x"}, "tool_call_id"),
         ({"role": "tool", "content": "x", "tool_call_id": "never"}, "tool_call_id"),
-        ({"role": "function", "content": "x"}, "tools"),
+        ({"role": "function", "content": "x"}, "send tool_calls"),
         ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\]"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
         ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": [1]}}]}, "arguments"),
