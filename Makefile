@@ -130,6 +130,7 @@ e2e-images: setup ## images built and run as containers under load, with faults;
 
 e2e-kubernetes: setup ## the chart in a real control plane whose pods are those containers; wants root
 	$(BIN)/python -m tools.kubernetes.build
+	TANDEM_KUBE_BIN="$${TANDEM_KUBE_BIN:-$$HOME/.cache/tandem/kubernetes}" $(BIN)/pytest tests/contract/test_kube.py
 	$(BIN)/pytest -o "norecursedirs=.* build" -s --timeout=3600 tests/kubernetes $(ARGS)
 
 clean: ## remove everything that was generated

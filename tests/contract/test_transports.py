@@ -385,17 +385,15 @@ def test_a_source_that_closes_while_it_is_read(kind: Kind) -> None:
         transport.close()
 
 
-@pytest.fixture
-def processes(kind: Kind) -> Kind:
-    if not kind.has_processes:
-        pytest.skip("workers of this transport share one process, so none can die alone")
-    return kind
+# Workers of one process do not die alone.
+between_processes = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "inproc"], indirect=True)
 
 
-def test_a_source_killed_while_it_is_read(processes: Kind) -> None:
+@between_processes
+def test_a_source_killed_while_it_is_read(kind: Kind) -> None:
     """Seen at once; afterwards the old card is refused and a new source works."""
-    with processes.process(LARGE) as source:
-        transport, pages = large_reader(processes)
+    with kind.process(LARGE) as source:
+        transport, pages = large_reader(kind)
         peer = transport.connect(source.card)
         transfers = read_all(transport, peer, 200)
         assert transfers[0].wait(WAIT_S)
@@ -406,23 +404,24 @@ def test_a_source_killed_while_it_is_read(processes: Kind) -> None:
         assert np.array_equal(pages[1:], source.pages[1:])
     with pytest.raises(TransportError, match=peer.incarnation):
         transport.connect(source.card)
-    with processes.process(LARGE) as successor:
+    with kind.process(LARGE) as successor:
         done(read_all(transport, transport.connect(successor.card), 1)[0])
         assert np.array_equal(pages[1:], successor.pages[1:])
     transport.close()
 
 
-def test_a_source_stopped_while_it_is_read(processes: Kind) -> None:
+@between_processes
+def test_a_source_stopped_while_it_is_read(kind: Kind) -> None:
     """No read outlives its deadline, and none that is over writes when the source wakes. One-sided reads may go on."""
-    with processes.process(LARGE) as source:
-        transport, pages = large_reader(processes)
+    with kind.process(LARGE) as source:
+        transport, pages = large_reader(kind)
         peer = transport.connect(source.card)
         done(read_all(transport, peer, 1)[0])
         source.freeze()
         transfers = read_all(transport, peer, 100, deadline_s=0.5)
         assert all(transfer.wait(WAIT_S) for transfer in transfers)
         assert all(wait_over(transfer, WAIT_S) for transfer in transfers)
-        if processes.name == "tcp":
+        if kind.name == "tcp":
             assert transfers[-1].state is TransferState.FAILED
             assert "deadline" in str(transfers[-1].error)
         pages[:] = 0

@@ -1,8 +1,10 @@
 """Certificates from a directory: refused at start when they are of no use, replaced while the process runs."""
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,11 +99,29 @@ def test_a_certificate_of_the_future_is_refused(directory: Path) -> None:
         TlsFiles(directory, WORKER, now_s=lambda: 0.0)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="it tests a file that cannot be read, and root reads every file")
-def test_a_key_that_may_not_be_read_is_refused(directory: Path) -> None:
-    (directory / KEY).chmod(0)
-    with pytest.raises(ConfigurationError, match=r"Permission denied.*readable by this process"):
-        TlsFiles(directory, WORKER)
+@contextlib.contextmanager
+def not_root() -> Iterator[None]:
+    """Root reads every file, so the process is nobody meanwhile."""
+    user_id = os.geteuid()
+    if user_id == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user_id)
+
+
+def test_a_key_that_may_not_be_read_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as made:  # NOTE: nobody may not enter directories of pytest's
+        directory = Path(made)
+        OURS.write(directory, WORKER)
+        directory.chmod(0o755)
+        (directory / KEY).chmod(0)
+        with (
+            not_root(),
+            pytest.raises(ConfigurationError, match=rf"Permission denied.*{KEY}.*readable by this process"),
+        ):
+            TlsFiles(directory, WORKER)
 
 
 def test_files_that_stay_are_read_once(directory: Path) -> None:
