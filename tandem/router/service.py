@@ -113,8 +113,10 @@ class RouterService:
         answer = self._pairer.pair(allowed, now_s)
         if isinstance(answer, Refusal) and allowed is not shape and answer.reason is not RefusalReason.QUEUE:
             answer = refuse_early()
-        lacks_room = isinstance(answer, Refusal) and answer.reason is RefusalReason.NO_BLOCKS
-        self._waiting.asked(place, shape, now_s, lacks_room=lacks_room)
+        if not isinstance(answer, Refusal):
+            self._waiting.asked(place, shape, now_s, lacks_room=False)
+        elif answer.reason is RefusalReason.NO_BLOCKS:
+            self._waiting.asked(place, shape, now_s, lacks_room=True)
         return answer
 
     async def settle(self, settlement: Settlement) -> None:

@@ -389,6 +389,8 @@ def test_room_is_left_to_who_lost_its_worker_at_any_gateway() -> None:
                 await router.service.pair(retry)
             router.clock.advance(0.1)
             router.has("d0")
+            with pytest.raises(UnavailableError):
+                await router.service.pair(replace(retry, excluded=("d0",)))  # as it does before it asks for d0 again
             with pytest.raises(NoRoomError, match="is promised to requests that have waited longer, or that lost"):
                 await router.service.pair(other)
             assert (await router.service.pair(retry)).decode.worker_id == "d0"
