@@ -1,4 +1,4 @@
-"""Lines of those whom no live worker can serve: one of each kind asks, and no kind waits for another."""
+"""Queues of requests that no live worker can serve: the first of each kind asks, and no kind waits for another."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

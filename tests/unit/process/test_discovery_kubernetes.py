@@ -24,6 +24,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import PairCall, PairingAnswer, Registration, WorkerAddress, WorkerRecord
 from tests.helpers.callers import RouterCaller
+from tests.helpers.impostor import impostor
 from tests.helpers.kube_fake import KubeFake, running_fake
 from tests.helpers.kube_fake.gate import gate_before
 from tests.unit.process.stub_workers import (
@@ -187,6 +188,25 @@ def test_ready_pods_are_paired_and_a_pod_that_drains_keeps_its_watch(kubeconfig:
                 router.service._watch.wake()
                 await asyncio.sleep(0)
             assert stub.num_watchers == 1
+
+    with_router(kubeconfig, scenario)
+
+
+def test_a_pod_with_the_labels_of_a_worker_is_sent_nothing_without_proof(kubeconfig: Path) -> None:
+    """Whoever may label pods makes no worker."""
+
+    async def scenario(fake: KubeFake, router: RouterProcess, client: RouterClient) -> None:
+        async with (
+            impostor(lambda data: data) as (address, called),
+            serving_worker(StubWorker(status("d1", Role.DECODE)), secret=b"a secret of somebody else") as other,
+        ):
+            put_worker(fake, "d0", address)
+            put_worker(fake, "d1", other.address)
+            await eventually(lambda: len(called) >= 3)
+            with pytest.raises(UnavailableError):
+                await client.pair(CALL)
+            assert set(called) == {"Open"}, "asked for a proof, and told nothing"
+            assert list(await client.workers()) == []
 
     with_router(kubeconfig, scenario)
 
