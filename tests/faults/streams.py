@@ -14,7 +14,7 @@ from typing import Any
 
 from tandem.core.sampling_params import SamplingParams
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
