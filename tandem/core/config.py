@@ -80,6 +80,7 @@ class EngineConfig:
         speculate: drafter of the tokens that a step checks together: "off", "auto", "ngram", "suffix", "mtp", or
             "draft=" or "eagle=" and the directory of a smaller model or of a head.
         num_speculative_tokens: the most drafts of one request in a step.
+        draft_always: draft as many tokens in every step, also where that does not pay.
     """
 
     model: str
@@ -104,6 +105,7 @@ class EngineConfig:
     allow_pickle: bool = False
     speculate: str = "off"
     num_speculative_tokens: int = 7
+    draft_always: bool = False
 
     def __post_init__(self) -> None:
         _require_within("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)

@@ -221,8 +221,9 @@ def _speculation(
     draws: NativeDraws | None,
 ) -> Speculation:
     """Speculation with the drafter `name`, of `network` where it has one."""
+    made = partial(Speculation, max_drafts=config.num_speculative_tokens, adapts=not config.draft_always)
     if network is None:
-        return Speculation(FROM_TEXT[name](), config.num_speculative_tokens)
+        return made(FROM_TEXT[name]())
     drafter = network.drafter(
         config,
         device,
@@ -232,7 +233,7 @@ def _speculation(
         max_model_len=sizes.max_model_len,
         draws=draws,
     )
-    return Speculation(drafter, config.num_speculative_tokens)
+    return made(drafter)
 
 
 def _note_drafting(engine: Engine, seconds: float) -> None:

@@ -135,6 +135,9 @@ class EngineSettings(Settings):
     num_speculative_tokens: int = Field(
         7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"
     )
+    draft_always: bool = Field(
+        False, description="draft as many tokens in every step, also where that does not pay: for tests of drafts"
+    )
 
     def engine_config(self) -> EngineConfig:
         """Returns the configuration of the engine."""
@@ -159,6 +162,7 @@ class EngineSettings(Settings):
             allow_pickle=self.allow_pickle,
             speculate=self.speculate,
             num_speculative_tokens=self.num_speculative_tokens,
+            draft_always=self.draft_always,
         )
 
 

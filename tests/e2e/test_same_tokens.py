@@ -32,6 +32,7 @@ from tests.helpers.serving_clients import (
     complete_all,
     generate_at,
     is_idle,
+    num_drafted,
     pair,
     timeline,
 )
@@ -48,10 +49,11 @@ WORKER_FLAGS = (
     *("--dtype", "float32", "--kv-cache-gib", "0.01", "--max-model-len", "256"),
     *("--max-num-batched-tokens", "64", "--max-num-running", "32", "--checksum-share", "1"),
 )
-SPECULATE = ("--speculate", "auto", "--num-speculative-tokens", "4")
-DRAFT_ITSELF = ("--speculate", "draft={model}", "--num-speculative-tokens", "4")
-EAGLE = ("--speculate", "eagle={model}/eagle", "--num-speculative-tokens", "4")
-MTP = ("--speculate", "mtp", "--num-speculative-tokens", "4")
+ALWAYS = ("--num-speculative-tokens", "4", "--draft-always")
+SPECULATE = ("--speculate", "auto", *ALWAYS)
+DRAFT_ITSELF = ("--speculate", "draft={model}", *ALWAYS)
+EAGLE = ("--speculate", "eagle={model}/eagle", *ALWAYS)
+MTP = ("--speculate", "mtp", *ALWAYS)
 NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
@@ -247,6 +249,11 @@ def test_a_random_mix(running: Running, models: Models) -> None:
         assert _computed_at(stages) <= set(running.cluster.names("prefill"))
         if is_always_moved and len(replies[0].token_ids) > 1:  # NOTE: one token needs no KV in decode
             assert _sources(stages), "\n".join(map(str, stages))
+    if "--speculate" in running.setup.worker_flags:
+        words = [21, 22, 23]
+        repeats = Ask(words * 8, replace(GREEDY, allowed_token_ids=tuple(words)))
+        assert complete(running.cluster, repeats)[1] == expected(running.model, [repeats])[0]
+        assert num_drafted(running.cluster) > 0
 
 
 @pytest.mark.parametrize("anything", ["2p2d-tcp-32-redis"], indirect=True)

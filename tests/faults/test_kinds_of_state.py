@@ -33,6 +33,7 @@ from tests.helpers.checkpoints import (
 from tests.helpers.cluster import running_cluster
 from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_granite_hybrid, save_tiny_mamba2
+from tests.helpers.serving_clients import num_drafted
 from tests.helpers.sparse_checkpoints import save_tiny_minimax_m3
 
 LATENT: dict[str, Any] = {
@@ -148,7 +149,7 @@ def kind(
     build, options = MODELS[setup.kind]
     model = save_slow_model(tmp_path_factory.mktemp("models") / setup.kind, build, **options)
     is_drafted = setup.kind == DRAFTED
-    drafts = ("--speculate", "ngram") if is_drafted else ()
+    drafts = ("--speculate", "ngram", "--draft-always") if is_drafted else ()
     flags = (*WORKER_FLAGS, "--kv-cache-gib", "0.4", *drafts)
     extra = {"worker": flags, "router": ROUTER_FLAGS, "gateway": GATEWAY_FLAGS}
     number = setup.num_workers
@@ -162,6 +163,7 @@ def kind(
         asked = asked_of(1, 1000, 48, temperature)
         told = Known(asked, scene.answer_to(asked))
         assert scene.answer_to(asked_of(2, 200, 48, temperature)) != told.token_ids, "it does not heed its prompt"
+        assert (num_drafted(cluster) > 0) == is_drafted
         yield scene, told
 
 

@@ -114,6 +114,13 @@ def pair(cluster: Cluster, call: PairCall) -> PairingAnswer:
     return event_loop.run(_pair(_router_address(cluster), call))
 
 
+def num_drafted(cluster: Cluster) -> float:
+    """Number of tokens that workers have drafted."""
+    name = "vllm:spec_decode_num_draft_tokens_total"
+    workers = [*cluster.names("prefill"), *cluster.names("decode")]
+    return sum(sum(cluster.metrics(worker).get(name, {}).values()) for worker in workers)
+
+
 def is_idle(cluster: Cluster) -> bool:
     """Whether no living worker holds a block for anybody, by what each says of itself."""
     names = [*cluster.names("prefill"), *cluster.names("decode")]

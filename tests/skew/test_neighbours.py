@@ -83,7 +83,7 @@ class Asking:
         process = self.cluster.processes[name]
         with self.streams(whole):
             process.terminate()
-            assert process.wait() == 0, process.tail()
+            assert process.wait(WHILE_REPLACED_S) == 0, process.tail()
             process.root = root
             self.cluster.start()
 
