@@ -250,8 +250,8 @@ def test_a_random_mix(running: Running, models: Models) -> None:
         if is_always_moved and len(replies[0].token_ids) > 1:  # NOTE: one token needs no KV in decode
             assert _sources(stages), "\n".join(map(str, stages))
     if "--speculate" in running.setup.worker_flags:
-        words = [21, 22, 23]
-        repeats = Ask(words * 8, replace(GREEDY, allowed_token_ids=tuple(words)))
+        words = (21, 22, 23)
+        repeats = Ask(words * 8, replace(GREEDY, allowed_token_ids=words))
         assert complete(running.cluster, repeats)[1] == expected(running.model, [repeats])[0]
         assert num_drafted(running.cluster) > 0
 
