@@ -150,7 +150,7 @@ def kind(
     model = save_slow_model(tmp_path_factory.mktemp("models") / setup.kind, build, **options)
     is_drafted = setup.kind == DRAFTED
     drafts = ("--speculate", f"draft={model}", "--draft-always") if is_drafted else ()
-    flags = (*WORKER_FLAGS, "--kv-cache-gib", "0.4", *drafts)
+    flags = (*WORKER_FLAGS, "--kv-cache-gib", "0.8" if is_drafted else "0.4", *drafts)
     extra = {"worker": flags, "router": ROUTER_FLAGS, "gateway": GATEWAY_FLAGS}
     number = setup.num_workers
     with (
