@@ -130,7 +130,7 @@ e2e-images: setup ## images built and run as containers under load, with faults;
 
 e2e-kubernetes: setup ## the chart in a real control plane whose pods are those containers; wants root
 	$(BIN)/python -m tools.kubernetes.build
-	TANDEM_KUBE_BIN="$${TANDEM_KUBE_BIN:-$$HOME/.cache/tandem/kubernetes}" $(BIN)/pytest tests/contract/test_kube.py
+	TANDEM_KUBE_BIN="$$($(BIN)/python -c 'from tools.kubernetes.binaries import default_folder as f; print(f())')" $(BIN)/pytest tests/contract/test_kube.py
 	$(BIN)/pytest -o "norecursedirs=.* build" -s --timeout=3600 tests/kubernetes $(ARGS)
 
 clean: ## remove everything that was generated

@@ -30,7 +30,7 @@ from tandem.process.fleet_watch import FleetWatch
 from tandem.router.metrics import RouterMetrics
 from tandem.router.prefix_lookup import PrefixLookup
 from tandem.router.sent_prompts import SentPrompts
-from tandem.routing.admission import Refusal, RefusalReason, refuse_early
+from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.candidates import num_cached_blocks
 from tandem.routing.cost import Prediction
 from tandem.routing.pairing import DecisionRecord, Pairer, Pairing
@@ -109,10 +109,8 @@ class RouterService:
     def _pair_in_turn(self, call: PairCall, shape: RequestShape) -> Pairing | Refusal:
         """A pairing that leaves room to requests whose turn it is, also those of other gateways."""
         now_s, place = self._clock.now_s(), call.place or QueuePlace()
-        allowed = self._waiting.without_reserved(place, shape, self._pairer.fleet, now_s)
-        answer = self._pairer.pair(allowed, now_s)
-        if isinstance(answer, Refusal) and allowed is not shape and answer.reason is not RefusalReason.QUEUE:
-            answer = refuse_early()
+        reserved = self._waiting.reserved(place, shape, self._pairer.fleet, now_s)
+        answer = self._pairer.pair(replace(shape, reserved=reserved), now_s)
         if not isinstance(answer, Refusal):
             self._waiting.asked(place, shape, now_s, lacks_room=False)
         elif answer.reason is RefusalReason.NO_BLOCKS:

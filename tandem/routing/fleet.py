@@ -124,9 +124,7 @@ class Fleet:
         prefills = WorkerTable(self.links) if request.local_prefill else pool.prefill
         return Candidates(
             prefill=self._eligible(prefills, request, request.num_tokens, now_s),
-            decode=self._eligible(
-                self._decodes(request, pool), request, request.num_tokens + request.num_expected_output, now_s
-            ),
+            decode=self._able(request, pool, now_s).without_ids(request.reserved),
             holders=pool.everyone,
             links=self.links,
             now_s=now_s,
@@ -153,13 +151,17 @@ class Fleet:
 
     def able_ids(self, request: RequestShape, now_s: float) -> frozenset[str]:
         """Ids of the decode workers that could serve this request if they were empty."""
-        num_tokens, pools = request.num_tokens + request.num_expected_output, self.pools(request)
-        able = (self._eligible(self._decodes(request, pool), request, num_tokens, now_s) for pool in pools)
+        able = (self._able(request, pool, now_s) for pool in self.pools(request))
         return frozenset(snapshot.worker_id for workers in able for snapshot in workers)
 
     def is_served(self, request: RequestShape, now_s: float) -> bool:
         """Whether any live worker could decode this request if it were short."""
         return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
+
+    def _able(self, request: RequestShape, pool: WorkerPool, now_s: float) -> EligibleWorkers:
+        """Returns the decode workers that are eligible for the whole request."""
+        num_tokens = request.num_tokens + request.num_expected_output
+        return self._eligible(self._decodes(request, pool), request, num_tokens, now_s)
 
     def _eligible(self, table: WorkerTable, request: RequestShape, num_tokens: int, now_s: float) -> EligibleWorkers:
         """Returns workers that are alive, not excluded, large enough when empty, and not ejected (unless all are)."""

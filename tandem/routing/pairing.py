@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.admission import Refusal, refuse_dead, refuse_full, refuse_late, refuse_long
+from tandem.routing.admission import Refusal, refuse_dead, refuse_early, refuse_full, refuse_late, refuse_long
 from tandem.routing.candidates import Candidates, Placement, num_blocks_of, num_cached_tokens
 from tandem.routing.cost import Prediction, predict
 from tandem.routing.eligible_workers import EligibleWorkers
@@ -129,6 +129,8 @@ class Pairer:
         return best
 
     def _refuse_all(self, request: RequestShape, now_s: float) -> Refusal:
+        if request.reserved:
+            return refuse_early()
         if self.fleet.is_served(request, now_s):
             return refuse_long(request)
         return refuse_dead(request, self.fleet.limits.dead_s)

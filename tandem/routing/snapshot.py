@@ -118,6 +118,7 @@ class RequestShape:
     excluded: workers that have just failed it.
     decode_id: the decode worker already assigned; only a prefill worker is to be chosen.
     local_prefill: the decode worker must compute the prompt itself, whatever that costs.
+    reserved: decode workers whose free memory others are to have first.
     """
 
     request_id: str
@@ -131,6 +132,7 @@ class RequestShape:
     excluded: frozenset[str] = frozenset()
     decode_id: str | None = None
     local_prefill: bool = False
+    reserved: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_expected_output"):

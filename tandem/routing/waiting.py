@@ -4,7 +4,7 @@ Invariant: of each queue only the last question is kept, and for `KEPT_S` at mos
 gateway died, keeps room from others no longer than that, however many leave. Owned by one thread; pure.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.routing.fleet import Fleet
 from tandem.routing.queue_place import QueuePlace
@@ -46,14 +46,16 @@ class WaitingRequests:
         if place.queue and (lacks_room or place.others_wait):
             self._questions[place.queue] = _Question(request, place.is_retry, now_s - place.waited_s, now_s)
 
-    def without_reserved(self, place: QueuePlace, request: RequestShape, fleet: Fleet, now_s: float) -> RequestShape:
-        """The request without the decode workers that others are to have first: of requests of other queues those that
-        had workers before go first, then those that have waited more than `TOLERATED_S` longer.
+    def reserved(self, place: QueuePlace, request: RequestShape, fleet: Fleet, now_s: float) -> frozenset[str]:
+        """Ids of the decode workers that could serve the request and that others are to have first: of requests of
+        other queues those that had workers before go first, then those that have waited more than `TOLERATED_S` longer.
 
         NOTE: in a strict order, room would go unused until whose turn it is asks again.
         """
         for queue in [key for key, one in self._questions.items() if one.asked_at_s < now_s - KEPT_S]:
             del self._questions[queue]
         others = [one for queue, one in self._questions.items() if queue != place.queue and one.precedes(place, now_s)]
-        reserved = frozenset[str]().union(*(fleet.able_ids(one.request, now_s) for one in others))
-        return replace(request, excluded=request.excluded | reserved) if reserved else request
+        if not others:
+            return frozenset()
+        able = frozenset[str]().union(*(fleet.able_ids(one.request, now_s) for one in others))
+        return able & fleet.able_ids(request, now_s)

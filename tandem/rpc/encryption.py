@@ -34,8 +34,8 @@ def open_channel(address: str, material: Material | None, role: CertifiedRole) -
 
 
 def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
-    """Makes `server` listen at `bind` and returns the port. Each new connection reads the certificate files
-    again.
+    """Makes `server` listen at `bind` and returns the port. Each new connection reads the certificate
+    files again.
 
     Raises:
         RuntimeError: `bind` is taken or is no address of this machine.

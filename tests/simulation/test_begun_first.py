@@ -64,7 +64,7 @@ def test_streams_that_have_begun_go_on_before_others_begin(seed: int, new_at: st
 @pytest.mark.parametrize("new_at", GATEWAYS)
 def test_otherwise_others_take_their_room(new_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the scenario is one where it matters."""
-    monkeypatch.setattr(WaitingRequests, "without_reserved", lambda self, place, request, *others: request)
+    monkeypatch.setattr(WaitingRequests, "reserved", lambda self, *question: frozenset())
     begun, new = go_on_s(0, "gateway-0", new_at)
     assert sum(at_s < begun[-1] for at_s in new) > 2
 
@@ -85,5 +85,5 @@ def num_before_long() -> int:
 def test_short_requests_of_another_gateway_do_not_keep_out_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the short ones, those that came before it and within a second after it may begin first: some forty."""
     assert num_before_long() < 45
-    monkeypatch.setattr(WaitingRequests, "without_reserved", lambda self, place, request, *others: request)
+    monkeypatch.setattr(WaitingRequests, "reserved", lambda self, *question: frozenset())
     assert num_before_long() > NUM_SHORT - 3

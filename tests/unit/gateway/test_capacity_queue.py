@@ -10,8 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
+from tandem.gateway import capacity_queue
 from tandem.gateway.capacity_queue import CapacityQueue
 from tandem.gateway.history import RequestRecord
+from tandem.routing.waiting import KEPT_S
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "abc", "seed": 5, "max_tokens": 10}
@@ -195,6 +197,10 @@ def test_a_client_is_refused_when_no_room_came_or_waiting_would_not_help(tmp_pat
         assert len(cluster.routers[0].calls) == 1
 
     tell(tmp_path, story, room_timeout_s=0.2)
+
+
+def test_routers_keep_a_turn_for_two_of_the_longest_pauses() -> None:
+    assert KEPT_S == 2 * capacity_queue._MAX_PAUSE_S
 
 
 def test_routers_are_told_the_queue_and_the_wait(tmp_path: Path) -> None:

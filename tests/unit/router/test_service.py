@@ -393,6 +393,8 @@ def test_room_is_left_to_who_lost_its_worker_at_any_gateway() -> None:
                 await router.service.pair(replace(retry, excluded=("d0",)))  # as it does before it asks for d0 again
             with pytest.raises(NoRoomError, match="is promised to requests that have waited longer, or that lost"):
                 await router.service.pair(other)
+            (latest,) = await router.service.decisions(1)
+            assert "is promised" in latest.refusal
             assert (await router.service.pair(retry)).decode.worker_id == "d0"
             assert (await router.service.pair(other)).decode.worker_id == "d0"
 

@@ -191,3 +191,13 @@ def test_a_link_measured_between_two_reports_counts_at_once() -> None:
     paired(pairer)
     links.update("p", "d3", LinkState(10e9, 0.5))
     assert paired(pairer, request_id="next").decode_id == "d3"
+
+
+def test_decode_workers_reserved_for_others_are_passed_over() -> None:
+    pairer = pairer_of(worker("p0"), worker("d0", Role.DECODE), worker("d1", Role.DECODE))
+    answer = pairer.pair(request(reserved=frozenset({"d0"})), 0.0)
+    assert isinstance(answer, Pairing)
+    assert (answer.prefill_id, answer.decode_id) == ("p0", "d1")
+    refusal = pairer.pair(request(reserved=frozenset({"d0", "d1"})), 0.0)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.NO_BLOCKS, 0.1)

@@ -28,9 +28,9 @@ class Turns:
     def asks(self, place: QueuePlace, at_s: float = NOW_S, *, lacks_room: bool = True, **needs: Any) -> set[str]:
         """Asks, and returns which workers it must leave to others."""
         shape = request(16, **{"num_expected_output": 16, "fingerprints": frozenset({"old", "new"}), **needs})
-        allowed = self.waiting.without_reserved(place, shape, self.fleet, at_s)
+        reserved = self.waiting.reserved(place, shape, self.fleet, at_s)
         self.waiting.asked(place, shape, at_s, lacks_room=lacks_room)
-        return set(allowed.excluded - shape.excluded)
+        return set(reserved)
 
 
 def place(queue: str, waited_s: float = 0.0, *, others_wait: bool = False, is_retry: bool = False) -> QueuePlace:
@@ -69,6 +69,8 @@ def test_only_workers_that_could_serve_it_are_left_to_it() -> None:
     assert turns.asks(place("b")) == {"d1"}
     turns.asks(place("a", is_retry=True), num_expected_output=16 * 100)
     assert turns.asks(place("b")) == set(), "it fits none of them"
+    turns.asks(place("a", is_retry=True), fingerprints=frozenset({"new"}))
+    assert turns.asks(place("b"), fingerprints=frozenset({"old"})) == set(), "what it cannot use is not kept from it"
 
 
 def test_a_turn_ends_with_room_unless_others_wait_behind() -> None:
