@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,8 @@ def seeds(num_quick: int, num_slow: int) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _compiled_and_all_guesses_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTE: on a busy machine no guess may be worth its check, or other ones in each run."""
+def _compiled() -> None:
     load_or_skip()
-    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
 
 
 def check(seed: int, directory: Path, serve: Serve) -> None:
@@ -169,6 +166,7 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
         "transport": rng.choice(("inproc", "tcp", "cma", "nixl")),
         "host_kv_gib": rng.choice((0.0, 0.01)),
         "speculate": rng.choice(("off", "ngram", "suffix", f"draft={model.plain}", *heads)),
+        "draft_always": True,
     }
     of_prefill, of_decode = (
         {"tp": tp, "pp": pp, "max_num_batched_tokens": budget} for (tp, pp), budget in zip(sizes, budgets, strict=True)

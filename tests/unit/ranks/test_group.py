@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +80,6 @@ def ends(process_id: int, within_s: float = 10.0) -> bool:
     return True
 
 
-@pytest.fixture
-def _all_guesses_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTE: on a busy machine none may be worth it, or other ones in each run."""
-    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
-
-
-@pytest.mark.usefixtures("_all_guesses_are_checked")
 def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     """With drafts, and a pool so small that requests are preempted and described again."""
     room = least_kv_cache_bytes(checkpoint, 256, 32, "bfloat16")
@@ -128,7 +120,6 @@ def _logprobs(outputs: list[tuple[Any, ...]]) -> list[object]:
     return [entry for _, logprobs, *_ in outputs for entry in logprobs or ()]
 
 
-@pytest.mark.usefixtures("_all_guesses_are_checked")
 def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
     """It was split: its products waited until the deadline for ranks that had none of it."""
     config = ranked_config(checkpoint, speculate=f"draft={checkpoint}")
@@ -138,7 +129,6 @@ def test_a_draft_model_belongs_to_the_leader(checkpoint: Path) -> None:
         assert engine.counters.num_drafted > 0
 
 
-@pytest.mark.usefixtures("_all_guesses_are_checked")
 @pytest.mark.parametrize(
     ("family", "num_ranks"),
     [
@@ -154,7 +144,7 @@ def test_a_head_belongs_to_the_leader(tmp_path: Path, family: str, num_ranks: in
     """
     path = write_byte_tokenizer(HEAD_BUILDERS[family](tmp_path, dtype="bfloat16", vocab_size=NUM_TOKENS))
     speculate = f"eagle={path / 'eagle'}" if family == "llama_eagle" else "mtp"
-    config = ranked_config(path, speculate=speculate, kv_cache_bytes=64 << 20)  # so that nothing is preempted
+    config = ranked_config(path, speculate=speculate, kv_cache_bytes=64 << 20)  # preempts nothing
     alone = build_engine(config)
     expected = answers(alone)
     with led_engine(config, num_ranks, deadline_s=20.0) as (engine, _):

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +25,6 @@ from tandem.core.errors import (
 )
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.scope import UNSCOPED
-from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.engine import Engine
 from tandem.gateway.errors import problem_of
 from tandem.locality.redis import RedisIndex
@@ -97,12 +95,9 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
     asyncio.run(main())
 
 
-def test_status_counts_drafts_and_a_request_has_its_own(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTE: on a busy machine no draft may be worth its check."""
-    monkeypatch.setattr("tandem.engine.resolve.Speculation", partial(Speculation, adapts=False))
-
+def test_status_counts_drafts_and_a_request_has_its_own(llama: Path) -> None:
     async def main() -> None:
-        async with one_worker(llama, speculate="ngram") as (worker, client):
+        async with one_worker(llama, speculate="ngram", draft_always=True) as (worker, client):
             call = replace(CALL, params=replace(GREEDY, max_tokens=100, ignore_eos=True))  # it repeats itself
             updates = [update async for update in client.generate(call)]
             metrics = updates[-1].output.metrics
