@@ -34,7 +34,7 @@ from tandem.gateway.prompt_encoder import ChainRoot
 from tandem.rpc.messages import ModelInfo
 from tandem.text.resumption import Facts, Resumption
 from tests.helpers.tokenizers import CHAT_TEMPLATE, NUM_TOKENS, write_byte_tokenizer
-from tests.unit.text.templates import HEADERS
+from tests.unit.text.templates import HEADERS, INSTRUCTIONS, TURNS
 from tests.unit.text.turn_templates import ALTERNATING, CARRIED, LAST_QUESTION, LOOKAHEAD, MACROS
 
 DEMO = Path("demo/tandem-demo/chat_template.jinja").read_text()
@@ -69,6 +69,8 @@ RESUMED = {
 RESUMED |= {"last question": LAST_QUESTION, "macros": MACROS, "carried": CARRIED, "alternating": ALTERNATING}
 RESUMED |= {"lookahead": LOOKAHEAD}
 WHOLE = {"before first": BEFORE_FIRST, "rewrites": REWRITES, "takes whole": TAKES_WHOLE}
+WHOLE |= {"turns": TURNS.replace("<start_of_turn>", "<|im_start|>")}  # reads the loop's length
+WHOLE |= {"instructions": INSTRUCTIONS.replace("[INST]", "<|im_start|>")}  # compares messages with the last question
 INFO = ModelInfo(name="m", fingerprint="f" * 32, max_model_len=200_000, vocab_size=NUM_TOKENS, block_size=16)
 WORDS = [
     "hello ",
