@@ -7,12 +7,14 @@ The gateway is a real process before an engine that answers at once; its own pro
 kernel in nanoseconds, so that a busy machine does not disturb. Router and worker are timed in this process, from the
 bytes of the call to its decision, and to the end of the first step without the executor. Each sample is a conversation
 of its own: sent once, then once more with a question that is `new` tokens long, which is measured. A second gateway
-that keeps nothing of earlier turns is asked the same. Agents are conversations that take turns, some at once.
+that keeps nothing of earlier turns is asked the same. Agents are conversations that take turns: some at once at the
+gateway, one after another in router and worker, which know all of them.
 """
 
 import argparse
 import asyncio
 import dataclasses
+import gc
 import random
 import statistics
 import tempfile
@@ -55,6 +57,7 @@ from tandem.text.tokenizer import Tokenizer
 MESSAGE_TOKENS = 500
 AGENT_TURNS = 3
 AGENT_ANSWER_TOKENS, AGENT_QUESTION_TOKENS = 300, 1000
+AGENT_TURN_TOKENS = AGENT_ANSWER_TOKENS + AGENT_QUESTION_TOKENS
 KEEPING_NOTHING = ("--known-prompts-mib", "0")
 MAX_WORKER_TOKENS = MAX_BATCHED_TOKENS  # so that one step of `bench.overhead`'s engine takes a whole conversation
 FINGERPRINT = "f" * 32
@@ -194,12 +197,12 @@ def _status() -> WorkerStatus:
 
 
 class Working:
-    """A worker's engine without a model, in this process."""
+    """A worker's engine without a model, in this process. `num_tokens`: room of its KV cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_tokens: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
             word_tokenizer(Path(directory), VOCAB_SIZE)
-            self._bench = Bench(Tokenizer.load(Path(directory)), 2 * MAX_WORKER_TOKENS // BLOCK_SIZE, MAX_WORKER_TOKENS)
+            self._bench = Bench(Tokenizer.load(Path(directory)), num_tokens // BLOCK_SIZE, MAX_WORKER_TOKENS)
         self._bench.decoder.prepare(1.2)
         self._told, self._kept = ToldPrompts(), RememberedPrompts()
 
@@ -232,6 +235,21 @@ def inner_samples(routing: Routing, working: Working, num_tokens: int, num_new: 
     return samples
 
 
+def inner_agents_samples(routing: Routing, working: Working, num_agents: int, num_tokens: int) -> Samples:
+    """As `inner_samples`, for every turn of agents that take them one after another."""
+    rng = random.Random(num_agents * num_tokens)
+    samples: Samples = {"router": [], "worker": []}
+    agents = [rng.choices(range(VOCAB_SIZE - 1), k=num_tokens) for _ in range(num_agents)]
+    for turn in range(1 + AGENT_TURNS):
+        for number, ids in enumerate(agents):
+            taken = _taken(routing, working, f"a{number}-{turn}", ids)
+            for name, milliseconds in taken.items():
+                if turn:
+                    samples[name].append(milliseconds)
+            ids += rng.choices(range(VOCAB_SIZE - 1), k=AGENT_TURN_TOKENS)
+    return samples
+
+
 def _taken(routing: Routing, working: Working, request_id: str, ids: list[int]) -> dict[str, float]:
     pair = PairCall(request_id=request_id, model=NAME, token_ids=tuple(ids), num_expected_output=1, scope=UNSCOPED)
     params = dataclasses.replace(GREEDY, max_tokens=2, seed=1)
@@ -245,7 +263,9 @@ def _taken(routing: Routing, working: Working, request_id: str, ids: list[int]) 
 def measure(given: argparse.Namespace) -> list[Row]:
     """All cases."""
     rows: list[Row] = []
-    talks, routing, working = Talks(7), Routing(), Working()
+    room = max(2 * MAX_WORKER_TOKENS, given.agents * (given.agent_tokens + (1 + AGENT_TURNS) * AGENT_TURN_TOKENS))
+    talks, routing, working = Talks(7), Routing(), Working(room)
+    gc.freeze()  # as router and worker do
     with running(1, 1) as system, running(1, 1, options=KEEPING_NOTHING) as whole:
         for each in (system, whole):
             asyncio.run(gateway_samples(each, talks, 100, 100, 3))
@@ -260,6 +280,7 @@ def measure(given: argparse.Namespace) -> list[Row]:
         if given.agents:
             load = ForeignLoad()
             samples = asyncio.run(agents_samples(system, talks, given.agents, given.agent_tokens, given.at_once))
+            samples |= inner_agents_samples(routing, working, given.agents, given.agent_tokens)
             rows += _rows(f"{given.agents} agents of {given.agent_tokens} tokens", samples, load.cores())
         memory = system.memory_bytes() / 2**20
     routing.close()
