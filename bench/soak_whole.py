@@ -1,10 +1,11 @@
-"""A whole cluster while decode workers are killed: are tokens exact, and memory, descriptors and threads flat?
+"""A whole cluster under one fault after another: are tokens exact, and memory, descriptors, threads and keys flat?
 
-    python -m bench.soak_whole [--minutes 5] [--kill-every-s 60] [--save]
+    python -m bench.soak_whole [--minutes 5] [--fault-every-s 60] [--save]
 
-`tandem up` serves the demo model with a prefill and two decode workers. First every prompt is answered while nothing
-else runs. Then streams and whole answers of the same prompts are compared with that, some are left, and every minute
-one of the decode workers is killed (SIGKILL), which `tandem up` starts again.
+`tandem up` serves the demo model with two routers, two prefill and two decode workers, and a Redis of its own. First
+every prompt is answered while nothing else runs. Then whole answers, streams and long streams of the same prompts are
+compared with that, some are left, and every minute brings the next of `FAULTS`: a process is killed (SIGKILL), which
+`tandem up` starts again, or stopped for 2.5 s (SIGSTOP).
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,10 +31,23 @@ import psutil
 from bench.load import ForeignLoad
 from bench.report import Report, Row
 from tandem.process.ports import free_ports
+from tests.helpers.redis_server import RedisServer, running_redis
 
 MODEL = "demo/tandem-demo"
 NAME = "tandem-demo"
-MAX_TOKENS = 48
+MAX_TOKENS, MAX_LONG_TOKENS = 48, 500
+FAULTS = (
+    ("decode", "killed"),
+    ("prefill", "killed"),
+    ("router", "killed"),
+    ("decode", "stopped"),
+    ("redis", "killed"),
+    ("prefill", "stopped"),
+    ("router", "stopped"),
+    ("redis", "stopped"),
+    ("gateway", "stopped"),
+)
+STOPPED_S = 2.5
 _NUM_PROMPTS = 16
 _READY_S = 300.0
 _ROLES = ("gateway", "router", "prefill", "decode")
@@ -43,10 +58,11 @@ _WORDS = (
 
 
 class Whole:
-    """A running cluster."""
+    """A running cluster and its Redis."""
 
-    def __init__(self, url: str, supervisor: psutil.Process) -> None:
+    def __init__(self, url: str, supervisor: psutil.Process, redis: RedisServer) -> None:
         self.url = url
+        self.redis = redis
         self._supervisor = supervisor
 
     def processes(self, role: str) -> list[psutil.Process]:
@@ -64,11 +80,35 @@ class Whole:
         for role in _ROLES:
             each = list[tuple[float, int, int]]()
             for process in self.processes(role):
-                with contextlib.suppress(psutil.Error):
+                with contextlib.suppress(psutil.Error, FileNotFoundError):
                     uss = process.memory_full_info().uss / 1e6
                     each.append((uss, process.num_fds(), process.num_threads()))
             found[role] = max(each, default=(0.0, 0, 0))
         return found
+
+    def num_keys(self) -> int:
+        """Of Redis."""
+        with contextlib.closing(self.redis.client()) as client:
+            return int(client.dbsize())
+
+    def inflict(self, role: str, fault: str, number: int) -> None:
+        """A fault, of the process with this number of those of the role."""
+        if role == "redis":
+            if fault == "killed":
+                self.redis.kill()
+                self.redis.start()
+            else:
+                with self.redis.paused():
+                    time.sleep(STOPPED_S)
+            return
+        processes = self.processes(role)
+        process = processes[number % len(processes)]
+        if fault == "killed":
+            process.kill()
+            return
+        process.suspend()
+        time.sleep(STOPPED_S)
+        process.resume()
 
 
 @contextlib.contextmanager
@@ -76,15 +116,22 @@ def running_whole(place: Path) -> Iterator[Whole]:
     """`tandem up`, for the time of the block."""
     (port,) = free_ports(1, "127.0.0.1", random.Random())
     command = [sys.executable, "-m", "tandem.cli.main", "up", "--model", MODEL, "--port", str(port), "--decode", "2"]
-    command += ["--dtype", "float32", "--kv-cache-gib", "0.25", "--log-dir", str(place)]
-    with (place / "up.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as up:
+    command += ["--prefill", "2", "--routers", "2", "--dtype", "float32", "--kv-cache-gib", "0.25"]
+    own = {**os.environ, "TANDEM_CLUSTER_SECRET": secrets.token_hex(32)}
+    with (
+        running_redis() as redis,
+        (place / "up.log").open("w") as log,
+        subprocess.Popen(
+            [*command, "--redis", redis.url, "--log-dir", str(place)], env=own, stdout=log, stderr=log
+        ) as up,
+    ):
         try:
             url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + _READY_S
             while not _is_ready(url):
                 if up.poll() is not None or time.monotonic() > deadline_s:
                     raise RuntimeError(f"`tandem up` did not become ready: {(place / 'up.log').read_text()[-2000:]}")
                 time.sleep(0.5)
-            yield Whole(url, psutil.Process(up.pid))
+            yield Whole(url, psutil.Process(up.pid), redis)
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(90)
@@ -105,6 +152,7 @@ class Prompts:
         self._client = httpx.AsyncClient(base_url=whole.url, timeout=180)
         self._prompts = [" ".join(self._random.choices(_WORDS, k=8 + 20 * number)) for number in range(_NUM_PROMPTS)]
         self._texts: list[str] = []
+        self._long_texts: list[str] = []
         self.counts: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
 
@@ -112,20 +160,26 @@ class Prompts:
         """One after the other."""
         for prompt in self._prompts:
             self._texts.append(await self._whole(prompt))
+            self._long_texts.append(await self._long(prompt))
 
     async def ask(self, until_s: float) -> None:
         """One client's requests, in turn."""
         while time.monotonic() < until_s:
-            place, kind = self._random.randrange(len(self._prompts)), self._random.choice(("whole", "stream", "left"))
+            place = self._random.randrange(len(self._prompts))
+            kind, prompt = self._random.choice(("whole", "stream", "long stream", "left")), self._prompts[place]
+            wanted = (self._long_texts if kind == "long stream" else self._texts)[place]
             try:
-                if kind == "whole":
-                    text = await self._whole(self._prompts[place])
-                else:
-                    text = await self._stream(self._prompts[place], 5 if kind == "left" else None)
-                is_exact = self._texts[place].startswith(text) if kind == "left" else text == self._texts[place]
+                match kind:
+                    case "whole":
+                        text = await self._whole(prompt)
+                    case "long stream":
+                        text = await self._long(prompt)
+                    case _:
+                        text = await self._stream(prompt, 5 if kind == "left" else None)
+                is_exact = wanted.startswith(text) if kind == "left" else text == wanted
                 self.counts[kind if is_exact else f"{kind}, not exact"] += 1
                 if not is_exact:
-                    self.problems[f"{kind} of prompt {place}: {text!r} is not {self._texts[place]!r}"[:300]] += 1
+                    self.problems[f"{kind} of prompt {place}: {text!r} is not {wanted!r}"[:300]] += 1
             except (httpx.HTTPError, KeyError, ValueError) as error:
                 self.counts["failed"] += 1
                 self.problems[f"{kind}: {type(error).__name__}: {error}"[:300]] += 1
@@ -142,9 +196,13 @@ class Prompts:
             raise ValueError(f"{answer.status_code} {answer.text[:200]}")
         return str(answer.json()["choices"][0]["text"])
 
-    async def _stream(self, prompt: str, num_pieces: int | None) -> str:
+    async def _long(self, prompt: str) -> str:
+        return await self._stream(prompt, None, max_tokens=MAX_LONG_TOKENS, ignore_eos=True)
+
+    async def _stream(self, prompt: str, num_pieces: int | None, **members: object) -> str:
         text, left = "", num_pieces
-        async with self._client.stream("POST", "/v1/completions", json=self._body(prompt, stream=True)) as answer:
+        body = self._body(prompt, stream=True, **members)
+        async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 raise ValueError(f"{answer.status_code} {(await answer.aread())[:200]!r}")
             async for line in answer.aiter_lines():
@@ -157,42 +215,44 @@ class Prompts:
         return text
 
 
-async def soak(whole: Whole, minutes: float, kill_every_s: float, num_clients: int) -> tuple[Prompts, list[Row]]:
+async def soak(whole: Whole, minutes: float, fault_every_s: float, num_clients: int) -> tuple[Prompts, list[Row]]:
     prompts = Prompts(whole, 1)
     await prompts.learn()
     sizes: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
-    until_s, num_killed = time.monotonic() + 60 * minutes, 0
+    keys, until_s, num_faults = list[float](), time.monotonic() + 60 * minutes, 0
     clients = [asyncio.create_task(prompts.ask(until_s)) for _ in range(num_clients)]
-    kill_s = time.monotonic() + kill_every_s / 2
+    fault_s = time.monotonic() + fault_every_s / 2
     while time.monotonic() < until_s:
         for role, size in (await asyncio.to_thread(whole.sizes)).items():
             sizes[role].append(size)
-        decoders = await asyncio.to_thread(whole.processes, "decode")
-        if time.monotonic() >= kill_s and len(decoders) == 2:
-            os.kill(decoders[num_killed % 2].pid, signal.SIGKILL)
-            num_killed, kill_s = num_killed + 1, time.monotonic() + kill_every_s
+        keys.append(await asyncio.to_thread(whole.num_keys))
+        if time.monotonic() >= fault_s:
+            again, place = divmod(num_faults, len(FAULTS))
+            await asyncio.to_thread(whole.inflict, *FAULTS[place], again)
+            num_faults, fault_s = num_faults + 1, time.monotonic() + fault_every_s
         await asyncio.sleep(5)
     await asyncio.gather(*clients)
     await prompts.close()
-    label = f"{minutes:g} minutes, {num_killed} decode workers killed"
+    label = f"{minutes:g} minutes, {num_faults} faults"
     rows = [Row(label, "whole", f"requests: {kind}", count, "") for kind, count in sorted(prompts.counts.items())]
     for role, each in sizes.items():
         for place, (metric, unit) in enumerate((("of its own", "MB"), ("descriptors", ""), ("threads", ""))):
             values = tuple(float(size[place]) for size in each)
             rows.append(Row(label, role, f"{metric}, every 5 s", values[-1], unit, samples=values))
+    rows.append(Row(label, "redis", "keys, every 5 s", keys[-1], "", samples=tuple(keys)))
     return prompts, rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--kill-every-s", type=float, default=60.0)
+    parser.add_argument("--fault-every-s", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     load = ForeignLoad()
     with tempfile.TemporaryDirectory() as place, running_whole(Path(place)) as whole:
-        prompts, rows = asyncio.run(soak(whole, given.minutes, given.kill_every_s, given.clients))
+        prompts, rows = asyncio.run(soak(whole, given.minutes, given.fault_every_s, given.clients))
     notes = [f"{count} times: {what}" for what, count in prompts.problems.most_common(20)]
     report = Report("soak-whole", vars(given), rows, [*notes, f"foreign cores: {load.cores():.1f}"])
     report.print()
