@@ -51,11 +51,11 @@ class EventTrace:
 
 
 class Pipe:
-    """One direction of a connection. `is_cut`: nothing more arrives."""
+    """One direction of a connection. `is_cut`: nothing more arrives; `is_lost`: and the sender does not know."""
 
     def __init__(self, fabric: "Fabric", source: Node, target: Node) -> None:
         self.source, self.target = source, target
-        self.is_cut = False
+        self.is_cut = self.is_lost = False
         self._fabric = fabric
         self._last_s = 0.0
         self._num_under_way = 0
@@ -88,7 +88,7 @@ class Pipe:
 
     def _arrive(self, action: Callable[[], None]) -> None:
         """NOTE: a message waits behind earlier ones that are held back."""
-        if self.is_cut:
+        if self.is_cut or self.is_lost:
             return
         if self._held or self._is_blocked:
             self._held.append(action)
@@ -112,7 +112,10 @@ class Pipe:
 
 @dataclass(eq=False, slots=True)
 class SimulatedConnection:
-    """Connection of two pipes. `on_lost` is called in each end's context when it ends, with the reason."""
+    """Connection of two pipes. `on_lost` is called in each end's context when it ends, with the reason.
+
+    `is_over`: its client knows that it has ended.
+    """
 
     up: Pipe
     down: Pipe
@@ -207,9 +210,24 @@ class Fabric:
                 after_s = self.random.uniform(0.0, outage_s)
                 self.loop.call_later(after_s, self.cut, connection, "connection reset by peer")
 
+    def half_open(self, told: str, other: str) -> None:
+        """End the connections between two nodes, as where a firewall forgets them. Only one node is told; the other
+        notices by its keepalive, and what either sends on them is lost.
+        """
+        for connection in [one for one in self.connections if set(one.names) == {told, other}]:
+            connection.up.is_lost = connection.down.is_lost = True
+            if connection.up.source.name == told:
+                connection.is_over = True
+                on_lost, connection.on_lost_client = connection.on_lost_client, _hear_nothing
+            else:
+                on_lost, connection.on_lost_server = connection.on_lost_server, _hear_nothing
+            told_node = connection.up.source if connection.is_over else connection.up.target
+            self.loop.call_soon(on_lost, "connection reset by peer", context=told_node.context)
+            self._keep_alive(connection, lambda: True)
+
     def cut(self, connection: SimulatedConnection, why: str) -> None:
         """End a connection and notify both ends."""
-        if connection.is_over:
+        if connection not in self.connections:
             return
         connection.is_over = True
         connection.up.cut()
@@ -229,6 +247,10 @@ class Fabric:
                 self.cut(connection, "keepalive watchdog timeout")
 
         self.loop.call_later(after_s, check, context=self.loop.world.context)
+
+
+def _hear_nothing(_: str) -> None:
+    """Of a connection's end that was told before."""
 
 
 async def connect_delays(fabric: Fabric) -> None:

@@ -9,7 +9,8 @@ class FaultKind(StrEnum):
     """Kinds of faults, and the meaning of `Fault.other` and `Fault.size` for each.
 
     PAUSE: the process stands still. CRASH: it dies and is started again; size 1 = its host died too, so nobody is told.
-    SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock
+    SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. HALF_OPEN: its
+    connections to `other` are reset, which `other` is not told. CLOCK: its wall clock
     is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
     blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
     `size` seconds of writes are lost), STORE_CLOCK: of the shared store. KUBERNETES_DOWN: its API answers nothing.
@@ -32,6 +33,7 @@ class FaultKind(StrEnum):
     STORE_CLOCK = "store clock"
     KUBERNETES_DOWN = "kubernetes down"
     DISK_FULL = "disk full"
+    HALF_OPEN = "half open"
     RANK_KILLED = "rank killed"
     RANK_PAUSED = "rank paused"
     RANK_SLOW = "rank slow"

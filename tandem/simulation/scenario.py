@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.randomness import choice_seed
+from tandem.rpc.channel import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from tandem.simulation.fabric import NetworkConditions
 from tandem.simulation.fault import RANK_FAULTS, Fault, FaultKind, rank_fault_at
 from tandem.simulation.model import answer_of
@@ -32,6 +33,7 @@ _SCALED_SHARE = 0.25
 _MORE_SHARE = 0.3
 _PINNED_SHARE = 0.4
 _DISK_FULL_SHARE = 0.4
+_HALF_OPEN_SHARE = 0.2
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
@@ -121,6 +123,7 @@ def scenario_of(seed: int) -> Scenario:
     `_RANKS_EVERY` have workers of several ranks.
     """
     scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
+    scenario = replace(scenario, faults=_sorted(scenario.faults, _half_open(random.Random(f"{seed} half"), scenario)))
     if has_ranks(seed):
         scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
     return replace(scenario, tells_prompts=tells_prompts(seed) or (bool(scenario.former) and seed % 2 == 0))
@@ -319,6 +322,18 @@ def _planner_faults(draw: random.Random, scaling: Scaling | None) -> list[Fault]
     return [Fault(FaultKind(kind), at_s, for_s, name, other) for kind, at_s, for_s, name, other in drawn]
 
 
+def _half_open(draw: random.Random, scenario: Scenario) -> list[Fault]:
+    """Connections that one of their ends alone knows to be over, in a share of the scenarios."""
+    if draw.random() >= _HALF_OPEN_SHARE:
+        return []
+    names = [*scenario.routers, *scenario.prefills, *scenario.decodes, *scenario.gateways, STORE]
+    for_s = KEEPALIVE_S + KEEPALIVE_TIMEOUT_S
+    pairs = [tuple(draw.sample(names, 2)) for _ in range(draw.randint(1, 4))]
+    return [
+        Fault(FaultKind.HALF_OPEN, WARM_UP_S + draw.uniform(0, SPAN_S), for_s, told, other) for told, other in pairs
+    ]
+
+
 def _faults(
     draw: random.Random,
     names: tuple[str, ...],
@@ -327,7 +342,7 @@ def _faults(
     bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
-    apart = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, *RANK_FAULTS}
+    apart = {FaultKind.KUBERNETES_DOWN, FaultKind.DISK_FULL, FaultKind.HALF_OPEN, *RANK_FAULTS}
     kinds = [kind for kind in FaultKind if kind not in apart]
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):

@@ -1,4 +1,4 @@
-"""Delays of a failover: none where the connection broke, a silence where nobody was told.
+"""Delays of a failover: none where the connection broke, a silence where the gateway was not told.
 
 Scenarios written by hand, for bugs that make a failover late and nothing wrong: no seed fails by them.
 """
@@ -57,9 +57,16 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def gap_s(*, is_silent: bool) -> float:
-    """The longest that a stream stood still when a decode worker died; all end whole."""
-    fault = Fault(FaultKind.CRASH, BEGIN_S + DIES_AFTER_S, AWAY_S, "decode-0", size=float(is_silent))
+def crash(*, is_silent: bool) -> Fault:
+    return Fault(FaultKind.CRASH, BEGIN_S + DIES_AFTER_S, AWAY_S, "decode-0", size=float(is_silent))
+
+
+def half_open(told: str, other: str) -> Fault:
+    return Fault(FaultKind.HALF_OPEN, BEGIN_S + DIES_AFTER_S, AWAY_S, told, other)
+
+
+def gap_s(fault: Fault) -> float:
+    """The longest that a stream stood still by a fault; all end whole."""
     report = run_scenario(replace(SCENARIO, faults=(fault,)))
     assert [outcome.ending for outcome in report.outcomes] == ["whole"] * len(SCENARIO.asks)
     gaps = [until_s - since_s for since_s, until_s in (outcome.longest_gap for outcome in report.outcomes)]
@@ -67,19 +74,28 @@ def gap_s(*, is_silent: bool) -> float:
 
 
 def test_a_stream_whose_connection_broke_goes_on_at_once() -> None:
-    assert gap_s(is_silent=False) < AT_ONCE_S
+    assert gap_s(crash(is_silent=False)) < AT_ONCE_S
+    assert gap_s(half_open("gateway-0", "decode-0")) < AT_ONCE_S
 
 
 def test_a_stream_of_a_silent_worker_goes_on_after_a_silence() -> None:
-    assert AT_ONCE_S < gap_s(is_silent=True) < AFTER_SILENCE_S
+    assert AT_ONCE_S < gap_s(crash(is_silent=True)) < AFTER_SILENCE_S
+
+
+def test_a_stream_whose_worker_alone_knows_that_it_is_lost_goes_on_after_a_silence() -> None:
+    assert AT_ONCE_S < gap_s(half_open("decode-0", "gateway-0")) < AFTER_SILENCE_S
 
 
 @pytest.mark.parametrize(
-    ("plant", "is_silent", "most_s"),
-    [(broken_stream_ends_nobody, False, AT_ONCE_S), (silence_is_not_noticed, True, AFTER_SILENCE_S)],
+    ("plant", "fault", "most_s"),
+    [
+        (broken_stream_ends_nobody, crash(is_silent=False), AT_ONCE_S),
+        (silence_is_not_noticed, crash(is_silent=True), AFTER_SILENCE_S),
+        (silence_is_not_noticed, half_open("decode-0", "gateway-0"), AFTER_SILENCE_S),
+    ],
 )
 def test_a_planted_bug_makes_it_late(
-    plant: Callable[[pytest.MonkeyPatch], None], is_silent: bool, most_s: float, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], fault: Fault, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert gap_s(is_silent=is_silent) > most_s
+    assert gap_s(fault) > most_s
