@@ -99,22 +99,8 @@ class Speaker:
                 began_s, num_early = time.perf_counter(), sum(map(len, answers.values()))
         seconds = time.perf_counter() - began_s
         num_timed = sum(map(len, answers.values())) - num_early
-        return Run(num_timed / seconds, seconds, [answers[request_id] for request_id in ids], _since(before, engine))
-
-
-def _since(before: DraftCounts, engine: Engine) -> DraftCounts:
-    now = engine.counters.drafts
-    padding = (0,) * (len(now.drafted_at) - len(before.drafted_at))
-
-    def grown(new: Sequence[int], old: Sequence[int]) -> tuple[int, ...]:
-        return tuple(more - less for more, less in zip(new, (*old, *padding), strict=True))
-
-    return DraftCounts(
-        now.num_steps - before.num_steps,
-        grown(now.drafted_at, before.drafted_at),
-        grown(now.accepted_at, before.accepted_at),
-        (now.saved_s or 0.0) - (before.saved_s or 0.0),
-    )
+        drafts = engine.counters.drafts.since(before)
+        return Run(num_timed / seconds, seconds, [answers[request_id] for request_id in ids], drafts)
 
 
 class Prompts:

@@ -1,7 +1,7 @@
 """`make race`: every system, every workload, in turns; goes on where it stopped.
 
     python -m bench.race [--coded] [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch]
-                         [--at-once 4] [--fresh | --report] [--save]
+                         [--at-once 4] [--speculate auto] [--fresh | --report] [--save]
 
 Prints progress, then a Markdown table a shape. Everything lies below build/race; --save also keeps the JSON under
 bench/results and the pictures under docs/figures.
@@ -30,7 +30,7 @@ from bench.race.processes import confine
 from bench.race.race import Race, Track
 from bench.race.runs import Runs
 from bench.race.shapes import SHAPE_NAMES, checkpoint, cost_of
-from bench.race.summary import Summary, is_peer
+from bench.race.summary import DRAFTS, Summary, is_peer
 from bench.race.system import System
 from bench.race.table import markdown
 from bench.race.workloads import WORKLOADS
@@ -112,19 +112,20 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
 
         options.peers_dtype = options.peers_dtype or str(fastest_dtype()).removeprefix("torch.")
         return entrants(directory, options.peers_dtype, options.tandem_flags.split())
-    found: list[System] = [*ours(directory, options.tandem_flags.split())]
+    found: list[System] = [*ours(directory, options.tandem_flags.split(), options.speculate)]
     if not options.only or set(options.only.split(",")) - {system.name for system in found}:
         from bench.race.peers import peers
 
         options.peers_dtype = options.peers_dtype or str(fastest_dtype()).removeprefix("torch.")
-        found += peers(directory, options.peers_dtype)
+        found += peers(directory, options.peers_dtype, drafting=bool(options.speculate))
     return found
 
 
 def settings_of(system: str, options: argparse.Namespace, cpus: Sequence[int]) -> dict[str, object]:
     """Settings that the system is run with, as asked for: a run with other settings is another one."""
     own = {"dtype": options.peers_dtype or "fastest"} if is_peer(system) else {"flags": options.tandem_flags.split()}
-    return {**own, "cpus": list(cpus)}
+    drafter = {"speculate": options.speculate} if system == DRAFTS else {}
+    return {**own, **drafter, "cpus": list(cpus)}
 
 
 def _chosen(flag: str, text: str, there: Mapping[str, _One]) -> list[_One]:
@@ -172,7 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="systems that stand side by side; 0: 4 where they fit into memory, else 1",
     )
-    parser.add_argument("--coded", action="store_true", help="systems with 8 and with 4 bits a weight")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--coded", action="store_true", help="systems with 8 and with 4 bits a weight")
+    kinds.add_argument(
+        "--speculate",
+        default="",
+        metavar="NAME",
+        help="also Tandem with this `--speculate`, and vLLM with n-gram drafts; omitted: none with drafts",
+    )
     parser.add_argument("--cpus", default="", help="cores of every system, as 0-1; omitted: the first two of ours")
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
     parser.add_argument(

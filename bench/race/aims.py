@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.race.metrics import METRICS
-from bench.race.summary import AGGREGATED, BEST, PEER_SPLIT, SPLIT, Summary, is_peer
+from bench.race.metrics import HEADLINES, METRICS
+from bench.race.summary import AGGREGATED, BEST, DRAFTS, PEER_SPLIT, SPLIT, Summary, is_peer
 
 FLOOR = "floor"
 
@@ -52,6 +52,7 @@ AIMS = (
     Aim("burst", "ITL p99", SPLIT, PEER_SPLIT, 3.0),
     *(Aim(workload, "output rate", SPLIT, AGGREGATED, 0.9) for workload in ("single", "batch", "shared", "turns")),
     *(Aim(workload, "prompt rate", SPLIT, AGGREGATED, 0.9) for workload in ("prefill-1", "prefill-8")),
+    *(Aim(workload, name, DRAFTS, AGGREGATED, 0.97) for workload, name in HEADLINES.items()),
 )
 
 

@@ -87,10 +87,12 @@ class Tandem:
         return state.get("num_decode") == 1 and state.get("num_prefill") == self.num_prefill
 
 
-def ours(directory: Path, flags: Sequence[str] = ()) -> tuple[Tandem, ...]:
-    """Both ways to run it. `flags`: more of them for both."""
+def ours(directory: Path, flags: Sequence[str] = (), speculate: str = "") -> tuple[Tandem, ...]:
+    """Both ways to run it. `flags`: more of them for all. `speculate`: the first way once more, with that drafter."""
     logs = directory / "logs"
-    return Tandem("tandem", 0, logs, tuple(flags)), Tandem("tandem-1p1d", 1, logs, tuple(flags))
+    drafting = Tandem("tandem-drafts", 0, logs, (*flags, "--speculate", speculate))
+    both = Tandem("tandem", 0, logs, tuple(flags)), Tandem("tandem-1p1d", 1, logs, tuple(flags))
+    return (*both, drafting) if speculate else both
 
 
 def weight_bytes(model: Path) -> int:

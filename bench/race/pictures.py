@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 _COLOURS = {
     "tandem": "#2066a8",
     "tandem-1p1d": "#7db3dd",
+    "tandem-drafts": "#5b4fa8",
     "vllm": "#d9772b",
     "vllm-1p1d": "#f0b98a",
+    "vllm-drafts": "#a8551a",
     "openvino": "#3b8f5a",
     "transformers": "#8a8a8a",
     "llama-cpp": "#8d5aa5",

@@ -13,6 +13,7 @@ from bench.race.runs import Run
 from bench.report import Row
 
 AGGREGATED, SPLIT, PEER_SPLIT = "tandem", "tandem-1p1d", "vllm-1p1d"
+DRAFTS, PEER_DRAFTS = "tandem-drafts", "vllm-drafts"
 EIGHT_BITS = ("int8", "q8_0")
 BEST = "best peer"
 
@@ -115,11 +116,14 @@ class Summary:
         ]
 
     def best_peer(self, workload: str, name: str, bits: int = 16) -> str | None:
-        """The peer with the best median among those whose weights have so many bits."""
+        """The peer with the best median among those whose weights have so many bits and that draft nothing."""
         there = [
             system
             for system in self.systems
-            if is_peer(system) and bits_of(system) == bits and (workload, system, name) in self.cells
+            if is_peer(system)
+            and system != PEER_DRAFTS
+            and bits_of(system) == bits
+            and (workload, system, name) in self.cells
         ]
         if not there:
             return None
@@ -138,9 +142,10 @@ class Summary:
         return statistics.median(ratios) if ratios else None
 
     def comparisons(self, workload: str, name: str) -> Iterator[Comparison]:
-        """Ours with the best peer, ours split with theirs split, and our two ways with each other."""
+        """Ours with the best peer, ours split and with drafts with theirs, and our ways with each other."""
         best = self.best_peer(workload, name)
-        for system, other in ((AGGREGATED, best), (SPLIT, best), (SPLIT, PEER_SPLIT), (SPLIT, AGGREGATED)):
+        split = (SPLIT, best), (SPLIT, PEER_SPLIT), (SPLIT, AGGREGATED)
+        for system, other in ((AGGREGATED, best), *split, (DRAFTS, PEER_DRAFTS), (DRAFTS, AGGREGATED)):
             ratio = self.ratio(workload, name, system, other)
             if ratio is not None and other is not None:
                 yield Comparison(system, other, ratio)

@@ -212,10 +212,10 @@ def _print_stats(engine: Engine, answers: list[_Answer], peak_blocks: int) -> No
 
 def _drafts(engine: Engine) -> str:
     """Drafts that were accepted, if any could be."""
-    counters = engine.counters
+    drafts = engine.counters.drafts
     if engine.model.drafter is None:
         return ""
-    return f" · drafts: {counters.num_accepted} of {counters.num_drafted} accepted, {counters.saved_s:.2f} s saved"
+    return f" · drafts: {drafts.num_accepted} of {drafts.num_drafted} accepted, {drafts.saved_s or 0.0:.2f} s saved"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason, TokenLogprobs
 
@@ -12,8 +13,7 @@ class RequestMetrics:
 
     num_cached_tokens: prompt tokens whose KV was cached at first admission.
     pins: granted pins in the requested order; a pin granted in part has fewer tokens.
-    num_drafted, num_accepted: drafts that this worker computed for it, and those of them that became tokens.
-    saved_s: estimate of the seconds that they saved it, in steps of decodes only; less than 0 where they cost more.
+    drafts: of its decode steps in this worker, with the seconds that they saved it; None = there were none.
     """
 
     arrival_s: float
@@ -25,9 +25,7 @@ class RequestMetrics:
     num_cached_tokens: int
     num_preemptions: int
     pins: tuple[Pin, ...] = ()
-    num_drafted: int = 0
-    num_accepted: int = 0
-    saved_s: float | None = None
+    drafts: DraftCounts | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -57,9 +57,7 @@ class Choice:
             num_cached_tokens=self.request.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
             pins=self.request.granted_pins,
-            num_drafted=self.request.num_drafted,
-            num_accepted=self.request.num_accepted,
-            saved_s=self.request.saved_s,
+            drafts=self.request.tally.counts if self.request.tally.drafted_at else None,
         )
 
     def output(self, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None) -> RequestOutput:

@@ -239,7 +239,7 @@ def _speculation(
 def _note_drafting(engine: Engine, seconds: float) -> None:
     """Count time of the drafter between two steps: routers are told the cost of prompts with it."""
     engine.step_log.add(seconds)
-    engine.counters.saved_s -= seconds
+    engine.counters.tally.saved_s -= seconds
 
 
 def _led(ranks: Ranks, own: Executor, fingerprint: str, sizes: ShardSizes) -> Executor:

@@ -7,9 +7,10 @@ missing.
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.loadtest.endpoint import GatewayEndpoint
 from tandem.loadtest.failure import ExchangeError
 
@@ -20,9 +21,8 @@ _COUNTS = ("num_running", "num_waiting")
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached; `num_steps`,
-    `num_drafted`, `num_accepted`, `saved_s`: decode steps of requests, drafts, accepted drafts and the seconds that
-    drafts saved, since those workers started.
+    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached; `drafts`: since
+    those workers started, all together.
     """
 
     at_s: float
@@ -32,30 +32,7 @@ class PoolSample:
     num_running: int
     num_waiting: int
     kv_used: float
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    saved_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftUse:
-    """Drafts of all workers during a test: decode steps of requests, drafts in them, those accepted, and the seconds
-    that they saved by the workers' estimate, as in `DraftCounts`.
-    """
-
-    num_steps: int
-    num_drafted: int
-    num_accepted: int
-    saved_s: float
-
-    @property
-    def acceptance(self) -> float:
-        return self.num_accepted / self.num_drafted
-
-    @property
-    def tokens_per_step(self) -> float:
-        return 1 + self.num_accepted / max(1, self.num_steps)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 class PoolWatch:
@@ -110,27 +87,22 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
         running,
         waiting,
         1 - free / total if total else 0.0,
-        num_steps=sum(int(_number(each, "num_steps")) for each in drafts),
-        num_drafted=sum(_total(each, "drafted_at") for each in drafts),
-        num_accepted=sum(_total(each, "accepted_at") for each in drafts),
-        saved_s=sum(_number(each, "saved_s") for each in drafts),
+        sum(map(_draft_counts, drafts), DraftCounts()),
     )
 
 
-def draft_use(samples: Iterable[PoolSample]) -> DraftUse | None:
-    """Drafts between the first and last sample; None without any. Counts that fall, as workers left, add nothing."""
+def drafts_between(samples: Iterable[PoolSample]) -> DraftCounts | None:
+    """Drafts of all workers between the first and last sample; None without any. Counts that fall, as workers left, add
+    nothing.
+    """
     last: dict[str, PoolSample] = {}
-    num_steps = num_drafted = num_accepted = 0
-    saved_s = 0.0
+    found = DraftCounts()
     for sample in samples:
         before = last.get(sample.role, sample)
-        num_steps += max(0, sample.num_steps - before.num_steps)
-        num_drafted += max(0, sample.num_drafted - before.num_drafted)
-        num_accepted += max(0, sample.num_accepted - before.num_accepted)
-        if sample.num_steps >= before.num_steps:
-            saved_s += sample.saved_s - before.saved_s
+        if sample.drafts.num_steps >= before.drafts.num_steps:
+            found += sample.drafts.since(before.drafts)
         last[sample.role] = sample
-    return DraftUse(num_steps, num_drafted, num_accepted, saved_s) if num_drafted else None
+    return found if found.num_drafted else None
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:
@@ -138,6 +110,11 @@ def _number(fields: Mapping[str, Any], name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _total(fields: Mapping[str, Any], name: str) -> int:
+def _draft_counts(fields: Mapping[str, Any]) -> DraftCounts:
+    drafted_at, accepted_at = (_counts(fields, name) for name in ("drafted_at", "accepted_at"))
+    return DraftCounts(int(_number(fields, "num_steps")), drafted_at, accepted_at, _number(fields, "saved_s"))
+
+
+def _counts(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
     counts = fields.get(name)
-    return sum(count for count in counts if isinstance(count, int)) if isinstance(counts, list) else 0
+    return tuple(count for count in counts if isinstance(count, int)) if isinstance(counts, list) else ()

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.endpoint import ServerFacts
 from tandem.loadtest.outcome import RequestOutcome
-from tandem.loadtest.pool_watch import DraftUse, PoolSample, draft_use
+from tandem.loadtest.pool_watch import PoolSample, drafts_between
 from tandem.loadtest.windows import ReportWindow, windows
 from tandem.workload.slo import Percentiles, Slo, SloReport, ordered_percentiles, slo_report
 
@@ -61,7 +62,7 @@ class LoadResult:
     windows: Sequence[ReportWindow]
     pools: Sequence[PoolSample]
     pools_problem: str | None
-    drafts: DraftUse | None
+    drafts: DraftCounts | None
     client: ClientCost
     server: ServerFacts
     context: Mapping[str, Any]
@@ -118,7 +119,7 @@ def sum_up(
         windows=over_time,
         pools=pools,
         pools_problem=pools_problem,
-        drafts=draft_use(pools),
+        drafts=drafts_between(pools),
         client=client,
         server=server,
         context=context,

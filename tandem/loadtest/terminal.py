@@ -115,12 +115,14 @@ def _summary(result: LoadResult) -> Iterator[str]:
         f"goodput {report.goodput_per_s:.2f} requests/s: {report.attainment:.1%} met TTFT ≤ {_ms(result.slo.ttft_s)} "
         f"and TPOT ≤ {_ms(result.slo.tpot_s)} ({sent.attainment:.1%} counted from sending)"
     )
-    if result.drafts is not None:
+    drafts = result.drafts
+    if drafts is not None:
         yield (
-            f"drafts: {result.drafts.num_accepted} of {result.drafts.num_drafted} accepted "
-            f"({result.drafts.acceptance:.0%}), {result.drafts.tokens_per_step:.2f} tokens per decode step, "
-            f"{result.drafts.saved_s:.1f} s of the workers' time saved"
+            f"drafts: {drafts.num_accepted} of {drafts.num_drafted} accepted "
+            f"({drafts.num_accepted / drafts.num_drafted:.0%}), {drafts.tokens_per_step:.2f} tokens per decode step, "
+            f"{drafts.saved_s or 0.0:.1f} s of the workers' time saved"
         )
+        yield f"accepted drafts by position: {drafts.by_position}"
 
 
 def _warnings(result: LoadResult) -> Iterator[str]:

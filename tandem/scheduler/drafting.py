@@ -36,16 +36,15 @@ class Drafting:
     def note_step(self, result: ExecutorOutput) -> None:
         """Count the time that a step's drafts saved, of its requests in the mean."""
         num_tokens = sum(map(len, result.sampled.values())) / max(1, len(result.sampled))
-        self._counters.saved_s += result.draft_times.saved_s(num_tokens)
+        self._counters.tally.saved_s += result.draft_times.saved_s(num_tokens)
 
     def note_sampled(self, request: Request, item: ScheduledRequest, num_sampled: int, times: DraftTimes) -> None:
         """Count the drafts of a step that sampled `num_sampled` tokens: the accepted drafts and one more."""
         assert 1 <= num_sampled <= 1 + item.num_drafts, f"{request.request_id} got {num_sampled} tokens"
-        request.num_drafted += item.num_drafts
-        request.num_accepted += num_sampled - 1
         if item.start >= request.num_prompt_tokens:
-            self._counters.note_decode(item.num_drafts, num_sampled - 1)
-            request.saved_s += times.saved_s(num_sampled)
+            for tally in (self._counters.tally, request.tally):
+                tally.note_decode(item.num_drafts, num_sampled - 1)
+            request.tally.saved_s += times.saved_s(num_sampled)
 
     def replace(self, requests: Mapping[str, Request], drafts: Mapping[str, Sequence[int]]) -> None:
         """Keep the drafts of the next step, as far as a request may still generate tokens."""

@@ -14,6 +14,7 @@ from tandem.core.hashing import extend_hashes
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
+from tandem.scheduler.draft_tally import DraftTally
 from tandem.scheduler.output import SampledToken
 
 
@@ -86,9 +87,7 @@ class Request:
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
-    num_drafted: int = field(init=False, default=0)
-    num_accepted: int = field(init=False, default=0)
-    saved_s: float = field(init=False, default=0.0)
+    tally: DraftTally = field(init=False, default_factory=DraftTally)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
     draft_token_ids: Sequence[int] = field(init=False, default=())

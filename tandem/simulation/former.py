@@ -21,7 +21,7 @@ NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares t
     "DescribeResponse": ("usage",),
     "SamplingParams": ("speculate",),
     "GenerateRequest": ("told",),
-    "RequestMetrics": ("num_drafted", "num_accepted", "saved_s"),
+    "RequestMetrics": ("drafts",),
     "BlockRange": ("page_ids",),
     "PrefillRequest": ("drafter", "told"),
     "PrefillResponse": ("draft_state",),

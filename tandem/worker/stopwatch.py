@@ -1,8 +1,9 @@
 """Stages of one request's timeline in this worker, and their times."""
 
 from tandem.core.clock import Clock
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.machine import wall_s
-from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.output import RequestOutput
 from tandem.core.timeline import Stage
 
 
@@ -25,7 +26,6 @@ class Stopwatch:
         self._chunk_s = self._arrived_s
         self._num_chunk_tokens = 0
         self._first_s: float | None = None
-        self._num_tokens = 0
         self._last_s = self._arrived_s
         self._told_first = False
 
@@ -46,7 +46,6 @@ class Stopwatch:
             self._first_s = now_s
             self.stages.append(Stage("first token", self._process, now_s, 0.0))
         self._last_s = now_s
-        self._num_tokens += len(output.token_ids)
         return gap_s
 
     def until_first_token(self, output: RequestOutput) -> tuple[Stage, ...]:
@@ -76,23 +75,25 @@ class Stopwatch:
             decoded = {
                 "num_tokens": metrics.num_output_tokens,
                 "num_preemptions": metrics.num_preemptions,
-                **self._drafted(metrics),
+                **draft_attributes(metrics.drafts),
                 **self._width,
             }
             self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
         return tuple(sorted(self.stages, key=lambda stage: stage.start_s))
 
-    def _drafted(self, metrics: RequestMetrics) -> dict[str, int | float]:
-        """Attributes of a request with drafts. Its steps brought one token and those accepted."""
-        if not metrics.num_drafted:
-            return {}
-        num_decoded = self._num_tokens - 1  # NOTE: the first token is the prompt's
-        return {
-            "num_drafted": metrics.num_drafted,
-            "num_accepted": metrics.num_accepted,
-            "tokens_per_step": round(num_decoded / max(1, num_decoded - metrics.num_accepted), 2),
-            "time_saved_s": metrics.saved_s or 0.0,
-        }
-
     def _now_s(self) -> float:
         return self._offset_s + self._clock.now_s()
+
+
+def draft_attributes(drafts: DraftCounts | None) -> dict[str, str | int | float]:
+    """What a decode stage tells of its drafts; nothing without any."""
+    if drafts is None:
+        return {}
+    return {
+        "num_steps": drafts.num_steps,
+        "num_drafted": drafts.num_drafted,
+        "num_accepted": drafts.num_accepted,
+        "accepted_by_position": drafts.by_position,
+        "tokens_per_step": round(drafts.tokens_per_step, 2),
+        "time_saved_s": drafts.saved_s or 0.0,
+    }

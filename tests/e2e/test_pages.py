@@ -154,9 +154,13 @@ def test_the_timeline_has_a_lane_for_every_process_and_for_the_transfer(stage: S
         await tab.page.click(".every > summary")
         cells = await tab.texts(".stages td")
         assert "prefill chunk" in "".join(cells)
-        assert {"30 tokens", "35 MB, source prefill-0", "9 accepted, 12 drafted, time saved 21 ms"} <= set(cells)
+        by_position = "1: 5 of 6, 2: 4 of 6"
+        counts = "9 accepted, 12 drafted, 6 steps, time saved 21 ms, tokens per step 2.5"
+        assert {"30 tokens", "35 MB, source prefill-0", f"accepted by position {by_position}, {counts}"} <= set(cells)
         figures = await tab.page.inner_text(".figures")
         assert "9 of 12 drafted tokens accepted" in figures
+        assert f"{by_position} by position of the draft" in figures
+        assert "2.50 tokens per decode step" in figures
         assert "21 ms saved by drafts" in figures
 
     stage.tell(tmp_path, story)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
@@ -18,6 +19,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, LinkReport, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
+from tandem.worker.stopwatch import draft_attributes
 from tests.helpers.fake_backend import FakeCluster, FakeRouter, RouterFace
 from tests.helpers.fake_worker import MODEL, FakeWorker, status_of
 from tests.helpers.secret import AS_ROUTER, SECRET
@@ -52,13 +54,13 @@ class SayingWorker(FakeWorker):
 
     def _timeline(self, now_s: float) -> tuple[Stage, ...]:
         """Of a prompt that another worker computed."""
-        drafted = {"num_drafted": 12, "num_accepted": 9, "time_saved_s": 0.021}
+        drafts = DraftCounts(6, drafted_at=(6, 6), accepted_at=(5, 4), saved_s=0.021)
         return (
             Stage("queue", "prefill-0", now_s - 0.020, 0.002),
             Stage("prefill chunk", "prefill-0", now_s - 0.018, 0.010, {"num_tokens": 30}),
             Stage("first token", "prefill-0", now_s - 0.008, 0.0),
             Stage("transfer", self.worker_id, now_s - 0.008, 0.003, {"source": "prefill-0", "num_bytes": 34_600_000}),
-            Stage("decode", self.worker_id, now_s - 0.005, 0.005, drafted),
+            Stage("decode", self.worker_id, now_s - 0.005, 0.005, draft_attributes(drafts)),
         )
 
 

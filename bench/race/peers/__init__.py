@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from bench.race.system import System
 
 
-def peers(build: Path, dtype: str = "bfloat16") -> "Sequence[System]":
+VLLM_DRAFTS = 5  # what its documentation names
+
+
+def peers(build: Path, dtype: str = "bfloat16", *, drafting: bool = False) -> "Sequence[System]":
     """All of them, in the order of the table.
 
-    `build`: where their environments, logs and caches go. `dtype`: what they multiply, bfloat16 or float32.
+    `build`: where their environments, logs and caches go. `dtype`: what they multiply, bfloat16 or float32. `drafting`:
+    vLLM also with n-gram drafts.
     """
     from bench.race.peers.openvino import OpenVino
     from bench.race.peers.transformers import Transformers
@@ -24,6 +28,7 @@ def peers(build: Path, dtype: str = "bfloat16") -> "Sequence[System]":
     build = build.absolute()
     return [
         Vllm(build=build, dtype=dtype),
+        *([Vllm("vllm-drafts", build, dtype, VLLM_DRAFTS)] if drafting else []),
         OpenVino(build=build, dtype=dtype),
         Transformers(build=build, dtype=dtype),
         VllmPrefillDecode(build=build, dtype=dtype),

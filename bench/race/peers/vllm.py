@@ -4,6 +4,7 @@ A default launch is several times slower and would be no fair race: engine threa
 threads also want, and a maximum length that leaves no room for a batch.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from bench.race.peers.environment import BUILD, Environment, prepare
 from bench.race.peers.process import HOST, Program, answers, cores, ports, running
+from bench.race.peers.scripts.vllm_drafts import ngram_drafts
 from bench.race.system import KV_CACHE_GIB, Served
 
 VERSION = "0.32.0"
@@ -27,11 +29,15 @@ ENVIRONMENT = Environment("vllm", (PACKAGE,), bare=NIXL, unwanted=UNWANTED, only
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """`vllm serve`, with prefix caching and compiled graphs (its defaults). Compiled code is kept under build/race."""
+    """`vllm serve`, with prefix caching and compiled graphs (its defaults). Compiled code is kept under build/race.
+
+    `num_drafts`: of its own n-gram drafts, in each step; 0: none.
+    """
 
     name: str = "vllm"
     build: Path = BUILD
     dtype: str = "bfloat16"
+    num_drafts: int = 0
 
     @property
     def environment(self) -> Environment:
@@ -51,11 +57,14 @@ class Vllm:
         environment = self.environment
         return Program(
             self.name,
-            command(environment, checkpoint, port, self.dtype),
+            [*command(environment, checkpoint, port, self.dtype), *self._drafting()],
             environment.log(self.name),
             health(port),
             variables(environment, num_threads=len(cores())),
         )
+
+    def _drafting(self) -> list[str]:
+        return ["--speculative-config", json.dumps(ngram_drafts(self.num_drafts))] if self.num_drafts else []
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return body()

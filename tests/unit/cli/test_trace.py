@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tandem.core.draft_counts import DraftCounts
 from tandem.gateway.prompt_encoder import EncodingCounts
+from tandem.worker.stopwatch import draft_attributes
 
 REQUEST: dict[str, Any] = {
     "request_id": "req-1",
@@ -103,6 +105,17 @@ def test_ranks_of_its_workers_are_told_where_they_may_be_known(
     ):
         assert main(["trace", "req-1", "--url", serve(found | {"/admin/workers": (status, body)})]) == 0
         assert "ranks on" not in capsys.readouterr().out
+
+
+def test_a_decode_tells_its_drafts_by_position(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    (decode, *others), drafts = REQUEST["stages"], DraftCounts(4, (4, 4, 2), (4, 3, 1), 0.25)
+    stages = [{**decode, "attributes": draft_attributes(drafts)}, *others]
+    url = serve({"/admin/requests/req-1": (200, json.dumps({**REQUEST, "stages": stages}).encode())})
+    assert main(["trace", "req-1", "--url", url]) == 0
+    assert (
+        "4 steps, 10 drafted, 8 accepted, accepted by position 1: 4 of 4, 2: 3 of 4, 3: 1 of 2, tokens per step 3.0, "
+        "time saved 250.0 ms"
+    ) in " ".join(capsys.readouterr().out.split())
 
 
 def test_stages_come_in_order_with_bars_and_figures(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,7 +210,9 @@ def test_requests_of_one_batch_choose_whether_to_draft(llama: Path) -> None:
     metrics = {name: outputs[name, 0][-1].metrics for name in params}
     assert metrics["greedy"] is not None
     assert metrics["sampled"] is not None
-    assert (metrics["greedy"].num_drafted, metrics["sampled"].num_drafted > 0) == (0, True)
+    assert metrics["greedy"].drafts is None
+    assert metrics["sampled"].drafts is not None
+    assert metrics["sampled"].drafts.num_drafted > 0
 
 
 def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> None:

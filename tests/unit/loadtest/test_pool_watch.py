@@ -3,7 +3,8 @@
 import asyncio
 import json
 
-from tandem.loadtest.pool_watch import DraftUse, PoolSample, PoolWatch, draft_use, pool_samples
+from tandem.core.draft_counts import DraftCounts
+from tandem.loadtest.pool_watch import PoolSample, PoolWatch, drafts_between, pool_samples
 from tests.unit.loadtest.scripted_server import json_answer, opened, scripted_server
 
 BLOCKS = {"free": 50, "cached": 25, "used": 20, "leased": 5}
@@ -27,23 +28,25 @@ def test_drafts_of_a_role_are_summed() -> None:
     drafts = {"num_steps": 10, "drafted_at": [6, 4], "accepted_at": [3, 1], "saved_s": 0.25}
     workers = [
         {**WORKERS[3], "drafts": drafts},
-        {**WORKERS[4], "drafts": drafts | {"saved_s": None}},
+        {**WORKERS[4], "drafts": drafts | {"drafted_at": [5], "accepted_at": [2], "saved_s": None}},
         {**WORKERS[3], "drafts": None},
     ]
     (decode,) = pool_samples(json.dumps({"workers": workers}).encode(), 0.0)
-    assert (decode.num_steps, decode.num_drafted, decode.num_accepted, decode.saved_s) == (20, 20, 8, 0.25)
+    assert decode.drafts == DraftCounts(20, (11, 4), (5, 1), 0.25)
 
 
 def test_drafts_of_a_test_are_those_between_its_samples() -> None:
     """A worker that left takes its counts along, which are no drafts of the test."""
 
-    def sample(at_s: float, num_steps: int, num_drafted: int, num_accepted: int, saved_s: float) -> PoolSample:
-        return PoolSample(at_s, "decode", 1, 1, 0, 0, 0.0, num_steps, num_drafted, num_accepted, saved_s)
-
-    first, second = sample(0, 100, 50, 20, 2.0), sample(1, 110, 60, 25, 2.5)
-    fewer, last = sample(2, 5, 2, 1, 0.5), sample(3, 15, 8, 6, 0.25)
-    assert draft_use([first, second, fewer, last]) == DraftUse(20, 16, 10, saved_s=0.25)
-    assert draft_use([first]) is None
+    counts = [
+        DraftCounts(100, (50,), (20,), 2.0),
+        DraftCounts(110, (57, 3), (24, 1), 2.5),
+        DraftCounts(5, (2, 9), (1, 1), 0.5),
+        DraftCounts(15, (7, 10), (5, 2), 0.25),
+    ]
+    samples = [PoolSample(at_s, "decode", 1, 1, 0, 0, 0.0, drafts) for at_s, drafts in enumerate(counts)]
+    assert drafts_between(samples) == DraftCounts(20, (12, 4), (8, 2), 0.25)
+    assert drafts_between(samples[:1]) is None
 
 
 def test_a_pool_whose_workers_all_died_is_empty_not_absent() -> None:

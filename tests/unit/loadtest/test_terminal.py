@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from tandem.core.clock import ManualClock
+from tandem.core.draft_counts import DraftCounts
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.driver import OpenDriver
 from tandem.loadtest.endpoint import GatewayEndpoint, ServerFacts
@@ -39,10 +40,14 @@ def test_the_report_names_goodput_refusals_and_latencies() -> None:
 
 
 def test_drafts_are_reported_where_there_were_some() -> None:
-    pools = [PoolSample(n, "decode", 1, 1, 0, 0, 0.0, 100 * n, 50 * n, 40 * n, 1.25 * n) for n in (1, 3)]
+    pools = [
+        PoolSample(n, "decode", 1, 1, 0, 0, 0.0, DraftCounts(100 * n, (30 * n, 20 * n), (25 * n, 15 * n), 1.25 * n))
+        for n in (1, 3)
+    ]
     text = said(result(outcome(0.0), pools=pools))
     assert "drafts: 80 of 100 accepted (80%), 1.40 tokens per decode step, 2.5 s of the workers' time saved" in text
-    assert "drafts:" not in said(result(outcome(0.0)))
+    assert "accepted drafts by position: 1: 50 of 60, 2: 30 of 40" in text
+    assert "drafts" not in said(result(outcome(0.0)))
 
 
 def test_what_spoils_a_result_is_said() -> None:

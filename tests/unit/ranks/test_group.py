@@ -89,7 +89,7 @@ def test_two_ranks_have_the_bits_of_one(checkpoint: Path) -> None:
     with led_engine(config, 2) as (engine, group):
         assert answers(engine) == expected
         assert engine.counters.num_preemptions == alone.counters.num_preemptions > 0
-        assert engine.counters.drafted_at == alone.counters.drafted_at != []
+        assert engine.counters.drafts.drafted_at == alone.counters.drafts.drafted_at != ()
         processes = list(group.process_ids.values())
     assert all(ends(process) for process in processes)
 
@@ -149,8 +149,8 @@ def test_a_head_belongs_to_the_leader(tmp_path: Path, family: str, num_ranks: in
     expected = answers(alone)
     with led_engine(config, num_ranks, deadline_s=20.0) as (engine, _):
         assert answers(engine) == expected
-        assert engine.counters.drafted_at == alone.counters.drafted_at != []
-        assert engine.counters.accepted_at == alone.counters.accepted_at
+        assert engine.counters.drafts.drafted_at == alone.counters.drafts.drafted_at != ()
+        assert engine.counters.drafts.accepted_at == alone.counters.drafts.accepted_at
 
 
 def drained(engine: Engine, prompt: list[int], params: SamplingParams) -> RequestOutput:

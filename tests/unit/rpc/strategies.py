@@ -125,6 +125,9 @@ GRAMMAR_PARAMS = st.builds(replace, PLAIN_PARAMS, min_tokens=st.just(0), ignore_
 PARAMS = PLAIN_PARAMS | GRAMMAR_PARAMS
 LOGPROBS = st.builds(TokenLogprobs, TOKEN, LOGPROB, SMALL, tuples(st.tuples(TOKEN, LOGPROB)))
 PINS = tuples(st.builds(Pin, TOKEN, st.floats(0, MAX_TTL_S, exclude_min=True)))
+DRAFT_COUNTS = st.builds(
+    DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT), saved_s=maybe(NUMBER)
+)
 METRICS = st.builds(
     RequestMetrics,
     NUMBER,
@@ -136,9 +139,7 @@ METRICS = st.builds(
     COUNT,
     COUNT,
     PINS,
-    COUNT,
-    COUNT,
-    maybe(NUMBER),
+    maybe(DRAFT_COUNTS),
 )
 OUTPUT = st.builds(
     RequestOutput,
@@ -207,11 +208,7 @@ STATUS = st.builds(
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
     usage=maybe(USAGE),
-    drafts=maybe(
-        st.builds(
-            DraftCounts, num_steps=COUNT, drafted_at=tuples(COUNT), accepted_at=tuples(COUNT), saved_s=maybe(NUMBER)
-        )
-    ),
+    drafts=maybe(DRAFT_COUNTS),
     ranks=maybe(
         st.builds(
             RankReport,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
@@ -349,8 +350,9 @@ def test_time_saved_is_each_requests_own_and_the_mean_of_all() -> None:
     assert first is not None
     assert second is not None
     bench.scheduler.update(bench.scheduler.schedule(), ExecutorOutput(sampled, {}, draft_times=times))
-    assert (first.saved_s, second.saved_s) == (2.5, -1.5)
-    assert bench.scheduler.counters.drafts.saved_s == 0.5
+    assert first.tally.counts == DraftCounts(1, (1, 1), (1, 1), 2.5)
+    assert second.tally.counts == DraftCounts(1, saved_s=-1.5)
+    assert bench.scheduler.counters.drafts == DraftCounts(2, (1, 1), (1, 1), 0.5)
 
 
 def test_time_saved_of_a_step_without_known_cost_is_the_drafters_loss() -> None:

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tandem.core.clock import ManualClock
+from tandem.core.draft_counts import DraftCounts
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.worker.stopwatch import Stopwatch
@@ -31,9 +32,7 @@ def test_a_wall_clock_set_back_spoils_no_duration(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def decode_attributes(
-    num_drafted: int, num_accepted: int, num_tokens: int, num_ranks: int = 1
-) -> dict[str, str | int | float]:
+def decode_attributes(drafts: DraftCounts | None, num_tokens: int, num_ranks: int = 1) -> dict[str, str | int | float]:
     watch = Stopwatch("d0", "prefill", ManualClock(), num_ranks)
     for token_id in range(num_tokens):
         watch.token(RequestOutput("r", 0, (token_id,), ""))
@@ -46,9 +45,7 @@ def decode_attributes(
         num_output_tokens=num_tokens,
         num_cached_tokens=0,
         num_preemptions=0,
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-        saved_s=0.25,
+        drafts=drafts,
     )
     (decode,) = (
         stage for stage in watch.all_stages(RequestOutput("r", 0, (), "", metrics=metrics)) if stage.name == "decode"
@@ -56,17 +53,24 @@ def decode_attributes(
     return dict(decode.attributes)
 
 
-def test_a_decode_with_drafts_has_its_tokens_per_step() -> None:
+def test_a_decode_with_drafts_tells_of_them() -> None:
     """Of 13 tokens the first is the prompt's; 12 came in 4 steps."""
-    found = decode_attributes(num_drafted=10, num_accepted=8, num_tokens=13)
-    assert (found["num_drafted"], found["num_accepted"], found["tokens_per_step"]) == (10, 8, 3.0)
-    assert found["time_saved_s"] == 0.25
+    assert decode_attributes(DraftCounts(4, (4, 4, 2), (4, 3, 1), 0.25), 13) == {
+        "num_tokens": 13,
+        "num_preemptions": 0,
+        "num_steps": 4,
+        "num_drafted": 10,
+        "num_accepted": 8,
+        "accepted_by_position": "1: 4 of 4, 2: 3 of 4, 3: 1 of 2",
+        "tokens_per_step": 3.0,
+        "time_saved_s": 0.25,
+    }
 
 
 def test_a_decode_without_drafts_does_not_name_them() -> None:
-    assert decode_attributes(0, 0, 13) == {"num_tokens": 13, "num_preemptions": 0}
+    assert decode_attributes(None, 13) == {"num_tokens": 13, "num_preemptions": 0}
 
 
 def test_stages_of_several_ranks_say_how_many() -> None:
-    assert decode_attributes(0, 0, 3, num_ranks=4)["num_ranks"] == 4
-    assert "num_ranks" not in decode_attributes(0, 0, 3)
+    assert decode_attributes(None, 3, num_ranks=4)["num_ranks"] == 4
+    assert "num_ranks" not in decode_attributes(None, 3)

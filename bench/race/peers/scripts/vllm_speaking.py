@@ -7,24 +7,17 @@ from itertools import count
 from typing import Any
 
 from bench.race.peers.scripts.speaking import speak
+from bench.race.peers.scripts.vllm_drafts import ngram_drafts
 
 # NOTE: of another environment, whose version need not be the one whose types are checked here.
 vllm: Any = importlib.import_module("vllm")
-
-_LOOKUP_MIN, _LOOKUP_MAX = 2, 8  # tokens that must agree, as of our own n-gram drafts
 
 
 class VllmVoice:
     """One engine. `num_drafts` 0: it drafts nothing."""
 
     def __init__(self, model: str, dtype: str, num_drafts: int) -> None:
-        drafts = {
-            "method": "ngram",
-            "num_speculative_tokens": num_drafts,
-            "prompt_lookup_min": _LOOKUP_MIN,
-            "prompt_lookup_max": _LOOKUP_MAX,
-        }
-        options = {"speculative_config": drafts} if num_drafts else {}
+        options = {"speculative_config": ngram_drafts(num_drafts)} if num_drafts else {}
         self._engine = vllm.LLM(model=model, dtype=dtype, max_model_len=4096, **options).llm_engine
         self._numbers = count()
 

@@ -139,8 +139,12 @@ function figures(turn) {
   if (usage.prompt !== undefined) add(usage.prompt, `prompt tokens (${usage.cached ?? 0} cached)`);
   if (usage.output !== undefined) add(usage.output, usage.thinking ? `output tokens (${usage.thinking} thinking)` : "output tokens");
   const drafts = turn.timeline?.stages.map((stage) => stage.attributes ?? {}).filter((said) => said.num_drafted);
-  if (drafts?.length) add(`${sum(drafts, "num_accepted")} of ${sum(drafts, "num_drafted")}`, "drafted tokens accepted");
-  if (drafts?.length) add(milliseconds(1000 * sum(drafts, "time_saved_s")), "saved by drafts");
+  if (drafts?.length) {
+    add(`${sum(drafts, "num_accepted")} of ${sum(drafts, "num_drafted")}`, "drafted tokens accepted");
+    add(drafts.map((said) => said.accepted_by_position).join("; then "), "by position of the draft");
+    add((1 + sum(drafts, "num_accepted") / Math.max(1, sum(drafts, "num_steps"))).toFixed(2), "tokens per decode step");
+    add(milliseconds(1000 * sum(drafts, "time_saved_s")), "saved by drafts");
+  }
   if (turn.reason) found.push(el("span", {}, `ended: ${turn.reason}`));
   return el("div", { class: "figures" }, ...found);
 }

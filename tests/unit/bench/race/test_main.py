@@ -23,6 +23,7 @@ END_S = 280.0
     ("arguments", "words"),
     [
         (["--only", "tandem,nobody"], "--only='nobody' is not there; there are tandem, tandem-1p1d"),
+        (["--only", "tandem-drafts"], "--only='tandem-drafts' is not there; there are tandem, tandem-1p1d"),
         (["--only", "tandem", "--workloads", "singel"], "--workloads='singel' is not there; there are single"),
         (["--only", "tandem", "--cpus", "first"], "cpus="),
         (["--only", "tandem", "--at-once", "-1"], "--at-once=-1 is less than 1"),
@@ -59,8 +60,10 @@ def test_a_report_tells_what_there_is_and_starts_nothing(tmp_path: Path) -> None
 
 
 def test_settings_are_those_that_a_system_is_run_with() -> None:
-    options = argparse.Namespace(tandem_flags="--max-running 4", peers_dtype="float32")
+    options = argparse.Namespace(tandem_flags="--max-running 4", peers_dtype="float32", speculate="auto")
     assert settings_of("tandem-1p1d", options, (0, 1)) == {"flags": ["--max-running", "4"], "cpus": [0, 1]}
+    drafting = {"flags": ["--max-running", "4"], "speculate": "auto", "cpus": [0]}
+    assert settings_of("tandem-drafts", options, (0,)) == drafting
     assert settings_of("vllm", options, (2,)) == {"dtype": "float32", "cpus": [2]}
     options.peers_dtype = ""
     assert settings_of("vllm", options, (2,)) == {"dtype": "fastest", "cpus": [2]}

@@ -18,8 +18,15 @@ def test_both_ways_serve_the_same_model_with_the_same_engine(tmp_path: Path) -> 
     assert {pair for pair in differing if pair[0] != pair[1]} == {("0", "1")}
 
 
+def test_with_drafts_it_is_run_once_more(tmp_path: Path) -> None:
+    one, split, drafting = ours(tmp_path, ["--block-size", "32"], "auto")
+    assert (one, split) == ours(tmp_path, ["--block-size", "32"])
+    assert drafting.name == "tandem-drafts"
+    assert drafting.command(tmp_path, 1) == [*one.command(tmp_path, 1), "--speculate", "auto"]
+
+
 def test_every_flag_is_one_of_tandem_up(tmp_path: Path) -> None:
-    command = ours(tmp_path)[0].command(tmp_path, 28000)
+    command = ours(tmp_path, speculate="auto")[-1].command(tmp_path, 28000)
     assert command[:4] == [sys.executable, "-m", "tandem.cli.main", "up"]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in command if flag.startswith("--")}
     assert flags <= UpCommand.model_fields.keys() | EngineSettings.model_fields.keys()

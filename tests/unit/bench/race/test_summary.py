@@ -82,6 +82,26 @@ def test_comparisons() -> None:
     ]
 
 
+def test_drafts_are_compared_with_off_and_with_a_peers_which_is_no_best_peer() -> None:
+    found = summary(rates("tandem", 6.0), rates("tandem-drafts", 9.0), rates("vllm", 4.0), rates("vllm-drafts", 18.0))
+    assert list(found.comparisons("batch", "output rate")) == [
+        Comparison("tandem", "vllm", 1.5),
+        Comparison("tandem-drafts", "vllm-drafts", 0.5),
+        Comparison("tandem-drafts", "tandem", 1.5),
+    ]
+
+
+@pytest.mark.parametrize(("speed", "is_met"), [(0.98, True), (0.96, False)])
+def test_drafts_may_cost_three_per_cent_in_every_workload(speed: float, is_met: bool) -> None:
+    runs = []
+    for workload, name in HEADLINES.items():
+        drafting = 100.0 * speed if METRICS[name].is_rate else 100.0 / speed
+        for system, value in (("tandem", 100.0), ("tandem-drafts", drafting)):
+            runs.append(Run(Slot("small", workload, system, 0), {}, measured({name: value})))
+    told = {one.aim.workload: one.is_met for one in verdicts(summary(runs)) if one.aim.system == "tandem-drafts"}
+    assert told == dict.fromkeys(HEADLINES, is_met)
+
+
 def test_shares_of_the_floor_are_of_its_speed() -> None:
     found = summary(
         run("tandem", "single", floors={"TPOT p50": 4.0, "output rate": 200.0}, TPOT_p50=5.0, output_rate=100.0)

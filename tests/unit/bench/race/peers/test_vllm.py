@@ -1,5 +1,6 @@
 """vLLM's command line and what its environment tells it: the configuration that makes the race fair."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_all_peers_are_told_what_to_multiply(tmp_path: Path) -> None:
             assert asked[asked.index("--dtype") + 1] == dtype
         asked = openvino.command(tmp_path, 1)
         assert asked[asked.index("--precision") + 1] == precision
+
+
+def test_with_drafts_vllm_runs_once_more(tmp_path: Path) -> None:
+    plain, drafting, *others = peers(tmp_path, drafting=True)
+    assert [plain, *others] == peers(tmp_path)
+    assert isinstance(plain, Vllm)
+    assert isinstance(drafting, Vllm)
+    assert drafting.name == "vllm-drafts"
+    *command, flag, said = drafting.server(tmp_path, 1).command
+    assert (command, flag) == ([*plain.server(tmp_path, 1).command], "--speculative-config")
+    drafts = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 8}
+    assert json.loads(said) == drafts
 
 
 def test_without_its_environment_it_is_not_here(tmp_path: Path) -> None:
