@@ -203,8 +203,12 @@ class RankedExecutor:
         self._untold = tuple(step.released)
         self._num_steps += 1
         self._group.begin_step(Step(self._num_steps, step))
-        handle = self._own.submit(step)
-        await_kv(step, self._group.links)
+        try:
+            handle = self._own.submit(step)
+            await_kv(step, self._group.links)
+        except RanksLostError:
+            self._group.check()  # NOTE: an exchange names whom it waited for, who may have waited for the lost one
+            raise
         self._group.end_step()
         self._untold = ()
         return handle

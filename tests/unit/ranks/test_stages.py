@@ -124,7 +124,7 @@ def test_a_stage_has_the_weights_and_the_state_of_its_layers_alone(tmp_path: Pat
         group.close()
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_group_of_stages_is_formed_anew_with_the_kv_of_the_one_before(tmp_path: Path, lost: int) -> None:
     """Of two ranks of two stages: the leader's neighbour, and both of the first stage; killed within a step."""
     path = saved(tmp_path, "qwen2")
