@@ -285,7 +285,7 @@ class AsyncEngine:
             raise
 
     def _take_turn(self) -> bool:
-        """What callers ask for, then a step. False = stop."""
+        """Serves what callers have asked for, then runs a step. False = stop."""
         try:
             if not self._serve_inbox():
                 return False

@@ -129,7 +129,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
-    """What drafts did to a step's time, in seconds.
+    """Effect of drafts on a step's time, in seconds.
 
     drafter_s: the drafter's own.
     plain_s: what such a step takes without drafts; None = it had none, or that is not known.

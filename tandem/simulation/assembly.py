@@ -51,7 +51,7 @@ class WorkerSizes:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine of either kind is made of."""
+    """Parts of which an engine of either kind is assembled."""
 
     sizes: WorkerSizes
     loop: VirtualLoop
