@@ -238,7 +238,7 @@ class AsyncEngine:
             self._disown(event)
 
     def _disown(self, update: _Update) -> None:
-        """Nobody will use it: a reservation must not stay pinned for ever."""
+        """Nobody will use it: a reservation must not be held for ever."""
         if isinstance(update, KVReserved):
             self.post(lambda engine: engine.kv.drop(update.fetch_id))
 
