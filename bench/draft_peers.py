@@ -212,7 +212,7 @@ def measure(
 
 
 def versions(chosen: Sequence[Peer]) -> dict[str, Any]:
-    """What the systems were, and whose tokens must agree before something is drafted."""
+    """Package versions of the peers, and how many matching tokens each engine needs before it drafts."""
     found = {peer.environment.name: peer.environment.packages[0] for peer in chosen}
     return {"peers": found, "lookup": "up to 8 tokens; from 2 on for vLLM and Tandem, from 1 on for llama.cpp"}
 

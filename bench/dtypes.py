@@ -123,7 +123,7 @@ def _distance(reference: torch.Tensor, other: torch.Tensor, next_ids: torch.Tens
 
 
 def rows_of(system: str, found: Distance) -> Iterator[Row]:
-    """What one system gives."""
+    """Rows of one system: errors of its log-probabilities, divergence, and positions with another first choice."""
     where = found.margins[found.differs]
     yield _row(system, "mean |Δ logprob|", found.mean_error, "nat")
     yield _row(system, "p99 |Δ logprob|", found.logprob_errors.quantile(0.99).item(), "nat")

@@ -51,7 +51,7 @@ def prompt_flops(cost: ModelCost, workload: Workload) -> float:
 
 
 def figures(workload: Workload, timing: Timing, cost: ModelCost, bandwidth: float, rate: float) -> Iterator[Figure]:
-    """What one run gives."""
+    """Throughput of one run, with the limit by bandwidth or arithmetic where there is one."""
     if workload.is_prefill:
         length = workload.num_requests * (workload.shared + workload.own)
         floor = length * rate / prompt_flops(cost, workload)

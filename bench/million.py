@@ -42,7 +42,7 @@ _SIZES: dict[str, Any] = {
 
 
 def bill_of(path: Path, num_tokens: int) -> dict[str, Any]:
-    """What `tandem plan` says."""
+    """Returns the report of `tandem plan` for a context of `num_tokens`."""
     command = ["plan", "--model", str(path), "--context", str(num_tokens), "--json"]
     done = subprocess.run([sys.executable, "-m", "tandem.cli.main", *command], capture_output=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -30,7 +30,7 @@ SHARES = ("p10", 10), ("p50", 50), ("p90", 90), ("p99", 99)
 
 
 def exchanges(descriptor: int, rank: int, store: Path) -> dict[str, Callable[[torch.Tensor], object]]:
-    """What a rank calls with its numbers."""
+    """Methods that add the numbers of both ranks, by name. Every rank calls each with its own numbers."""
     shared = SharedExchange(descriptor, rank, NUM_RANKS, deadline_s=DEADLINE_S)
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=NUM_RANKS)
     return {

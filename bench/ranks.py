@@ -38,7 +38,7 @@ Size = tuple[int, ...]  # ranks of a stage or context, stages, and contexts
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What each system does in its turn. `chunk_tokens`: the most of a step."""
+    """Work of each system in its turn. `chunk_tokens`: the most of a step."""
 
     prompt_tokens: int
     chunk_tokens: int

@@ -88,7 +88,8 @@ class EagleNetwork(nn.Module):
             self.lm_head.weight.copy_(output)
 
     def guesses(self, states: Tensor, token_ids: Tensor, num_depths: int) -> list[Tensor]:
-        """What each row's guesses are made of, after the last norm: one [batch, length, hidden] for each depth.
+        """Hidden states from which each row's tokens are guessed, after the last norm: one [batch, length, hidden] for
+        each depth.
 
         At depth d row i has seen the text up to token i + 1 + d, of which its own guesses are taken to be the last d.
 

@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Teacher:
-    """What is read of the model besides its states. `layers`: whose inputs the head takes."""
+    """Weights and sizes of the model that are read besides its states. `layers`: those whose inputs the head takes."""
 
     config: dict[str, object]
     embedding: Tensor  # [vocab, hidden], its output head too
@@ -215,7 +215,7 @@ def _train_step(
 
 @torch.no_grad()
 def acceptance(network: EagleNetwork, examples: Sequence[Example], num_depths: int, longest: int) -> dict[str, object]:
-    """How many guesses are the token of the answer, of answers that are greedy.
+    """Share of guesses that equal the answer's token, of answers that are greedy.
 
     At each depth: the share among rows whose earlier guesses were all right; tokens per step: if all are checked.
     """

@@ -49,7 +49,7 @@ def _cell(summary: Summary, workload: str, system: str, name: str) -> str:
 
 
 def _beside_same_bits(summary: Summary, workload: str, system: str, name: str) -> str:
-    """How often ours is as good as the best peer with as many bits."""
+    """Factor by which `system` is better than the best peer with as many bits, as text; empty = there is none."""
     best = summary.best_peer(workload, name, bits_of(system))
     ratio = summary.ratio(workload, name, system, best)
     return "" if ratio is None else f", {ratio:.2f} x {best}"

@@ -1,4 +1,4 @@
-"""Why a request is refused before it is served: under `core.errors`' tree, one class a status.
+"""Errors that refuse a request before it is served: under `core.errors`' tree, one class a status.
 
 InvalidRequestError
 ├── KeyRefusedError          no key, an unknown or a revoked one (401)

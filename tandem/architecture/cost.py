@@ -20,7 +20,7 @@ _STATE_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class StateBill:
-    """What layers of one kind keep of a request, and what its next token reads, in bytes.
+    """Bytes that layers of one kind store for a request, and bytes of them that its next token reads.
 
     `state`: what one such layer keeps, several states with semicolons between. `scanned_bytes`: of those read, what is
     only looked at to choose the others.

@@ -31,8 +31,8 @@ class RowsSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class PartsSpec(StateSpec):
-    """What entries of `span` tokens are made of: `size` numbers of each token, which are read until the entry of its
-    span, or with `num_spans` above 1 that of a later one, is made.
+    """Parts from which entries of `span` tokens are computed: `size` numbers of each token, which are read until the
+    entry of its span, or with `num_spans` above 1 that of a later one, is made.
     """
 
     size: int

@@ -9,8 +9,8 @@ _SUM_BYTES, _ROW_BYTES = 4.0, 2.0  # partial sums are float32, rows of activatio
 
 
 def exchange_bytes(shard: ModelSpec, num_ranks: int) -> list[float]:
-    """What a rank sends for each token in each exchange of a step whose tokens all have logits. Outputs of experts: the
-    mean of a rank. Weights as codes are counted as if they were none.
+    """Bytes that a rank sends for each token in each exchange of a step whose tokens all have logits. Outputs of
+    experts: the mean of a rank. Weights as codes are counted as if they were none.
     """
     if num_ranks == 1:
         return []

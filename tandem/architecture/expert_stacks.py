@@ -62,7 +62,7 @@ def layer_with_stored_blocks(layer: LayerSpec, stored: Collection[str]) -> Layer
 
 
 def _modules(stored: Collection[str]) -> frozenset[str]:
-    """What has tensors of its own, whatever their format calls them; a stack's name is its own too."""
+    """Names of the modules that have tensors of their own, in any format; the name of a stack is among them."""
     return frozenset((*(name.rpartition(".")[0] for name in stored), *stored))
 
 

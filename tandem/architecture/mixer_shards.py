@@ -20,7 +20,7 @@ from tandem.architecture.tensors import MAX_RANKS, LinearSpec, NormSpec, Source,
 
 
 def split_mixer(mixer: MixerSpec, part: RankPart) -> MixerSpec:
-    """What a rank computes of `mixer`.
+    """The part of `mixer` that a rank computes.
 
     Raises:
         IndivisibleError: it has no such part.

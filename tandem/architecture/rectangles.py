@@ -65,7 +65,7 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What rank `destination` of the reader pulls from rank `source` of the other worker."""
+    """State that rank `destination` of the reader pulls from rank `source` of the other worker."""
 
     destination: int
     source: int
@@ -83,7 +83,7 @@ def head_range(num_heads: int, rank: int, num_ranks: int) -> range:
 
 
 def plan_slices(lacking: Sequence[Sequence[Rectangle]], held: Sequence[Sequence[Rectangle]]) -> list[Slice]:
-    """What each rank of the reader has to pull: every cell that it lacks exactly once, and nothing else.
+    """Slices that each rank of the reader has to pull: every cell that it lacks exactly once, and nothing else.
 
     Of several ranks that hold a cell, the one that holds most of the rectangle is chosen; among equals, the reader's
     ranks begin with different ones, so that replicas share the load. The result depends on the arguments alone.

@@ -33,7 +33,7 @@ class StreamWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnectionSpec:
-    """How a block reads from `num_streams` streams and writes to them.
+    """Connection of a block to `num_streams` residual streams, from which it reads and to which it writes.
 
     `weights` gives n numbers to read with, n to write with and n * n to mix with. The block's input is the sum of the
     streams, each times `sigmoid(read) + eps`. Stream k becomes `2 * sigmoid(write[k])` times the block's output, plus

@@ -98,7 +98,7 @@ def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What a rank computes of each block."""
+    """Reduces each layer to the part that one rank computes."""
 
     part: RankPart
 

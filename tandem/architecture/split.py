@@ -7,7 +7,7 @@ from tandem.architecture.tensors import LinearSpec, ShardAxis, Source
 
 
 class IndivisibleError(Exception):
-    """Why a model has no shards of a width."""
+    """A model cannot be split into that many shards; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

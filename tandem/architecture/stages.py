@@ -82,7 +82,7 @@ def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
 
 
 def states_of_stages(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
-    """How many of the whole model's `kv_specs` each stage has, in order."""
+    """Number of the whole model's `kv_specs` in each stage, in order."""
     bounds = stage_bounds(model, num_stages)
     return tuple(
         sum(len(mixer.states(model.dtype)) for layer in model.layers[first:end] for mixer in layer.mixers)

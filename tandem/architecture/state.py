@@ -98,20 +98,20 @@ class StateSpec(ABC):
         return 0
 
     def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Which of the blocks with index `first` to `end - 1` are stored whoever computes them, since a later request
-        can go on from them. Others are stored where a cursor stops or a request asks for it.
+        """Of the blocks with index `first` to `end - 1`, those that are always stored, since a later request can go on
+        from them. Others are stored where a cursor stops or a request asks for it.
         """
         return range(first, end)
 
     def segments(self, block_size: int) -> "tuple[Segment, ...]":
-        """What a layer's part of a block of `block_size` tokens consists of, in order."""
+        """Segments of a layer's part of a block of `block_size` tokens, in order."""
         return tuple(
             Segment(plane.name, plane.num_heads, plane.block_bytes(block_size) // plane.num_heads)
             for plane in self.planes
         )
 
     def shard(self, num_ranks: int) -> "StateSpec":
-        """What each of so many ranks keeps: all of it, unless its planes have heads."""
+        """The part of the state that each of `num_ranks` ranks stores: all of it, unless its planes have heads."""
         return self
 
     @property
@@ -133,12 +133,12 @@ class StateSpec(ABC):
 
     @property
     def bytes_per_token(self) -> int:
-        """What each token adds as long as none is out of sight, its share of a span's rounded up."""
+        """Bytes that each token adds as long as none is out of sight; its share of a span's bytes is rounded up."""
         return sum(-(-plane.num_bytes // plane.span) for plane in self.planes if plane.token_axis is not None)
 
     @property
     def bytes_per_request(self) -> int:
-        """What a request takes whatever its length."""
+        """Bytes of a request that do not depend on its length."""
         return sum(plane.num_bytes for plane in self.planes if plane.token_axis is None)
 
     def bytes(self, num_tokens: int) -> int:
@@ -211,9 +211,10 @@ class KVSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec(StateSpec):
-    """What a layer of multi-head latent attention keeps per token: one row of `rank` numbers, the normed latent from
-    which the keys and values of all heads are made, and behind them the `rotary_dim` of a rotated key that all heads
-    share (DeepSeek-V2, arXiv:2405.04434). Rotated elements lie half-split, whatever their order in a checkpoint.
+    """Latents, which a layer of multi-head latent attention stores per token: one row of `rank` numbers, the normed
+    latent from which the keys and values of all heads are made, and behind them the `rotary_dim` of a rotated key that
+    all heads share (DeepSeek-V2, arXiv:2405.04434). Rotated elements lie half-split, whatever their order in a
+    checkpoint.
     """
 
     rank: int

@@ -148,7 +148,7 @@ class LinearSpec:
 
     @property
     def scale(self) -> float:
-        """What multiplies the product and the bias."""
+        """Factor of both the product and the bias."""
         return 1.0
 
     def times(self, scale: float) -> "LinearSpec":

@@ -149,7 +149,7 @@ def _worker_table(study: Study) -> Table:
 
 
 def _room(facts: WorkerFacts) -> str:
-    """What is left for KV, and how many tokens fit, if a token keeps any."""
+    """Memory left for KV, and the number of tokens that fit into it, if a token takes any."""
     if facts.kv_memory_bytes < 0:
         return f"none: {_gb(-facts.kv_memory_bytes)} too few"
     return _gb(facts.kv_memory_bytes) + (f", {facts.kv_tokens:,} tokens" if facts.kv_tokens else "")

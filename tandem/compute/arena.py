@@ -56,7 +56,9 @@ class NumberSpan:
 
 
 def constant_spans(layout: KVLayout, group: int) -> tuple[NumberSpan, ...]:
-    """Where a group's blocks have the numbers of constant states; none where the state grows with the request."""
+    """Byte ranges of a group's blocks that hold the numbers of constant states; none where the state grows with the
+    request.
+    """
     spec, placement = layout.groups[group].spec, layout.placement(group)
     if not spec.is_constant:
         return ()

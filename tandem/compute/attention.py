@@ -43,7 +43,7 @@ class StateBackend(Protocol[Spec]):
     graph_safe: bool
 
     def refuses(self, spec: Spec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
+        """Reason why this backend cannot serve such a layer exactly here (device, dtype, shape); None = it can."""
         ...
 
     def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[Any]) -> AttentionBatch:

@@ -57,8 +57,8 @@ def attend_to_compressed(
     scale: float,
     length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `queries` [num_tokens, num_heads, head_dim] find in compressed keys and values of `length` tokens each, zero
-    where there are none yet; and the blocks that each KV head chooses by their weights, as `choose_by_index`.
+    """Output of `queries` [num_tokens, num_heads, head_dim] over compressed keys and values of `length` tokens each,
+    zero where there are none yet; and the blocks that each KV head chooses by their weights, as `choose_by_index`.
 
     NOTE: a key that lies in two blocks gives both the same, so their sums may differ by little but rounding. Sums are
     counted in 65,536ths, for which such blocks are equal.

@@ -107,7 +107,7 @@ class BlocksAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerChosenKV, layers: Collection[AttentionParams]) -> QueryBatch:
-        """Which request and position each query is of."""
+        """Request and position of each query."""
         return QueryBatch.of(batch)
 
     def attend(

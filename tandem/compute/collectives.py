@@ -87,9 +87,9 @@ class StagePipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
-    """What a rank exchanges, and with whom: its group computes a model in `num_stages` stages of layers, of which this
-    rank has a part of `stage`, or prompts in `num_contexts` parts of consecutive tokens, of which it has `context`. One
-    of the two is 1. The leader is in the last stage, and has the last tokens.
+    """Links of a rank to the others of its group, which computes a model in `num_stages` stages of layers, of which
+    this rank has a part of `stage`, or prompts in `num_contexts` parts of consecutive tokens, of which it has
+    `context`. One of the two is 1. The leader is in the last stage, and has the last tokens.
 
     group: of all ranks. shard: of those of its stage or context, among which layers are split.
     before, after: pipes from the stage or context before and to the next; None = there is none.

@@ -75,7 +75,7 @@ class RowsAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerRows, layers: Collection[AttentionParams | None]) -> RowsBatch:
-        """Which request and position each query is of, and what the inner backend needs for those that ask."""
+        """Request and position of each query, and the inner backend's batch for the layers that attend to a window."""
         found = RowsBatch.of(batch)
         assert isinstance(found, RowsBatch)
         asked = {params for params in layers if params is not None}

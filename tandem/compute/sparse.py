@@ -60,7 +60,7 @@ class QueryBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
-    """What a step's queries score index keys with. `scale` multiplies the products of queries and keys."""
+    """Index queries of a step, by which index keys are scored. `scale` multiplies the products of queries and keys."""
 
     queries: torch.Tensor  # [num_tokens, num_heads, index_dim]
     weights: torch.Tensor  # [num_tokens, num_heads] float32
@@ -142,7 +142,7 @@ class ChosenRowsAsKV:
     def prepare(
         self, batch: AttentionBatch, kv: LayerIndexedLatents, layers: Collection[AttentionParams]
     ) -> QueryBatch:
-        """Which request and position each query is of."""
+        """Request and position of each query."""
         return QueryBatch.of(batch)
 
     def attend(

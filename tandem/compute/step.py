@@ -115,7 +115,7 @@ class HiddenStates:
         self.tensor = residual.new_empty(num_tokens, len(self.layers) * hidden)
 
     def columns(self, layer: int) -> torch.Tensor | None:
-        """Where the states at that layer go, [num_tokens, hidden]; None = they are not read."""
+        """View of `tensor` for the states at that layer, [num_tokens, hidden]; None = they are not read."""
         if layer not in self.layers:
             return None
         hidden = self.tensor.shape[1] // len(self.layers)

@@ -17,6 +17,6 @@ class ExpertRows:
 
     @property
     def imbalance(self) -> float | None:
-        """How many times as long the busiest rank takes as if all had the same, from 1; None = there were no rows."""
+        """Work of a layer's busiest rank as a multiple of an even share, at least 1; None = there were no rows."""
         total = sum(self.by_rank)
         return self.busiest * len(self.by_rank) / total if total else None

@@ -238,7 +238,7 @@ class AsyncEngine:
             self._disown(event)
 
     def _disown(self, update: _Update) -> None:
-        """Nobody will use it: a reservation must not stay pinned for ever."""
+        """Nobody will use it: a reservation must not be held for ever."""
         if isinstance(update, KVReserved):
             self.post(lambda engine: engine.kv.drop(update.fetch_id))
 
@@ -285,7 +285,7 @@ class AsyncEngine:
             raise
 
     def _take_turn(self) -> bool:
-        """What callers ask for, then a step. False = stop."""
+        """Serves what callers have asked for, then runs a step. False = stop."""
         try:
             if not self._serve_inbox():
                 return False

@@ -61,7 +61,7 @@ class Choice:
         )
 
     def output(self, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None) -> RequestOutput:
-        """What the caller is told of these new tokens. `logprobs`: of the only one."""
+        """Output for the caller with these new tokens. `logprobs`: of the only one."""
         request = self.request
         finished = request.finish_reason is not None
         is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1

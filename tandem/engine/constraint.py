@@ -55,7 +55,7 @@ class Constraint:
 
     @property
     def error(self) -> str | None:
-        """Why no token can be chosen, where that is the grammar's fault."""
+        """Reason why the grammar allows no token to be chosen; None = it does."""
         return None if self._mask is None else self._mask.error
 
     @property

@@ -215,7 +215,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
-        self._kv.kept.tell_time(self._clock.now_s())
+        self._kv.pinned.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
         self._pass_on_events()
         outputs = self._ended(self._scheduler.take_evicted())

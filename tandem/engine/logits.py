@@ -65,7 +65,7 @@ class SamplingState:
 
     @property
     def error(self) -> str | None:
-        """Why no token can be chosen, where the cause is known before the logits are."""
+        """Reason why no token can be chosen, as far as it is known before the logits are; None = there is none."""
         return None if self.constraint is None else self.constraint.error
 
     @property

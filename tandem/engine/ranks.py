@@ -36,8 +36,8 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """What the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block. `layers_read`: whose
-    inputs the leader's drafter reads, as in `HiddenStates`.
+    """Sizes that the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block. `layers_read`:
+    whose inputs the leader's drafter reads, as in `HiddenStates`.
     """
 
     num_blocks: int
@@ -168,7 +168,7 @@ class ShardRunner:
 
 
 def ranked_layout(model: LoadedModel, block_size: int, links: RankLinks | None) -> RankedLayout:
-    """How the state of a model of which a rank has loaded its part is divided among all ranks."""
+    """Layout of a model's state on all ranks, for a rank that has loaded its part of the model."""
     whole = build_layout(model.states, block_size)
     if links is None:
         return RankedLayout(whole, 1)

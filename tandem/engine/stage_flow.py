@@ -45,7 +45,7 @@ def micro_batches(step: SchedulerOutput, num_stages: int, block_size: int) -> It
 
 
 def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: int, block_size: int) -> list[int]:
-    """Where `count` parts begin and end, counted in tokens of the step; fewer where requests cannot be divided."""
+    """Bounds of `count` parts, counted in tokens of the step; fewer where requests cannot be divided."""
     cuts = {0, starts[-1]}
     for part in range(1, count):
         wanted = starts[-1] * part / count

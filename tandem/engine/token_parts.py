@@ -34,7 +34,7 @@ class TokenPart:
 def token_parts(
     scheduled: Sequence[ScheduledRequest], context: int, num_contexts: int, block_size: int
 ) -> list[TokenPart] | None:
-    """What context `context` computes of a step's requests; None = the last one computes all of them.
+    """Parts of a step's requests that context `context` computes; None = the last one computes all of them.
 
     Of equal numbers of tokens, cut between blocks. The last context has all tokens whose logits are asked for.
     """

@@ -84,7 +84,7 @@ class PrefillWorker:
             self._waiting_work += job.expected
 
     def _start(self, job: _Job) -> None:
-        """What is cached counts as it is now: earlier prompts of the queue may have brought it."""
+        """Starts a job with the blocks that are cached now: earlier prompts of the queue may have brought it."""
         now_s = self._events.now_s
         held = self.cache.leading(job.request.asked.block_ids)
         self._from_s = now_s

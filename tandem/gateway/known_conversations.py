@@ -37,7 +37,7 @@ Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, ch
 
 @dataclass(frozen=True, slots=True)
 class ResumePlaces:
-    """Where a later body may be resumed, as numbers of the messages that are read.
+    """Places at which a later body may be resumed, as numbers of the messages that are read.
 
     Args:
         last: the last one whose bytes have to be the same.
@@ -50,7 +50,7 @@ class ResumePlaces:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What is known of a conversation's prompt before one of its last messages.
+    """Known beginning of a conversation's prompt, up to one of its last messages.
 
     Args:
         num_messages: up to the one before which the text ends; it is known, and is rendered again.

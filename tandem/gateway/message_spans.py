@@ -9,7 +9,7 @@ _OPENING, _CLOSING = b"[{", b"]}"
 
 @dataclass(frozen=True, slots=True)
 class MessageSpans:
-    """Where each message begins, and where it ends. Between two are a comma and space."""
+    """Offsets of the beginning and the end of each message. Between two are a comma and space."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]

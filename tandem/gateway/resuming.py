@@ -107,7 +107,7 @@ class Resumable:
     def next_beginning(
         self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
     ) -> Beginning | None:
-        """What the next conversation may be resumed from; None where prompts are not cut.
+        """Beginning from which the next conversation may be resumed; None where prompts are not cut.
 
         Args:
             prompt: the text from `start` on, which begins with that of `rest`.
@@ -149,7 +149,7 @@ class Resumable:
 
 
 def why_not(conversation: Conversation) -> str | None:
-    """Why a conversation may neither be resumed nor resumed from, as far as its own fields tell; None: it may.
+    """Reason why a conversation may neither be resumed nor resumed from, as far as its own fields tell; None: it may.
 
     NOTE: a later system message may be moved into the first.
     """

@@ -4,9 +4,9 @@ A block is one page or several, not necessarily neighbours. Its id is that of it
 that the pool gives or takes are numbers of pages, so that blocks of any size share it. What is done to a block costs
 the same however many pages it has.
 
-Invariant: every block except the null block is in exactly one state. *Used*: referenced. *Kept*: unreferenced, but its
-content is promised to stay available, so it is never evicted. *Cached*: unreferenced, but its content can be found by
-hash until it is evicted, least recently used first. *Free*: none of these.
+Invariant: every block except the null block is in exactly one state. *Used*: referenced. *Pinned*: unreferenced, but
+its content is promised to stay available, so it is never evicted. *Cached*: unreferenced, but its content can be found
+by hash until it is evicted, least recently used first. *Free*: none of these.
 """
 
 import heapq
@@ -47,9 +47,9 @@ class BlockPool:
         self._limited_groups = limited_groups
         self._most_cached = most_cached
         self._limited: OrderedDict[int, None] = OrderedDict()  # those of `_cached` that are of a limited group
-        self._promised: set[int] = set()
+        self._pinned: set[int] = set()
         self._num_used = 0
-        self._num_kept = 0
+        self._num_pinned = 0
         self._num_cached = 0
         self._num_limited = 0
 
@@ -66,8 +66,8 @@ class BlockPool:
         return self._num_used
 
     @property
-    def num_kept(self) -> int:
-        return self._num_kept
+    def num_pinned(self) -> int:
+        return self._num_pinned
 
     @property
     def num_available(self) -> int:
@@ -89,27 +89,27 @@ class BlockPool:
         return self._pages.get(block_id) or (block_id,)
 
     def is_wanted(self, block_id: int) -> bool:
-        """Whether more than one owner references the block, or it is to be kept."""
-        return self._references[block_id] > 1 or block_id in self._promised
+        """Whether more than one owner references the block, or it is pinned."""
+        return self._references[block_id] > 1 or block_id in self._pinned
 
     def is_used(self, block_id: int) -> bool:
         """Whether the block is referenced."""
         return self._references[block_id] > 0
 
-    def keep(self, block_id: int) -> None:
-        """Protect a block in the prefix cache from eviction until `let_go`; an idle one leaves `num_available`."""
-        assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be kept"
-        assert block_id not in self._promised, f"block {block_id} is kept already"
-        self._promised.add(block_id)
+    def pin(self, block_id: int) -> None:
+        """Protect a block in the prefix cache from eviction until `unpin`; an idle one leaves `num_available`."""
+        assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be pinned"
+        assert block_id not in self._pinned, f"block {block_id} is pinned already"
+        self._pinned.add(block_id)
         if block_id in self._cached:
             self._uncache(block_id)
-            self._num_kept += self._size(block_id)
+            self._num_pinned += self._size(block_id)
 
-    def let_go(self, block_id: int) -> None:
-        """Undo `keep`. An unreferenced block is evicted next, since it is not needed any more or has a copy."""
-        self._promised.remove(block_id)
+    def unpin(self, block_id: int) -> None:
+        """Undo `pin`. An unreferenced block is evicted next, since it is not needed any more or has a copy."""
+        self._pinned.remove(block_id)
         if self._references[block_id] == 0:
-            self._num_kept -= self._size(block_id)
+            self._num_pinned -= self._size(block_id)
             self._put_in_cache(block_id)
             self._cached.move_to_end(block_id, last=False)
 
@@ -129,7 +129,7 @@ class BlockPool:
 
     def acquire(self, block_ids: Iterable[int]) -> None:
         """Add a reference to blocks found in the prefix cache. NOTE: of a long prompt there are thousands."""
-        references, promised, cached = self._references, self._promised, self._cached
+        references, pinned, cached = self._references, self._pinned, self._cached
         pages, limited = self._pages, self._limited
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
@@ -137,8 +137,8 @@ class BlockPool:
             if references[block_id] == 0:
                 size = len(pages[block_id]) if block_id in pages else 1
                 self._num_used += size
-                if block_id in promised:
-                    self._num_kept -= size
+                if block_id in pinned:
+                    self._num_pinned -= size
                 else:
                     del cached[block_id]
                     self._num_cached -= size
@@ -152,7 +152,7 @@ class BlockPool:
 
         NOTE: of a long prompt there are thousands.
         """
-        references, promised, cached, pages = self._references, self._promised, self._cached, self._pages
+        references, pinned, cached, pages = self._references, self._pinned, self._cached, self._pages
         holds, has_limit = self._cache.holds, bool(self._limited_groups)
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
@@ -164,8 +164,8 @@ class BlockPool:
                 continue
             size = len(pages[block_id]) if block_id in pages else 1
             self._num_used -= size
-            if block_id in promised:
-                self._num_kept += size
+            if block_id in pinned:
+                self._num_pinned += size
             elif not holds(block_id):
                 self._free_block(block_id)
             elif has_limit:
@@ -193,12 +193,12 @@ class BlockPool:
         assert set(self._limited) <= cached, "a block is limited that is not cached"
         assert self.num_pages(cached) == self._num_cached, "cached blocks are miscounted"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
-        num_known = self.num_free + self.num_cached + self.num_used + self.num_kept
-        assert num_known == self.num_blocks, "free + cached + used + kept != total"
-        kept = {block_id for block_id in self._promised if not self._references[block_id]}
-        num_kept = self.num_pages(kept)
-        assert num_kept == self.num_kept, f"{self.num_kept} blocks are counted as kept; {num_kept} are"
-        assert not self._promised & (free | cached), "a kept block can be handed out"
+        num_known = self.num_free + self.num_cached + self.num_used + self.num_pinned
+        assert num_known == self.num_blocks, "free + cached + used + pinned != total"
+        pinned = {block_id for block_id in self._pinned if not self._references[block_id]}
+        num_pinned = self.num_pages(pinned)
+        assert num_pinned == self.num_pinned, f"{self.num_pinned} blocks are counted as pinned; {num_pinned} are"
+        assert not self._pinned & (free | cached), "a pinned block can be handed out"
         for block_id in range(1, self.num_blocks + 1):
             references = self._references[block_id]
             assert references == expected[block_id], (
@@ -207,10 +207,10 @@ class BlockPool:
             if block_id in followers:
                 assert not references, f"page {block_id} of another block is referenced itself"
                 continue
-            assert block_id not in self._promised or self._cache.holds(block_id), (
-                f"kept block {block_id} is not findable"
+            assert block_id not in self._pinned or self._cache.holds(block_id), (
+                f"pinned block {block_id} is not findable"
             )
-            idle = block_id in free or block_id in cached or block_id in kept
+            idle = block_id in free or block_id in cached or block_id in pinned
             assert idle == (references == 0), f"block {block_id} with {references} references, idle={idle}"
             assert block_id not in free or not self._cache.holds(block_id), f"free block {block_id} is findable"
             assert block_id not in cached or self._cache.holds(block_id), f"cached block {block_id} is not findable"

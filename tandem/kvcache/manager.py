@@ -1,7 +1,7 @@
 """KV cache manager: allocates blocks to owners (requests) and to holds, and releases them. It counts pages.
 
 A hold protects blocks from reuse beyond the life of their owner: a peer may read leased blocks, a transfer may still
-write pinned ones. A pinned prefix stays in the cache until a deadline (`pinned_prefixes`).
+write or read others. A pinned prefix stays in the cache until a deadline (`pinned_prefixes`).
 Invariant, checked by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
 owner's block table or to a hold.
 """
@@ -27,14 +27,14 @@ from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
 
 _STATE_SHARE = 0.5  # of the blocks, the most that hold states which no request uses
-_GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take kept ones
+_GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take pinned ones
 
 
 class HoldKind(StrEnum):
     """Reason for a hold on blocks."""
 
     LEASED = "leased"
-    PINNED = "pinned"
+    TRANSFER = "transfer"
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class KVCacheManager:
         pin_share: maximum share of the blocks that pinned prefixes occupy, 0 to 1.
         emit: receives every stored/removed event.
 
-    `kept`: the pinned prefixes.
+    `pinned`: the pinned prefixes.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class KVCacheManager:
         states = [group for group, found in enumerate(layout.groups) if found.spec.bytes_per_request]
         self._pool = BlockPool(num_blocks, self._cache, frozenset(states), int(num_blocks * _STATE_SHARE))
         self._checkpoints = Checkpoints(layout, self._pool, self._cache)
-        kept = PromisedBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
-        self.kept = PinnedPrefixes(layout, self._pool, self._cache, kept, lambda: self.num_unpromised)
+        promised = PromisedBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
+        self.pinned = PinnedPrefixes(layout, self._pool, self._cache, promised, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
         self._in_flight: Counter[bytes] = Counter()
@@ -95,12 +95,12 @@ class KVCacheManager:
     @property
     def usage(self) -> KVCacheUsage:
         pool = self._pool
-        pinned = self._held(HoldKind.PINNED).union(self.kept.blocks.read_block_ids)
-        leased = self._held(HoldKind.LEASED) - pinned
-        num_leased, num_pinned = pool.num_pages(leased), pool.num_pages(pinned)
-        used = pool.num_used - num_leased - num_pinned
+        transferring = self._held(HoldKind.TRANSFER).union(self.pinned.blocks.read_block_ids)
+        leased = self._held(HoldKind.LEASED) - transferring
+        num_leased, num_transferring = pool.num_pages(leased), pool.num_pages(transferring)
+        used = pool.num_used - num_leased - num_transferring
         return KVCacheUsage(
-            pool.num_blocks, pool.num_free, pool.num_cached, used, num_leased, num_pinned, pool.num_kept
+            pool.num_blocks, pool.num_free, pool.num_cached, used, num_leased, num_transferring, pool.num_pinned
         )
 
     def held_state(self, positions: Mapping[str, int]) -> HeldState:
@@ -145,10 +145,10 @@ class KVCacheManager:
         return self._num_short(match, num_tokens) <= 0
 
     def make_room(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Free kept blocks for an owner that `can_open` refuses; returns whether it fits now.
+        """Free pinned blocks for an owner that `can_open` refuses; returns whether it fits now.
 
-        Kept blocks move to the host tier while it has slots, which takes time. Promises are broken for the rest only if
-        no other owner has blocks that will be released: otherwise this owner could never run.
+        Pinned blocks move to the host tier while it has slots, which takes time. Promises are broken for the rest only
+        if no other owner has blocks that will be released: otherwise this owner could never run.
         """
         must = not self._tables and not self._holds
         while (num_short := self._num_short(match, num_tokens)) > 0:
@@ -259,7 +259,7 @@ class KVCacheManager:
             self._keep(name, found.block_ids, HoldKind.LEASED)
         return match.num_blocks, self._with_pages(ranges)
 
-    def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.PINNED) -> list[int]:
+    def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
         """Returns up to `count` blocks of one page, held until `drop(name)`; for a lease that has ended, none."""
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
@@ -317,9 +317,9 @@ class KVCacheManager:
             block_id for table in self._tables.values() for blocks in table.groups for block_id in blocks if block_id
         )
         references.update(block_id for hold in self._holds.values() for block_id in hold.block_ids)
-        references.update(self.kept.blocks.read_block_ids)
+        references.update(self.pinned.blocks.read_block_ids)
         self._pool.check(references)
-        self.kept.blocks.check()
+        self.pinned.blocks.check()
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
         for owner, table in self._tables.items():
             num_held = [sum(map(bool, blocks)) for blocks in table.groups]
@@ -330,7 +330,7 @@ class KVCacheManager:
             assert in_flight == counter, "a block is thought to be in flight that nobody computes"
 
     def _tell(self, event: BlockEvent) -> None:
-        if self._emit is not None and self.kept.blocks.passed_on(event):
+        if self._emit is not None and self.pinned.blocks.passed_on(event):
             self._emit(event)
 
     def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
@@ -341,9 +341,9 @@ class KVCacheManager:
         return left + revived + self._num_promised + needed - self._pool.num_available
 
     def _yield(self, count: int, must: bool) -> bool:
-        """Make kept blocks evictable; returns whether any became so."""
+        """Make pinned blocks evictable; returns whether any became so."""
         num_available = self._pool.num_available
-        self.kept.blocks.yield_blocks(count, must=must)
+        self.pinned.blocks.yield_blocks(count, must=must)
         return self._pool.num_available > num_available
 
     def _allocated(self, group: int, count: int) -> list[int]:

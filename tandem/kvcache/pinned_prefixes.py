@@ -56,7 +56,7 @@ class PinnedPrefixes:
             num_idle = self._pool.num_idle(block_id for _, block_id in blocks)
             excess = max(num_new - self.blocks.room, num_idle - self._num_unpromised())
             if excess <= 0:
-                self.blocks.keep(blocks, self._now_s + ttl_s)
+                self.blocks.pin(blocks, self._now_s + ttl_s)
                 return match.num_blocks
             num_blocks = match.num_blocks - math.ceil(excess / self._most_pages)
         return 0

@@ -1,5 +1,5 @@
-"""Kept blocks: contents promised to stay available until a deadline, either in blocks of the pool that are not evicted
-(up to a share of it) or as copies in the host tier.
+"""Pinned blocks: contents promised to stay available until a deadline, either in blocks of the pool that are not
+evicted (up to a share of it) or as copies in the host tier.
 
 Invariant: until its deadline every content is in the pool, the host tier or both, so no more is promised than both can
 hold. A promise is broken in one case only: if a live request could never run otherwise. Time is an argument.
@@ -23,12 +23,12 @@ _MAX_STALE_ENDS = 64
 class PromisedUsage:
     """Current numbers, and totals since start.
 
-    All but `num_broken` are numbers of pages. num_kept: of contents promised. num_host: of the part of them with a copy
-    in the host tier, which has `num_slots`. num_moved, num_restored: copied to the host tier and back, in total.
+    All but `num_broken` are numbers of pages. num_pinned: of contents promised. num_host: of the part of them with a
+    copy in the host tier, which has `num_slots`. num_moved, num_restored: copied to the host tier and back, in total.
     num_broken: total promises broken.
     """
 
-    num_kept: int = 0
+    num_pinned: int = 0
     num_host: int = 0
     num_slots: int = 0
     num_moved: int = 0
@@ -61,7 +61,7 @@ class PromisedBlocks:
     """Promised contents of one pool.
 
     Args:
-        limit: maximum number of pages of kept blocks in the pool.
+        limit: maximum number of pages of pinned blocks in the pool.
         emit: receives an event for each content removed from the host tier that the pool does not hold either.
     """
 
@@ -72,28 +72,28 @@ class PromisedBlocks:
         self._emit = emit
         self._host = HostTier(0)
         self._start_move: Callable[[HostMove], None] | None = None
-        self._kept: dict[BlockKey, _Promise] = {}
-        self._pooled: OrderedDict[BlockKey, None] = OrderedDict()  # kept in the pool and not moving, oldest use first
+        self._promises: dict[BlockKey, _Promise] = {}
+        self._pooled: OrderedDict[BlockKey, None] = OrderedDict()  # in the pool and not moving, oldest use first
         self._doubled: OrderedDict[BlockKey, None] = OrderedDict()  # of those, the ones with a copy, oldest first
         self._ends: list[tuple[float, int, BlockKey]] = []
         self._moves: dict[int, _Move] = {}
         self._sources: Counter[int] = Counter()
         self._num_ends = self._num_moves = 0
-        self._num_kept_pages = self._num_pooled_pages = 0
+        self._num_pinned_pages = self._num_pooled_pages = 0
         self._num_moved = self._num_restored = self._num_broken = 0
 
     @property
     def usage(self) -> PromisedUsage:
         num_host = self._host.num_taken - self._host.num_leaving - self._num_moving
         totals = (self._num_moved, self._num_restored, self._num_broken)
-        return PromisedUsage(self._num_kept_pages, num_host, self._host.num_slots, *totals)
+        return PromisedUsage(self._num_pinned_pages, num_host, self._host.num_slots, *totals)
 
     @property
     def room(self) -> int:
         """Number of pages of further contents that can be promised."""
         if self._start_move is None:
             return max(0, self._limit - self._num_pooled_pages - self._num_moving)
-        return max(0, self._limit + self._host.num_slots - self._host.num_leaving - self._num_kept_pages)
+        return max(0, self._limit + self._host.num_slots - self._host.num_leaving - self._num_pinned_pages)
 
     @property
     def _num_moving(self) -> int:
@@ -117,43 +117,43 @@ class PromisedBlocks:
         self._host, self._start_move = HostTier(num_slots), start_move
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._kept
+        return key in self._promises
 
     def slots_of(self, key: BlockKey) -> tuple[int, ...]:
         """Slots of the host tier that hold this content; none if it does not."""
-        kept = self._kept.get(key)
-        return () if kept is None else kept.slots
+        promise = self._promises.get(key)
+        return () if promise is None else promise.slots
 
-    def keep(self, blocks: Sequence[tuple[BlockKey, int]], ends_s: float) -> None:
+    def pin(self, blocks: Sequence[tuple[BlockKey, int]], ends_s: float) -> None:
         """Promise the contents of these cached blocks of a chain, in order, until `ends_s` or their later deadline.
 
         The caller has checked the pages of new ones against `room`.
         """
         for key, block_id in reversed(blocks):  # NOTE: of equally old ones, the end of a chain goes first
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = self._kept[key] = _Promise(ends_s, self._pool.num_pages([block_id]))
-                self._num_kept_pages += kept.num_pages
-                self._note_end(key, kept)
-            elif ends_s > kept.ends_s:
-                kept.ends_s = ends_s
-                self._note_end(key, kept)
-            self._to_pool(key, kept, block_id)
-        self._keep_to_share()
+            promise = self._promises.get(key)
+            if promise is None:
+                promise = self._promises[key] = _Promise(ends_s, self._pool.num_pages([block_id]))
+                self._num_pinned_pages += promise.num_pages
+                self._note_end(key, promise)
+            elif ends_s > promise.ends_s:
+                promise.ends_s = ends_s
+                self._note_end(key, promise)
+            self._to_pool(key, promise, block_id)
+        self._move_excess()
 
     def expire(self, now_s: float) -> None:
         """Drop the promises whose deadline has passed."""
         while self._ends and self._ends[0][0] <= now_s:
             _, _, key = heapq.heappop(self._ends)
-            kept = self._kept.get(key)
-            if kept is not None and kept.ends_s <= now_s:
+            promise = self._promises.get(key)
+            if promise is not None and promise.ends_s <= now_s:
                 self._forget(key)
         self._drop_stale_ends()
 
     def yield_blocks(self, count: int, *, must: bool) -> None:
-        """Make about `count` pages of unreferenced kept blocks evictable, least recently used first: those with a copy
-        at once, others after a move to the host tier that starts now. With `must`, promises it has no slots for are
-        broken.
+        """Make about `count` pages of unreferenced pinned blocks evictable, least recently used first: those with a
+        copy at once, others after a move to the host tier that starts now. With `must`, promises it has no slots for
+        are broken.
         """
         count -= self._num_moving
         if count <= 0 or not (must or self._doubled or self._start_move is not None):
@@ -169,24 +169,24 @@ class PromisedBlocks:
     def end_move(self, move_id: int, *, is_copied: bool) -> None:
         """Record the end of a move. If it failed, its contents stay in the pool and no further moves are started."""
         move = self._moves.pop(move_id)
-        for key, (kept, block_id, slots) in move.entries.items():
-            is_kept = self._kept.get(key) is kept
-            if not (is_copied and is_kept and not kept.slots):
+        for key, (promise, block_id, slots) in move.entries.items():
+            is_promised = self._promises.get(key) is promise
+            if not (is_copied and is_promised and not promise.slots):
                 self._host.give_back(slots)
-                if is_kept and not kept.slots:
-                    self._to_pool(key, kept, block_id)
+                if is_promised and not promise.slots:
+                    self._to_pool(key, promise, block_id)
                 continue
-            kept.slots = slots
+            promise.slots = slots
             self._num_moved += len(slots)
             if key in self._pooled:  # NOTE: it was used meanwhile, so it stays in the pool too
                 self._doubled[key] = None
             else:
-                self._pool.let_go(block_id)
-                kept.block_id = None
+                self._pool.unpin(block_id)
+                promise.block_id = None
         self._pool.release(reversed([block_id for _, block_id, _ in move.entries.values()]))
         if not is_copied:
             self._start_move = None
-        self._keep_to_share()
+        self._move_excess()
 
     def begin_read(self, key: BlockKey) -> tuple[int, ...]:
         """Returns the slots with this content, which are not reused until `end_reads`; there may be none."""
@@ -207,7 +207,7 @@ class PromisedBlocks:
         self._sources -= Counter(sources)
         self._pool.release(reversed(sources))
         self._num_restored += len(slots) * is_restored
-        self._keep_to_share()
+        self._move_excess()
 
     def passed_on(self, event: BlockEvent) -> bool:
         """Whether to publish this event of the pool; not if the host tier holds the content before and after."""
@@ -220,52 +220,58 @@ class PromisedBlocks:
             AssertionError: naming what is wrong.
         """
         moving = {key: block_id for move in self._moves.values() for key, (_, block_id, _) in move.entries.items()}
-        for key, kept in self._kept.items():
-            assert kept.block_id is not None or kept.slots, f"a promised content is nowhere: {key}"
-            assert kept.block_id is None or self._cache.lookup(key[1], key[0]) == kept.block_id, (
-                "kept block, other content"
+        for key, promise in self._promises.items():
+            assert promise.block_id is not None or promise.slots, f"a promised content is nowhere: {key}"
+            assert promise.block_id is None or self._cache.lookup(key[1], key[0]) == promise.block_id, (
+                "pinned block, other content"
             )
-            assert (key in self._pooled) <= (kept.block_id is not None), "a content is not where it is counted"
-            assert kept.block_id is None or key in self._pooled or moving.get(key) == kept.block_id, "kept, not counted"
-            assert (key in self._doubled) == (key in self._pooled and bool(kept.slots)), "copies are miscounted"
-            assert len(kept.slots) in (0, kept.num_pages), f"a copy has some pages only: {key}"
-        assert set(self._pooled) <= set(self._kept), "a pinned block has no promise"
-        assert self._num_kept_pages == sum(kept.num_pages for kept in self._kept.values()), "pages kept are miscounted"
-        assert self._num_pooled_pages == sum(self._kept[key].num_pages for key in self._pooled), "pages are miscounted"
-        assert self._num_kept_pages <= self._limit + self._host.num_slots, "more is promised than can be held"
-        assert len(self._ends) <= 2 * len(self._kept) + _MAX_STALE_ENDS, "times that are over pile up"
+            assert (key in self._pooled) <= (promise.block_id is not None), "a content is not where it is counted"
+            assert promise.block_id is None or key in self._pooled or moving.get(key) == promise.block_id, (
+                "pinned, not counted"
+            )
+            assert (key in self._doubled) == (key in self._pooled and bool(promise.slots)), "copies are miscounted"
+            assert len(promise.slots) in (0, promise.num_pages), f"a copy has some pages only: {key}"
+        assert set(self._pooled) <= set(self._promises), "a pinned block has no promise"
+        assert self._num_pinned_pages == sum(promise.num_pages for promise in self._promises.values()), (
+            "pinned pages are miscounted"
+        )
+        assert self._num_pooled_pages == sum(self._promises[key].num_pages for key in self._pooled), (
+            "pages are miscounted"
+        )
+        assert self._num_pinned_pages <= self._limit + self._host.num_slots, "more is promised than can be held"
+        assert len(self._ends) <= 2 * len(self._promises) + _MAX_STALE_ENDS, "times that are over pile up"
         self._host.check(self._taken_slots())
 
     def _taken_slots(self) -> Iterator[int]:
-        yield from (slot for kept in self._kept.values() for slot in kept.slots)
+        yield from (slot for promise in self._promises.values() for slot in promise.slots)
         yield from (slot for move in self._moves.values() for _, _, slots in move.entries.values() for slot in slots)
 
     def _block_of(self, key: BlockKey) -> int:
-        block_id = self._kept[key].block_id
+        block_id = self._promises[key].block_id
         assert block_id is not None
         return block_id
 
-    def _to_pool(self, key: BlockKey, kept: _Promise, block_id: int) -> None:
+    def _to_pool(self, key: BlockKey, promise: _Promise, block_id: int) -> None:
         """Keep the content in this block of the pool, as the most recently used one."""
-        if kept.block_id is None:
-            self._pool.keep(block_id)
-            kept.block_id = block_id
-        assert kept.block_id == block_id, "a content is in two blocks"
+        if promise.block_id is None:
+            self._pool.pin(block_id)
+            promise.block_id = block_id
+        assert promise.block_id == block_id, "a content is in two blocks"
         if key not in self._pooled:
-            self._num_pooled_pages += kept.num_pages
+            self._num_pooled_pages += promise.num_pages
         self._pooled[key] = None
         self._pooled.move_to_end(key)
-        if kept.slots:
+        if promise.slots:
             self._doubled[key] = None
             self._doubled.move_to_end(key)
 
     def _unpool(self, key: BlockKey) -> None:
         if key in self._pooled:
             del self._pooled[key]
-            self._num_pooled_pages -= self._kept[key].num_pages
+            self._num_pooled_pages -= self._promises[key].num_pages
         self._doubled.pop(key, None)
 
-    def _keep_to_share(self) -> None:
+    def _move_excess(self) -> None:
         """Move contents beyond the pool's share to the host tier. NOTE: a few may wait for slots still in use."""
         self._spill(list(self._first(self._num_pooled_pages - self._limit, self._pooled)))
 
@@ -275,22 +281,22 @@ class PromisedBlocks:
             if count <= 0:
                 return
             yield key
-            count -= self._kept[key].num_pages
+            count -= self._promises[key].num_pages
 
     def _spill(self, chosen: Sequence[BlockKey]) -> int:
         """Start moving these to the host tier, as far as it has slots; returns the number of contents moved."""
         move = _Move()
         num_gone = 0
         for key in chosen:
-            kept, block_id = self._kept[key], self._block_of(key)
-            if not kept.slots:
-                slots = self._spare_slots(kept.num_pages)
+            promise, block_id = self._promises[key], self._block_of(key)
+            if not promise.slots:
+                slots = self._spare_slots(promise.num_pages)
                 if not slots:
                     break
-                move.entries[key] = (kept, block_id, slots)
+                move.entries[key] = (promise, block_id, slots)
             else:
-                kept.block_id = None
-                self._pool.let_go(block_id)
+                promise.block_id = None
+                self._pool.unpin(block_id)
             self._unpool(key)
             num_gone += 1
             if move.num_pages >= MAX_MOVED_BLOCKS:
@@ -321,34 +327,34 @@ class PromisedBlocks:
             return ()
         while self._host.num_free < count and self._doubled:
             key, _ = self._doubled.popitem(last=False)
-            self._drop_slots(self._kept[key])
+            self._drop_slots(self._promises[key])
         return self._host.take(count) if self._host.num_free >= count else ()
 
-    def _drop_slots(self, kept: _Promise) -> None:
-        self._host.give_back(kept.slots)
-        kept.slots = ()
+    def _drop_slots(self, promise: _Promise) -> None:
+        self._host.give_back(promise.slots)
+        promise.slots = ()
 
     def _forget(self, key: BlockKey) -> None:
         self._unpool(key)
-        kept = self._kept.pop(key)
-        self._num_kept_pages -= kept.num_pages
-        if kept.block_id is not None:
-            self._pool.let_go(kept.block_id)
-        if kept.slots:
-            self._drop_slots(kept)
+        promise = self._promises.pop(key)
+        self._num_pinned_pages -= promise.num_pages
+        if promise.block_id is not None:
+            self._pool.unpin(promise.block_id)
+        if promise.slots:
+            self._drop_slots(promise)
             group, block_hash = key
             if self._emit is not None and self._cache.lookup(block_hash, group) is None:
                 self._emit(BlockRemoved(block_hash, group))
 
-    def _note_end(self, key: BlockKey, kept: _Promise) -> None:
+    def _note_end(self, key: BlockKey, promise: _Promise) -> None:
         """NOTE: among equal deadlines the newest expires first, and so the beginning of a chain; what expires first is
         evicted last.
         """
         self._num_ends += 1
-        heapq.heappush(self._ends, (kept.ends_s, -self._num_ends, key))
+        heapq.heappush(self._ends, (promise.ends_s, -self._num_ends, key))
         self._drop_stale_ends()
 
     def _drop_stale_ends(self) -> None:
-        if len(self._ends) > 2 * len(self._kept) + _MAX_STALE_ENDS:
-            self._ends = [(each.ends_s, -index, k) for index, (k, each) in enumerate(self._kept.items())]
+        if len(self._ends) > 2 * len(self._promises) + _MAX_STALE_ENDS:
+            self._ends = [(each.ends_s, -index, k) for index, (k, each) in enumerate(self._promises.items())]
             heapq.heapify(self._ends)

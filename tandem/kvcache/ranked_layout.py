@@ -52,7 +52,7 @@ class RankedLayout:
 
     @property
     def parts(self) -> Parts:
-        """How the state is divided; workers with equal ones have equal pages."""
+        """Division of the state among ranks; workers with equal ones have equal pages."""
         return self.num_ranks, self.stages
 
     @property
@@ -107,7 +107,7 @@ class RankedLayout:
         return tuple(placement.used_bytes(page) if page < placement.num_pages else 0 for page in range(num_pages))
 
     def rectangles(self, group: int, rank: int, blocks: range) -> list[Rectangle]:
-        """What a rank holds in these blocks of a group."""
+        """Rectangles of state that a rank holds in these blocks of a group."""
         return [
             Rectangle(part.name, layers, head_range(part.num_heads, rank % self.width, self.width), blocks)
             for part in self._segments(self.whole.groups[group])
@@ -115,7 +115,7 @@ class RankedLayout:
         ]
 
     def slices_from(self, source: "RankedLayout", group: int, blocks: range) -> list[Slice]:
-        """What each rank of this worker pulls of a source's ranks, all of which hold these blocks.
+        """Slices that each rank of this worker pulls from a source's ranks, all of which hold these blocks.
 
         Raises:
             IncompatiblePeerError: they do not hold all of it.
@@ -145,7 +145,7 @@ class RankedLayout:
         return group.spec.segments(self.whole.block_size)
 
     def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
-        """Where that rank has the heads of the segment that the rectangle is of."""
+        """Heads that a rank has of the rectangle's segment, with their places."""
         segments = self._segments(self.layout.groups[group])
         index = next(index for index, segment in enumerate(segments) if segment.name == part.plane)
         num_heads = self._segments(self.whole.groups[group])[index].num_heads
@@ -170,7 +170,9 @@ class _Heads:
     first: int
 
     def from_head(self, layer: int, head: int) -> tuple[PageOffset, int]:
-        """Where a head of the whole model lies, and how many lie together from it on, those of further layers too."""
+        """Place of a head of the whole model, and the number of heads that lie together from it on, those of further
+        layers too.
+        """
         index, own = self.layers.index(layer), head - self.first
         if self.segment.is_cut:
             return self.placement.place(self.kind, index, own), self.placement.num_together(self.kind, index, own)

@@ -16,7 +16,9 @@ _COUNTED_GROUP = 0
 
 @dataclass(slots=True)
 class _Block:
-    """What is held of one block. `num_later`: blocks that follow it directly and can be resumed at or after."""
+    """State of one block: whether its K and V are held, and how many constant states. `num_later`: blocks that
+    follow it directly and can be resumed at or after.
+    """
 
     parent_hash: bytes | None = None
     is_held: bool = False

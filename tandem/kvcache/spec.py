@@ -47,15 +47,15 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """What each further block of tokens adds to the hand-off of a request; nothing of layers with a window, unless
-        there are no others but those of constant states.
+        """Bytes that each further block of tokens adds to the hand-off of a request. Layers with a window add none,
+        unless there are no others but those of constant states.
         """
         has_tokens = any(not group.spec.is_constant for group in self.groups)
         return self.page_bytes * max(has_tokens, sum(not group.spec.is_bounded for group in self.groups))
 
     @property
     def bytes_per_request(self) -> int:
-        """What the hand-off of a request takes whatever its length: the pages of constant states."""
+        """Bytes of the hand-off of a request that do not depend on its length: the pages of constant states."""
         return self.page_bytes * sum(group.pages_per_block for group in self.groups if group.spec.bytes_per_request)
 
     @property
@@ -65,7 +65,7 @@ class KVLayout:
         return sum(sizes) / (self.page_bytes * len(sizes)) if sizes else 1.0
 
     def placement(self, group: int) -> BlockPlacement:
-        """Where the parts of a group's blocks lie."""
+        """Placement of the parts of a group's blocks in pages."""
         found = self.groups[group]
         return placement_of(found.spec, len(found.layers), self.block_size, self.page_bytes)
 

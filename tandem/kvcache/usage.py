@@ -12,8 +12,8 @@ from tandem.kvcache.spec import KVLayout
 class KVCacheUsage:
     """Number of pages in each state; `total` is the sum of the others.
 
-    A page is pinned if a transfer may write or read it, else leased if a peer may read it, else used if a request owns
-    it, else kept if its content is promised to stay cached.
+    A page is transferring if a transfer may write or read it, else leased if a peer may read it, else used if a request
+    owns it, else pinned if its content is promised to stay cached.
     """
 
     total: int
@@ -21,8 +21,8 @@ class KVCacheUsage:
     cached: int
     used: int
     leased: int = 0
+    transferring: int = 0
     pinned: int = 0
-    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class ExchangeError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request was not answered. `is_refusal`: refused by the server with status 429 or 503."""
+    """Reason why a request was not answered. `is_refusal`: refused by the server with status 429 or 503."""
 
     kind: str
     message: str

@@ -20,7 +20,7 @@ _PLAIN: Final = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was written. `num_coded` of `num_tensors` tensors are coded; bytes are those of files of weights."""
+    """Report of a conversion. `num_coded` of `num_tensors` tensors are coded; bytes are those of files of weights."""
 
     num_tensors: int
     num_coded: int

@@ -87,7 +87,7 @@ class DecoderLayer:
         self.graph_safe = self._feed_forward is None or self._feed_forward.graph_safe
 
     def readers(self, state: int) -> set[Hashable]:
-        """What its mixers ask of the backend of a state that they read."""
+        """Parameters that its mixers pass to the backend of a state that they read."""
         asked = (zip(params_by_state(mixer, own), own, strict=True) for mixer, own in self._mixers)
         return {params for each in asked for params, read in each if read == state}
 
@@ -269,7 +269,7 @@ class Decoder:
         return self._embedding
 
     def _none_of(self, residual: torch.Tensor) -> torch.Tensor:
-        """What `forward` gives for no tokens."""
+        """Output of `forward` for no tokens."""
         return residual if self._final_norm is None else residual[:, : self.spec.hidden_size]
 
     def _noted(self, hidden: torch.Tensor, states: HiddenStates | None) -> torch.Tensor:

@@ -160,7 +160,7 @@ def _converted(
 
 
 def _known(named: HubName, has_weights: bool) -> Path | None:
-    """What was made of it before, which stays the same for a commit."""
+    """Directory that was made of it before, which stays the same for a commit."""
     return recall(str(named)) if _COMMIT.fullmatch(named.revision) and not has_weights else None
 
 

@@ -41,7 +41,7 @@ class HubFiles:
 
     @property
     def root(self) -> Path:
-        """What names in the repository are put below, for messages."""
+        """Path under which messages name the files of the repository."""
         return Path(f"{self.repository}@{self.commit}")
 
     def digest(self, path: Path) -> bytes:

@@ -222,7 +222,7 @@ def _plan_shard(
 
 @contextmanager
 def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
-    """What a part of a model is refused for, the whole may not be."""
+    """Adds a remedy to the refusal of a part of a model: the whole may be served."""
     try:
         yield
     except UnsupportedCheckpointError as error:

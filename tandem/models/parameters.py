@@ -24,7 +24,7 @@ class Parameters:
 
     @property
     def device(self) -> torch.device:
-        """Where all of them are."""
+        """Device of all parameters."""
         return next(iter(self.tensors.values())).device  # NOTE: every model has norms
 
     def linear(self, spec: LinearSpec) -> Linear:

@@ -53,7 +53,7 @@ class SafetensorsFile:
         return tuple(self._open().keys())  # type: ignore[no-untyped-call]
 
     def metadata(self) -> Mapping[str, str]:
-        """What the header says beside the tensors."""
+        """Entries of the header that do not describe tensors."""
         return self._open().metadata() or {}  # type: ignore[no-untyped-call]
 
     def outline(self, name: str) -> torch.Tensor:

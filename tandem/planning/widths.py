@@ -29,7 +29,7 @@ Choices = dict[tuple[GroupSize, GroupSize], Sizing]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthFacts:
-    """What each rank of a group has and sends, and how long it waits.
+    """Memory, traffic and idle time of each rank of a group.
 
     Args:
         weight_bytes: largest of any rank.
@@ -54,7 +54,7 @@ class WidthFacts:
 
 @dataclass(frozen=True, slots=True)
 class WidthSearch:
-    """What was found.
+    """Result of a search.
 
     facts: of the sizes that divide the model.
     refusals: of the others, the reason.
@@ -69,7 +69,7 @@ class WidthSearch:
     choices: Choices
 
     def reason(self, *, prefill: GroupSize | None = None, decode: GroupSize | None = None) -> str:
-        """Why this size was not chosen for one of the pools. Raises KeyError for a refused size."""
+        """Reason why this size was not chosen for one of the pools. Raises KeyError for a refused size."""
         best = self.choices[self.prefill, self.decode]
         found = self.choices[prefill or self.prefill, decode or self.decode]
         if found is best:

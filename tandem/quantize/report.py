@@ -25,7 +25,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What a quantisation did. `bytes_before`, `bytes_after`: sizes of the weight files."""
+    """Results of a quantisation. `bytes_before`, `bytes_after`: sizes of the weight files."""
 
     model: str
     recipe: Recipe

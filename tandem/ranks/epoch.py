@@ -71,7 +71,7 @@ class Epoch:
 
     @property
     def silent_s(self) -> tuple[float, ...]:
-        """How long each rank has not shown that it runs; () = none has to yet."""
+        """Time since each rank's last heartbeat; () = none is due yet."""
         return () if self._beats is None else self._beats.silent_s(monotonic_s())
 
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:

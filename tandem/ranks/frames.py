@@ -18,7 +18,7 @@ MAX_WORDS_BYTES = 1024
 
 
 class FrameKind(IntEnum):
-    """What a frame says. The first ones are said by both sides, the others by leaders or by hosts alone."""
+    """Kind of a frame. The first ones are sent by both sides, the others by leaders or by hosts alone."""
 
     PUBLISH = 1  # bytes of exchange `number` of `rank`
     MESSAGE = 2  # a message to or from `rank`, see `messages`

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def share_of(config: EngineConfig, num_ranks: int) -> EngineConfig:
-    """What each of `num_ranks` ranks of a host has of its threads and its KV memory, on the CPU."""
+    """Configuration of each of `num_ranks` ranks of a host: its share of threads and KV memory, on the CPU."""
     num_threads = config.num_threads or torch.get_num_threads()
     kv_bytes = config.kv_cache_bytes or default_kv_cache_bytes(torch.device("cpu"))
     return replace(config, num_threads=max(1, num_threads // num_ranks), kv_cache_bytes=max(1, kv_bytes // num_ranks))
@@ -89,7 +89,7 @@ class RankGroup:
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """What the experts of each rank of the leader's stage or context have computed so far."""
+        """Rows that the experts of each rank of the leader's stage or context have computed so far."""
         return self._shared.expert_rows
 
     @property
@@ -114,7 +114,7 @@ class RankGroup:
 
     @property
     def silent_s(self) -> tuple[float, ...]:
-        """How long each rank has not shown that it runs; () = the group is being formed."""
+        """Time since each rank's last heartbeat; () = the group is being formed."""
         return self._epoch.silent_s
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ class Heartbeats:
         self._asked_s = now_s
 
     def silent_s(self, now_s: float) -> tuple[float, ...]:
-        """How long each rank has not been heard; the leader hears itself."""
+        """Time since each rank's last heartbeat; 0 for the leader."""
         return 0.0, *(max(0.0, now_s - heard_s) for heard_s in self._heard_s[1:])
 
     def silent_rank(self, beats: Sequence[int], now_s: float) -> int | None:

@@ -103,7 +103,9 @@ class RankHost:
 
 
 class LedHost:
-    """What a host does for one leader. `on_place`: called when it has a place in the group."""
+    """Starts and stops ranks of this host for one leader, and relays their messages. `on_place`: called when it has a
+    place in the group.
+    """
 
     def __init__(self, link: Link, endpoint: KVEndpoint, on_place: Callable[[], None]) -> None:
         self._link, self._on_place = link, on_place

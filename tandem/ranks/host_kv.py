@@ -37,7 +37,7 @@ _THREADS = 4  # NOTE: a peer that does not answer holds one up for seconds
 
 @dataclass(frozen=True, slots=True)
 class KVEndpoint:
-    """Where peers read KV of this host, and what it proves itself by.
+    """Address at which peers read KV of this host, and its credentials.
 
     Args:
         secret: of the cluster.

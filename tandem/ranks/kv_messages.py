@@ -25,7 +25,7 @@ class OpenPool:
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """Where peers read it."""
+    """Address at which peers read the pool that was opened."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class ClosePool:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What has no other answer is done."""
+    """Answer to calls that have no other answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class LedRank(Protocol):
 
     @property
     def ending(self) -> str:
-        """How it has ended, as the rest of a sentence."""
+        """Exit code or signal that has ended it, as far as it is known, as the rest of a sentence."""
         ...
 
     def close(self) -> None:

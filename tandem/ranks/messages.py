@@ -92,7 +92,7 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(data: bytes | bytearray) -> Any:
-    """What `pack` made.
+    """Reads a message that `pack` made.
 
     Raises:
         pickle.UnpicklingError: it has something else in it than values of ours.

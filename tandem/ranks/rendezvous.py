@@ -41,7 +41,7 @@ _MAX_RELEASE_BYTES = 512
 
 
 class Direction(IntEnum):
-    """Which way a connection carries frames."""
+    """Direction in which a connection carries frames."""
 
     TO_HOST = 0
     TO_LEADER = 1
@@ -55,7 +55,7 @@ class _Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a process proves itself by.
+    """Credentials of a process.
 
     key: derived from the cluster's secret for this purpose alone.
     tls: its certificate; None = plain text.
@@ -80,7 +80,7 @@ class JoiningHost:
 
 
 def own_release() -> str:
-    """What all hosts of a group must have alike, since the bits of their parts depend on it."""
+    """Versions that must be equal on all hosts of a group, since the bits of their parts depend on them."""
     kernels = build().stem.rpartition("_")[2]
     return f"Tandem {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}, kernels {kernels}"
 

@@ -129,7 +129,7 @@ class WorkerClient(_Client):
         worker: WorkerAddress | None,
         send: Callable[[AnyCall], AsyncGenerator[AnyUpdate, None]],
     ) -> AsyncGenerator[AnyUpdate, None]:
-        """What `send` answers to what is new of the prompt, or to the whole where that is refused."""
+        """Sends only the new part of the prompt, or the whole where that is refused, and yields the updates."""
         sender = PromptSender(prompts, f"{self.address} {_incarnation(worker)}", call)
         while True:
             try:

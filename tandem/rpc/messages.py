@@ -224,7 +224,7 @@ class WorkerStatus:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
         lifecycle: starting, ready, recovering, draining or stopped.
         epoch: grows with every incarnation.
-        blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
+        blocks: by state: free, cached, used, leased, transferring, pinned; they add up to the pool.
         model: what it serves.
         samples: measured since the last report to this receiver.
         unreachable: ids of workers that this one cannot read from now.

@@ -129,7 +129,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
-    """What drafts did to a step's time, in seconds.
+    """Effect of drafts on a step's time, in seconds.
 
     drafter_s: the drafter's own.
     plain_s: what such a step takes without drafts; None = it had none, or that is not known.
@@ -171,7 +171,7 @@ class ExecutorOutput:
 
 @dataclass(frozen=True, slots=True)
 class KVReserved:
-    """Event: blocks were allocated for a request's KV from another worker, pinned until the hold `fetch_id` is dropped.
+    """Event: blocks were allocated for a request's KV from another worker, held until `fetch_id` is dropped.
 
     `groups`: the blocks to fill, one range per KV group; KV before token `num_held_tokens` is present already.
     """

@@ -1,7 +1,7 @@
 """Blocks held longer than a request needs them: reservations and leases for KV transfers, with the events of both, and
 pins for later requests.
 
-Invariant: a reserved block is pinned until its transfer is over, a leased one until its lease ends, whatever becomes of
+Invariant: a reserved block is held until its transfer is over, a leased one until its lease ends, whatever becomes of
 the request.
 """
 
@@ -20,12 +20,12 @@ class KVSharing:
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
-        """Allocate and pin all blocks of the KV that a newly opened request expects."""
+        """Allocate and hold all blocks of the KV that a newly opened request expects."""
         expected = request.num_expected_tokens
         groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
         fetch_id = self._tell_reserved(request, num_held_tokens, groups)
         for group in groups:
-            self._kv.hold(fetch_id, group.block_ids, HoldKind.PINNED)
+            self._kv.hold(fetch_id, group.block_ids, HoldKind.TRANSFER)
 
     def reserve_nothing(self, request: Request, num_held_tokens: int) -> None:
         """Emit the event that all KV a request expects is present already."""
@@ -44,7 +44,7 @@ class KVSharing:
         for index, pin in enumerate(request.pins):
             num_blocks = min(pin.num_tokens, request.num_prompt_tokens) // block_size
             if index not in request.num_pinned_tokens and num_blocks * block_size <= request.num_computed_tokens:
-                num_granted = self._kv.kept.pin(request.block_hashes[:num_blocks], pin.ttl_s)
+                num_granted = self._kv.pinned.pin(request.block_hashes[:num_blocks], pin.ttl_s)
                 request.num_pinned_tokens[index] = num_granted * block_size
 
     def _lease_computed(self, request: Request, lease_id: str) -> None:

@@ -34,7 +34,7 @@ from tandem.simulation.ranked_executor import SimulatedForward, SimulatedLeader
 from tandem.text.pieces import DecoderRules
 from tandem.text.tokenizer import Tokenizer
 
-_PIN_SHARE = 0.25  # of a pool, so that kept blocks move to the host tier
+_PIN_SHARE = 0.25  # of a pool, so that pinned blocks move to the host tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class WorkerSizes:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine of either kind is made of."""
+    """Parts of which an engine of either kind is assembled."""
 
     sizes: WorkerSizes
     loop: VirtualLoop

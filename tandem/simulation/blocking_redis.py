@@ -82,7 +82,7 @@ class BlockingSocket:
         return self._is_lost or self._connection.is_over
 
     def _exchange(self) -> None:
-        """What was sent arrives, and its answer; the one may although the other does not."""
+        """Delivers what was sent, and the answer to it; the one may arrive although the other does not."""
         there_s, back_s = self._fabric.delay_s(), self._fabric.delay_s()
         there, back = (self._node.name, self._server.name), (self._server.name, self._node.name)
         data, self._unsent = bytes(self._unsent), bytearray()

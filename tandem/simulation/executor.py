@@ -43,7 +43,7 @@ class KnownRequest:
 
 
 class KnownRequests:
-    """What a rank knows of requests: only what steps have described."""
+    """Requests as a rank knows them: only from steps that have described them."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -17,7 +17,7 @@ class _OverError(BaseException):
 
 
 class Signal:
-    """What fibers wait for: whoever changes something that they look at notifies them."""
+    """Wakes the fibers that wait for it; to be notified after each change of a value that they look at."""
 
     def __init__(self) -> None:
         self.waiting: dict[Fiber, None] = {}
@@ -133,7 +133,7 @@ def current_fiber() -> Fiber:
 
 
 def waiting_in_fiber(loop: VirtualLoop, node: Node) -> Callable[[Coroutine[Any, Any, Any], float], Any]:
-    """How a fiber of this node waits for a call of its event loop, as a thread does."""
+    """Returns a function by which a fiber of this node waits for a call of its event loop, as a thread does."""
 
     def wait(call: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         ended = Signal()
@@ -147,7 +147,7 @@ def waiting_in_fiber(loop: VirtualLoop, node: Node) -> Callable[[Coroutine[Any, 
 
 
 async def in_fiber(loop: VirtualLoop, node: Node, work: Callable[[], Any]) -> Any:
-    """What `work` returns, as `asyncio.to_thread`."""
+    """Runs `work` in a fiber and returns its result, as `asyncio.to_thread`."""
     outcome: list[Any] = []
     future: Any = loop.create_future()
 

@@ -98,10 +98,15 @@ def _check_rest(world: World) -> None:
         except AssertionError as error:
             world.violate(f"{name} has lost count of its blocks: {error}")
         usage, load = engine.kv.usage, engine.load()
-        held = {"used": usage.used, "leased": usage.leased, "pinned": usage.pinned, "requests": load.num_requests}
-        kept = engine.kv.kept.blocks
-        kept.expire(worker.core.clock.now_s())
-        held |= {"kept": kept.usage.num_kept, "read": len(kept.read_block_ids)}
+        held = {
+            "used": usage.used,
+            "leased": usage.leased,
+            "transferring": usage.transferring,
+            "requests": load.num_requests,
+        }
+        promised = engine.kv.pinned.blocks
+        promised.expire(worker.core.clock.now_s())
+        held |= {"pinned": promised.usage.num_pinned, "read": len(promised.read_block_ids)}
         held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
         if any(held.values()):
             world.violate(f"{name} still holds {held}")

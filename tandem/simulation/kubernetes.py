@@ -83,7 +83,7 @@ class SimulatedKubernetes:
         }
 
     def holder(self, lease: str) -> str:
-        """Who holds it; "" = nobody."""
+        """Identity of the holder of a Lease; "" = nobody."""
         return str(self._leases.get(lease, {"spec": {}})["spec"].get("holderIdentity", ""))
 
     def note_ready(self, name: str, *, is_ready: bool = True) -> None:

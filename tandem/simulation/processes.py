@@ -153,8 +153,8 @@ async def serving_simulated_worker(
     compatibility = compatibility_of(assembly)
     identity = Identity(compatibility, SECRET.encode(), me.incarnation)
     transport = SimulatedTransport(environment.fabric, node, pool_of_arena(assembly), identity, environment.transports)
-    transport.on_write = functools.partial(_require_pinned, assembly.engine.kv, worker_id)
-    writer.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
+    transport.on_write = functools.partial(_require_in_transfer, assembly.engine.kv, worker_id)
+    writer.on_write = functools.partial(_require_not_in_transfer, assembly.engine.kv, worker_id)
     prometheus = CollectorRegistry()
     host = _open_host(environment, node, assembly, engine)
     core = WorkerCore(
@@ -194,7 +194,7 @@ def _open_host(
     pages = assembly.pages.pages
     host = HostPages(pages, num_slots * pages.shape[0] * pages.shape[2])
     copier = SimulatedCopier(host, node, engine.post, environment.loop, node)
-    assembly.engine.kv.kept.blocks.attach_host(num_slots, copier.start_move)
+    assembly.engine.kv.pinned.blocks.attach_host(num_slots, copier.start_move)
     return copier
 
 
@@ -328,17 +328,17 @@ def _served_model() -> ServedModel:
     return ServedModel(MODEL, tokenizer, None, 0, False, answers, checks, encoder, conversations)
 
 
-def _pinned(kv: KVCacheManager) -> set[int]:
-    return {block for hold in kv._holds.values() if hold.kind == "pinned" for block in hold.block_ids}
+def _in_transfer(kv: KVCacheManager) -> set[int]:
+    return {block for hold in kv._holds.values() if hold.kind == "transfer" for block in hold.block_ids}
 
 
-def _require_pinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
-    loose = set(blocks) - _pinned(kv)
-    assert not loose, f"a transfer writes blocks {sorted(loose)} of {worker_id}, which are not pinned for one"
+def _require_in_transfer(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
+    loose = set(blocks) - _in_transfer(kv)
+    assert not loose, f"a transfer writes blocks {sorted(loose)} of {worker_id}, which are not held for one"
 
 
-def _require_unpinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
-    both = set(blocks) & _pinned(kv)
+def _require_not_in_transfer(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
+    both = set(blocks) & _in_transfer(kv)
     assert not both, f"a step writes blocks {sorted(both)} of {worker_id}, which a transfer may write"
 
 

@@ -39,7 +39,7 @@ class SimulatedExchange:
         return self.memory.num_ranks
 
     def share(self, value: Any) -> list[Any]:
-        """What each rank has given.
+        """Contributes `value`; returns the values of all ranks.
 
         Raises:
             RanksLostError: one of them is lost or late.

@@ -31,7 +31,7 @@ class Scripts:
         self._globals[b"cjson"] = table({b"encode": _json_of, b"decode": self._of_json})
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Reply:
-        """What the script returns.
+        """Runs a script and returns its reply.
 
         Raises:
             RedisReplyError: of a command, or the script is wrong.

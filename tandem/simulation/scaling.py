@@ -20,7 +20,7 @@ SEEN_AGAIN_S = 5.0  # of a gateway that is away: an observation that was begun b
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What planners are set to. `budget`: accelerators of both pools. `startup_s`: of a new worker."""
+    """Settings of the planners. `budget`: accelerators of both pools. `startup_s`: of a new worker."""
 
     max_prefill: int
     max_decode: int
@@ -65,7 +65,7 @@ class SeesProcesses(Protocol):
         ...
 
     def observed_at_s(self, planner: str) -> float:
-        """When it last looked, in the loop's time."""
+        """Time of the planner's last observation, in the loop's time."""
         ...
 
 

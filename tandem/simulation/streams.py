@@ -20,7 +20,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 @dataclass(frozen=True, slots=True)
 class StreamListener:
-    """Who listens at an address. `accepts`: whether connections are taken now; else they are refused."""
+    """Listener at an address. `accepts`: whether connections are taken now; else they are refused."""
 
     node: Node
     factory: Callable[[], asyncio.Protocol]

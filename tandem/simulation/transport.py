@@ -152,7 +152,7 @@ class SimulatedTransport:
             ctypes.memmove(self.pool.address + local * unit, source.pool.address + remote * unit, count * unit)
 
     def _blocks_of(self, start: int, end: int) -> list[int]:
-        """Whose pages, of whatever rank, have these bytes of the pool."""
+        """Blocks whose pages, of any rank, have these bytes of the pool."""
         num_blocks, page = self.pool.num_blocks // self.pool.num_ranks, self.pool.page_bytes
         return [index % num_blocks for index in range(start // page, -(-end // page))]
 

@@ -142,10 +142,10 @@ class WorkerMetrics:
             registry,
         )
         self._host_bytes = Gauge("tandem_kv_host_bytes", "host memory that holds pinned prefixes", registry=registry)
-        kept_blocks = Counter(
-            "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
+        pinned_blocks = Counter(
+            "tandem_kv_pinned_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
         )
-        self._kept_blocks = {event: kept_blocks.labels(event) for event in ("moved", "restored", "broken")}
+        self._pinned_blocks = {event: pinned_blocks.labels(event) for event in ("moved", "restored", "broken")}
         pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
         self._pins = {outcome: pins.labels(outcome) for outcome in ("whole", "part", "none")}
         self._last_promised: dict[str, int] = {}
@@ -204,13 +204,13 @@ class WorkerMetrics:
         """Export the state that requests hold now, and the pages of it, bytes."""
         self._held_bytes.set({"state": num_bytes, "pages": page_bytes})
 
-    def observe_promised(self, kept: Promised, block_bytes: int) -> None:
+    def observe_promised(self, promised: Promised, block_bytes: int) -> None:
         """Export the current use by pinned prefixes. Its totals must not decrease."""
         self._block_bytes.set(block_bytes)
-        self._host_bytes.set(kept.num_host * block_bytes)
-        totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
+        self._host_bytes.set(promised.num_host * block_bytes)
+        totals = {"moved": promised.num_moved, "restored": promised.num_restored, "broken": promised.num_broken}
         for event, total in totals.items():
-            self._kept_blocks[event].inc(total - self._last_promised.get(event, 0))
+            self._pinned_blocks[event].inc(total - self._last_promised.get(event, 0))
         self._last_promised = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:

@@ -139,7 +139,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> Rendered:
-        """What `render` makes of `messages` from number `start` on; 0: the whole.
+        """Renders `messages` as `render` does, from number `start` on; 0: the whole.
 
         Args:
             messages: those before number `start - 1` may be empty, but for the first.

@@ -34,7 +34,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why it cannot continue, such as a mask that exceeded its limits; None if it can."""
+        """Reason why it cannot continue, such as a mask that exceeded its limits; None if it can."""
         return _shortened(self.inner.get_error()) if self.inner.is_error() else None
 
     def consume(self, token_ids: Sequence[int]) -> bool:

@@ -106,7 +106,7 @@ def _search(name: str, messages: str, inner: nodes.For) -> list[nodes.Node]:
 
 
 def _found(name: str, inner: nodes.For) -> nodes.If:
-    """What the loop did, if a later message fulfils its condition."""
+    """Statement that does what the loop did, if a later message fulfils its condition."""
     line = inner.lineno
     (only,) = inner.body
     assert isinstance(only, nodes.If)

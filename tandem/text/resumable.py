@@ -283,7 +283,7 @@ def _is_neighbour(place: nodes.Node) -> bool:
 
 
 def _without_callee(node: nodes.Call) -> list[nodes.Node]:
-    """What a call evaluates: its arguments, and the object whose method is called."""
+    """Expressions that a call evaluates: its arguments, and the object whose method is called."""
     object_ = [node.node.node] if isinstance(node.node, nodes.Getattr) else []
     rest = [each for each in node.iter_child_nodes() if each is not node.node]
     return [*object_, *rest]

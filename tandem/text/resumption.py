@@ -28,7 +28,7 @@ Attribute = tuple[str, str]  # a namespace and one of its members
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the loop over the messages reads besides them.
+    """Values that the loop over the messages reads besides them.
 
     Args:
         prologue: digest of the text before the loop.
@@ -66,7 +66,7 @@ class ChangedFactsError(NotResumableError):
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What has to be known of a rendering to begin a later one at one of its messages."""
+    """State of a rendering, from which a later one can begin at one of its messages."""
 
     facts: Facts
     carried: Mapping[Attribute, Any]
@@ -106,7 +106,7 @@ class Turns:
 
     @property
     def shown(self) -> Sequence[Any]:
-        """What the template sees as messages outside its loop."""
+        """Messages as the template sees them outside its loop."""
         return self._seen.shown
 
     def begin(

@@ -52,7 +52,7 @@ class SeenMessages:
         self.shown = [SeenMessage(self, number) for number in range(len(messages))]
 
     def record(self) -> tuple[SeenFields | None, ...]:
-        """What was looked at, by message. Raises NotResumableError if it is too much to be kept."""
+        """Fields that were looked at, by message. Raises NotResumableError if they are too many to be kept."""
         same: dict[tuple[Any, ...], SeenFields] = {}
         found: list[SeenFields | None] = []
         num_bytes = 0

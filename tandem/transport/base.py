@@ -70,7 +70,7 @@ class MemoryPool:
 
     @property
     def held_bytes(self) -> range:
-        """What is in this memory, of all that there is room for."""
+        """Range of the whole pool's bytes that this memory holds."""
         start = 0 if self.num_ranks == 1 else self.host * self.bytes_per_host
         return range(start, start + self.bytes_per_host)
 
@@ -106,7 +106,7 @@ class Peer:
 
     @property
     def parts(self) -> tuple[int, tuple[int, ...]]:
-        """How its state is divided."""
+        """Division of its state among ranks."""
         return self.num_ranks, self.stages
 
 

@@ -71,8 +71,8 @@ class Card:
     stages: tuple[int, ...] = ()
 
     def unit_bytes(self, pool: MemoryPool) -> int | None:
-        """What reads of this peer into `pool` count in: pages if both sides have the same, else pieces of them; None =
-        the pools have no unit in common.
+        """Bytes of the unit in which reads of this peer into `pool` are counted: pages if both sides have the same,
+        else pieces of them; None = the pools have no unit in common.
         """
         if (self.num_ranks, self.stages) == (pool.num_ranks, pool.stages):
             return pool.page_bytes if self.page_bytes == pool.page_bytes else None

@@ -29,7 +29,7 @@ class RankedRead:
 
 
 class Resharding:
-    """How blocks of a peer are read into those of this worker.
+    """Translates reads of a peer's blocks into reads of pages or slices of pages.
 
     Args:
         reader: of this worker.

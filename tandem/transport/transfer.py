@@ -1,7 +1,7 @@
 """Transfer: state of one read, and whether its destination may still be written.
 
 Invariant: `state` leaves PENDING once; `is_over` becomes true once, and from then on no byte of the destination is
-written by this transfer. The owner of the destination blocks keeps them pinned until `is_over`, not only until the
+written by this transfer. The owner of the destination blocks holds them until `is_over`, not only until the
 transfer has failed. Only the transport that created a transfer may call `succeed`, `fail` and `settle`.
 """
 
@@ -55,7 +55,7 @@ class Transfer:
         callback(self)
 
     def add_over_callback(self, callback: "Callable[[Transfer], None]") -> None:
-        """Call `callback` when `is_over`, in the same way; this is where the destination blocks are unpinned."""
+        """Call `callback` when `is_over`, in the same way; this is where the hold on the destination blocks ends."""
         with self._changed:
             if not self.is_over:
                 self._over_callbacks.append(callback)

@@ -30,7 +30,7 @@ class WorkerCore:
     block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,
         includes the null block.
     num_ranks: processes among which the model is divided; `ranks` tells of those there are now, None = of a single one.
-    host: copies kept blocks to and from the host tier; None = there is none.
+    host: copies pinned blocks to and from the host tier; None = there is none.
     credentials: of this incarnation, for calls to peers.
     draft_states: moves states of the drafter to and from peers; None = it has none that could be moved.
     """

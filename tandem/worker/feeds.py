@@ -66,7 +66,7 @@ class RouterIndex:
 
 
 def waiting_in_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Call, float], PublishResult]:
-    """How a thread waits for a call of the loop's."""
+    """Returns a function by which a thread waits for a call that runs in `loop`."""
     return lambda call, timeout_s: asyncio.run_coroutine_threadsafe(call, loop).result(timeout_s)
 
 

@@ -2,7 +2,7 @@
 tokens.
 
 Invariant: a block counts only after its bytes have arrived, the sampled checksums agree, and the source has confirmed
-that the lease was valid throughout. The reservation stays pinned until every read is over, whatever its outcome.
+that the lease was valid throughout. The reservation is held until every read is over, whatever its outcome.
 """
 
 import asyncio

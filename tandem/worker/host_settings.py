@@ -46,6 +46,6 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
         return self.credentials(self.secret, ProcessRole.BOTH, [self.leader, self.kv_bind])
 
     def endpoint(self, credentials: Credentials) -> KVEndpoint:
-        """Where peers read the KV of its ranks."""
+        """Address at which peers read the KV of its ranks, and its credentials."""
         host, _, port = self.kv_bind.rpartition(":")
         return KVEndpoint(self.secret, host.strip("[]"), int(port), self.advertise_host, credentials.tls)

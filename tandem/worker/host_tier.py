@@ -77,7 +77,7 @@ class Restore:
 
 
 class HostCopier:
-    """Copies kept blocks to the host tier and back, one copy at a time in each direction.
+    """Copies pinned blocks to the host tier and back, one copy at a time in each direction.
 
     Args:
         post: runs a function on the engine's thread, between two steps.
@@ -116,13 +116,13 @@ class HostCopier:
         except RuntimeError as error:
             logger.error("the host tier is given up: %d blocks could not be copied to it: %s", len(move.pairs), error)
         finally:
-            self._post(lambda engine: engine.kv.kept.blocks.end_move(move.move_id, is_copied=is_copied))
+            self._post(lambda engine: engine.kv.pinned.blocks.end_move(move.move_id, is_copied=is_copied))
 
     def _start_restore(
         self, engine: Engine, restore: Restore, hashes: Sequence[bytes], groups: Sequence[BlockRange]
     ) -> None:
         """NOTE: the slots are reserved from here until the copy releases them, so nothing may fail in between."""
-        restore.reads = engine.kv.kept.begin_restore(hashes, groups)
+        restore.reads = engine.kv.pinned.begin_restore(hashes, groups)
         self._back.submit(self._restore, restore)
 
     def _restore(self, restore: Restore) -> None:
@@ -134,7 +134,7 @@ class HostCopier:
             error = str(failure)
         finally:
             is_restored = error is None
-            self._post(lambda engine: engine.kv.kept.blocks.end_reads(restore.reads, is_restored=is_restored))
+            self._post(lambda engine: engine.kv.pinned.blocks.end_reads(restore.reads, is_restored=is_restored))
             if is_restored:
                 restore.transfer.succeed()
             else:

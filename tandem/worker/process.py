@@ -317,7 +317,7 @@ def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engin
     if not pages.num_slots:
         return None
     copier = HostCopier(pages, clock, engine.post)
-    assembly.engine.kv.kept.blocks.attach_host(pages.num_slots, copier.start_move)
+    assembly.engine.kv.pinned.blocks.attach_host(pages.num_slots, copier.start_move)
     return copier
 
 
@@ -346,7 +346,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         await reports.refresh()
         core.metrics.observe_status(reports.latest())
         core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
-        core.metrics.observe_promised(reports.kept, core.block_bytes)
+        core.metrics.observe_promised(reports.promised, core.block_bytes)
         core.metrics.observe_drafts(reports.drafts)
         core.metrics.observe_reads(reports.read_bytes)
         core.metrics.observe_held(reports.held.num_bytes, reports.held.page_bytes)

@@ -21,7 +21,7 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
 
 MAX_SAMPLES = 64
-BLOCK_STATES = ("free", "cached", "used", "leased", "pinned", "kept")
+BLOCK_STATES = ("free", "cached", "used", "leased", "transferring", "pinned")
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +64,7 @@ class Reports:
         self._meter = UsageMeter(core.clock)
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
-        self.kept = PromisedUsage()
+        self.promised = PromisedUsage()
         self.drafts = DraftCounts()
         self.read_bytes = 0.0
         self._receivers: set[ReportSubscriber] = set()
@@ -77,7 +77,7 @@ class Reports:
     async def refresh(self) -> None:
         """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
-        self._load, self.kept, self.drafts, self.read_bytes, steps = await self._core.engine.call(_figures)
+        self._load, self.promised, self.drafts, self.read_bytes, steps = await self._core.engine.call(_figures)
         self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
         for receiver in self._receivers:
             receiver.samples.extend(steps)
@@ -122,13 +122,13 @@ class Reports:
 
 
 def _figures(engine: Engine) -> tuple[EngineLoad, PromisedUsage, DraftCounts, float, list[StepStats]]:
-    counters, kept = engine.counters, engine.kv.kept.blocks.usage
-    return engine.load(), kept, counters.drafts, counters.read_bytes, engine.take_step_stats()
+    counters, promised = engine.counters, engine.kv.pinned.blocks.usage
+    return engine.load(), promised, counters.drafts, counters.read_bytes, engine.take_step_stats()
 
 
 def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:
-    """NOTE: kept blocks yield to a request that has the worker for itself, so they must not have it refused."""
-    num_yielding = load.usage.kept if load.num_requests == 0 else 0
+    """NOTE: pinned blocks yield to a request that has the worker for itself, so they must not have it refused."""
+    num_yielding = load.usage.pinned if load.num_requests == 0 else 0
     num_free_pages = load.num_unpromised_blocks + num_yielding
     return replace(
         state,

@@ -345,7 +345,7 @@ class WorkerService:
         if host is None or not host.has_moved or call.params.prompt_logprobs is not None:
             return 0
         hashes = await self._hashes(tokens[:-1], call.scope)
-        num_blocks = await self._core.engine.call(lambda engine: engine.kv.kept.num_restorable(hashes))
+        num_blocks = await self._core.engine.call(lambda engine: engine.kv.pinned.num_restorable(hashes))
         return num_blocks * self._core.block_size
 
     async def _hashes(self, token_ids: Sequence[int], scope: CacheScope) -> list[bytes]:

@@ -190,7 +190,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @property
     def ranks_address(self) -> tuple[str, int]:
-        """Where other hosts join. Of workers of several hosts only."""
+        """Address at which other hosts join. Of workers of several hosts only."""
         assert self.ranks_bind is not None
         host, _, port = self.ranks_bind.rpartition(":")
         return host.strip("[]"), int(port)

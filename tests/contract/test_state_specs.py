@@ -166,7 +166,7 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(layout: KVLayout,
         sharing = StateSharing(bench, rng)
         sharing.play(400)
         usage = bench.kv.usage
-        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
         assert bench.kv.num_unpromised == usage.total
         num_finished += sharing.num_finished
         num_fetched += sharing.num_fetched
@@ -223,7 +223,7 @@ def test_random_mixtures_of_layers_with_a_third_of_the_requests_aborted(num_requ
         sharing = StateSharing(states_of(layout, **options), rng)
         sharing.play(200)
         usage = sharing.bench.kv.usage
-        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
         num_added += traffic.num_added
         num_finished += traffic.num_finished
         num_cached += bench.scheduler.counters.num_cached_prompt_tokens
@@ -265,5 +265,5 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     assert kv.grow("a", 41, 45)
     assert kv.match(hashes, 41).num_blocks == 9
     kv.close("a")
-    assert kv.kept.pin(hashes, 60.0) == 9
+    assert kv.pinned.pin(hashes, 60.0) == 9
     kv.check()

@@ -467,7 +467,7 @@ def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -
 
     async def story(cluster: PageCluster, tab: Tab) -> None:
         one = listing(cluster.worker, "prefill-0", Role.PREFILL, usage=ProcessUsage(1_500_000_000, 0.75))
-        blocks = {"free": 39, "cached": 51, "used": 4, "leased": 3, "pinned": 1, "kept": 1, "unheard of": 1}
+        blocks = {"free": 39, "cached": 51, "used": 4, "leased": 3, "transferring": 1, "pinned": 1, "unheard of": 1}
         cluster.router.told = [replace(one, status=replace(one.status, blocks=blocks))]
         await tab.page.goto("/operations")
         row = tab.page.locator("#workers-table tr:has-text('prefill-0')")
@@ -478,7 +478,7 @@ def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -
         widths = "nodes => nodes.map(node => node.className + ' ' + node.style.width)"
         drawn = await row.locator(".kv .part").evaluate_all(widths)
         assert drawn == [
-            *("part used 4%", "part leased 3%", "part pinned 1%", "part kept 1%"),
+            *("part used 4%", "part leased 3%", "part transferring 1%", "part pinned 1%"),
             *("part cached 51%", "part other 1%"),
         ]
         assert await tab.page.locator("#legend [title*='another worker']").all_inner_texts() == ["leased"]

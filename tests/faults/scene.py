@@ -91,7 +91,7 @@ class Scene:
         metrics = self.cluster.metrics(name)
         blocks = {state: int(count) for (state,), count in metrics["tandem_kv_blocks"].items()}
         leases = int(metrics.get("tandem_leases", {}).get(("valid",), 0))
-        return blocks["used"] + blocks["leased"] + blocks["pinned"] + leases
+        return blocks["used"] + blocks["leased"] + blocks["transferring"] + leases
 
     def transfer_failures(self, name: str) -> float:
         return sum(self.cluster.metrics(name).get("tandem_transfer_failures_total", {}).values())

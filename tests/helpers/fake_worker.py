@@ -276,7 +276,7 @@ def status_of(worker: FakeWorker) -> WorkerStatus:
         lifecycle=worker.lifecycle,
         state=state,
         model=model_info(),
-        blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "pinned": 0},
+        blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "transferring": 0},
         num_waiting=1,
         usage=worker.usage,
         drafts=worker.drafts,

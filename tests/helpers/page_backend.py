@@ -123,7 +123,7 @@ def listing(
             status,
             worker=replace(status.worker, worker_id=worker_id),
             state=replace(status.state, worker_id=worker_id, role=role, num_running=drawn.randrange(48)),
-            blocks={"free": 100 - used - cached, "cached": cached, "used": used, "leased": 0, "pinned": 0},
+            blocks={"free": 100 - used - cached, "cached": cached, "used": used, "leased": 0, "transferring": 0},
             links=tuple(_link(number) for number in range(num_links)),
             **changes,
         ),

@@ -122,11 +122,14 @@ def num_drafted(cluster: Cluster) -> float:
 
 
 def is_idle(cluster: Cluster) -> bool:
-    """Whether no living worker holds a block for anybody, by what each says of itself."""
+    """Whether no living worker holds a block for anybody, by what each says of itself.
+
+    NOTE: the release before had no state "transferring" and said "pinned" of such blocks.
+    """
     names = [*cluster.names("prefill"), *cluster.names("decode")]
     alive = [name for name in names if cluster.processes[name].returncode is None]
     blocks = [cluster.blocks(name) for name in alive]
-    return all(each["used"] == each["leased"] == each["pinned"] == 0 for each in blocks)
+    return all(each["used"] == each["leased"] == each.get("transferring", each["pinned"]) == 0 for each in blocks)
 
 
 def _client() -> httpx.Client:

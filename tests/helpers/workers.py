@@ -117,11 +117,11 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: 
 
 
 async def is_at_rest(worker: WorkerProcess) -> bool:
-    """Whether nothing runs, nothing is leased and nothing is pinned; the accounts are proved on the way."""
+    """Whether nothing runs, nothing is leased and nothing is transferring; the accounts are proved on the way."""
     await worker.core.engine.call(lambda engine: engine.check())
     load = await worker.core.engine.call(lambda engine: engine.load())
     usage = load.usage
-    is_free = (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+    is_free = (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
     return is_free and not load.num_requests and not len(worker.core.leases) and not worker.lifecycle.num_working
 
 

@@ -37,9 +37,9 @@ def load(fleet: Fleet, known: list[Known], journal: Journal, request: pytest.Fix
 
 
 def nothing_is_held(fleet: Fleet) -> bool:
-    """No worker runs, leases or pins anything."""
+    """No worker runs, leases or transfers anything."""
     listed = {name: worker for name, worker in fleet.workers().items() if role_of(name) in ("prefill", "decode")}
-    busy = ("used", "leased", "pinned")
+    busy = ("used", "leased", "transferring")
     return all(
         worker["num_running"] == 0 and not any(worker["blocks"].get(state) for state in busy)
         for worker in listed.values()

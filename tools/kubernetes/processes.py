@@ -36,7 +36,7 @@ _KEPT_VARIABLES = ("HOME", "LANG")
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How a container's commands are run here.
+    """Translates a container's commands into commands that run here.
 
     Args:
         environment: all of it.

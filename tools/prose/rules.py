@@ -1,5 +1,6 @@
 """The rules, as functions of text: each yields the findings of one module, document or commit."""
 
+import ast
 import hashlib
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from tools.prose.markdown import sentences_of
 MAX_SUBJECT = 72  # characters
 MAX_SENTENCE = 40  # words
 DOCSTRING = re.compile(r'(?:#[^\n]*\n|\s)*[rRuU]?(?:"""|\'\'\'|")\s*([^\n]*)')
-CLAUSE = re.compile(r"(?:who|what|how|which|whom|whose|where|when)(?:ever)?\b", re.IGNORECASE)
+CLAUSE = re.compile(r"(?:who|what|how|which|whom|whose|where|when|why)(?:ever)?\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,20 @@ def first_line(path: str, source: str) -> Iterator[Finding]:
     if found and CLAUSE.match(found[1]):
         text = found[1].removesuffix('"""').strip()
         yield Finding("first line", path, text, "begin with a noun or a verb: what the module owns or does")
+
+
+def definition_lines(path: str, source: str) -> Iterator[Finding]:
+    """The first line of a class or function names or states, too. "Whether ..." begins that of a predicate."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        for block in ("body", "orelse", "handlers", "finalbody"):
+            pending += getattr(node, block, ())
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = (ast.get_docstring(node) or "").partition("\n")[0]
+            if CLAUSE.match(text):
+                remedy = "begin with a noun or a verb: what it is, does or returns"
+                yield Finding("first line", f"{path}:{node.body[0].lineno}", text, remedy)
 
 
 def long_sentences(path: str, document: str) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Affected:
-    """What an advisory says of one package. `ranges`: of each, (version, kind) of its events in the versions' order."""
+    """Part of an advisory about one package. `ranges`: of each, (version, kind) of its events, ordered by version."""
 
     id: str
     aliases: tuple[str, ...]
@@ -99,7 +99,7 @@ class Advisories:
         return len(self._changed)
 
     def newest(self, now: datetime) -> datetime:
-        """When one was last changed, up to `now`: some bear times that are still to come."""
+        """Time of the last change of any advisory, up to `now`: some bear times that are still to come."""
         return max((each for each in self._changed if each <= now), default=datetime.min.replace(tzinfo=UTC))
 
     def findings(self, package: str, version: Version) -> list[Finding]:
@@ -133,7 +133,7 @@ def _is_in_range(events: Iterable[tuple[Version, str]], version: Version) -> boo
 
 
 def _events(events: Iterable[Mapping[str, str]]) -> Iterator[tuple[Version, str]]:
-    """What is no version, as 2.6.0-NA, ends no range and begins one with the first version."""
+    """Events of a range. An invalid version, as 2.6.0-NA, ends no range and begins one with the first version."""
     for event in events:
         for kind, text in event.items():
             at = _FIRST if text == "0" else _version(text)

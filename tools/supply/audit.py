@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def ask_offline(pins: Iterable[Pin], path: Path, now: datetime, max_age: timedelta) -> Report:
-    """What the advisories at `path` say. If they are older than `max_age`, what was found since is a gap.
+    """Report of the advisories at `path`. If they are older than `max_age`, what was found since is a gap.
 
     Raises:
         ValueError: they cannot be read.

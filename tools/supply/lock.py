@@ -28,7 +28,7 @@ _OPTIONS = (
 
 
 def lock_command(name: str, output: Path, cpu_torch: Path | None, *, upgrade: bool = False) -> list[str]:
-    """What writes the lock `name` to `output`, run in the repository's root.
+    """Command that writes the lock `name` to `output`, run in the repository's root.
 
     Args:
         cpu_torch: directory with a wheel of torch's CPU build; None = PyTorch's index.

@@ -20,7 +20,7 @@ _TIMEOUT_S = 600.0
 
 
 def ask_online(pins: Sequence[Pin], pip_audit: Path = PIP_AUDIT) -> Report:
-    """What the first service that knows the packages says.
+    """Report of the first service that knows the packages.
 
     Raises:
         NoAdvisoriesError: none of them answers; each one's words are in the message.

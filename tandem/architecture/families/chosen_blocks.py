@@ -14,7 +14,7 @@ _MULTIPLE = 8  # of numbers, in which keys are read
 
 
 def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
-    """Which layers attend to chosen blocks."""
+    """For each layer, whether it attends to chosen blocks."""
     listed = sparse.indices("sparse_attention_freq", 2)
     without_values = sparse.indices("sparse_disable_index_value", 2)
     types = base.read_layer_types(fields, num_layers, (base.FULL, SPARSE))

@@ -48,7 +48,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes, is_fused: bool) -> list[FeedF
 
 
 def _read_mixtures(fields: Fields, num_layers: int) -> Sequence[bool]:
-    """Which layers have experts."""
+    """For each layer, whether it has experts."""
     listed, types = fields.indices("moe_layer_freq", 2), fields.texts("mlp_layer_types")
     if types is None:
         types = tuple(_SPARSE_BLOCK if each else _DENSE_BLOCK for each in listed) or (_SPARSE_BLOCK,) * num_layers

@@ -16,7 +16,7 @@ def group_maps(prefix: str, num_groups: int, outputs: int, inputs: int) -> Seque
 
 
 def pool_of(prefix: str, sizes: base.Sizes, size: int, span: int, series: int) -> PoolSpec:
-    """What makes entries, with the tensors under `prefix`."""
+    """Spec of the pooling of tokens into entries, with the tensors under `prefix`."""
     return PoolSpec(
         contents=LinearSpec(f"{prefix}.kv_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),
         gates=LinearSpec(f"{prefix}.gate_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),

@@ -71,7 +71,7 @@ def _read_state_space(fields: Fields, sizes: base.Sizes) -> StateSpaceSizes:
 
 
 def _read_input_scale(fields: Fields, name: str, has_bias: bool) -> float:
-    """What multiplies the input of maps, and so what they give, where they have no bias."""
+    """Multiplier of the input of maps, and so of their output where they have no bias."""
     if has_bias:
         fields.only(name, (1.0,), "1.0 beside biases")
     return fields.number(name, 1.0)

@@ -12,7 +12,7 @@ _OLD_NAMES = {"mamba": _LINEAR, "attention": base.FULL}
 
 
 def read_kinds(fields: Fields) -> tuple[str, ...]:
-    """What each layer of the checkpoint is: one of `MIXERS`, "moe" or "mlp"."""
+    """Kind of each layer of the checkpoint: one of `MIXERS`, "moe" or "mlp"."""
     name = "layers_block_type" if fields.texts("layers_block_type") else "layer_types"
     kinds = fields.texts(name)
     if kinds is None and (pattern := fields.text("hybrid_override_pattern")) is not None:

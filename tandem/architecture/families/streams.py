@@ -12,7 +12,9 @@ _MOST_STREAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSizes:
-    """What a configuration says of streams. `norm_eps`: of the norm of all streams of a token together."""
+    """Sizes of the residual streams, as a configuration gives them. `norm_eps`: of the norm of all streams of a token
+    together.
+    """
 
     hidden: int
     num_streams: int
@@ -29,7 +31,7 @@ class StreamSizes:
         )
 
     def ends(self) -> StreamsSpec:
-        """What the streams of a model end with."""
+        """Spec of the sum of all streams behind a model's last layer."""
         prefix = "model.hc_head"
         weights = self._weights(f"{prefix}.hc_", prefix, self.num_streams, num_scales=1)
         return StreamsSpec(weights=weights, num_streams=self.num_streams, eps=self.eps)

@@ -51,7 +51,7 @@ def _read_router(fields: Fields, sizes: base.Sizes) -> RouterSpec:
 
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    """How each layer chooses: `mlp_layer_types`, else by the token in the first `num_hash_layers`."""
+    """Choice of experts of each layer: by `mlp_layer_types`, else by the token in the first `num_hash_layers`."""
     first = fields.count("num_hash_layers", 3, low=0)
     kinds = fields.texts("mlp_layer_types")
     if kinds is None:

@@ -153,7 +153,7 @@ class TritonExperts:
 
 
 def experts_refusal(experts: Sequence[ExpertWeights]) -> str | None:
-    """Why there is no call for such experts; None = there is one."""
+    """Reason why the kernels cannot compute such experts; None = they can."""
     if not experts:
         return "there are no experts"
     alike: set[object] = set()
@@ -190,7 +190,7 @@ def _refusal(matrix: Numbers) -> str | None:
 
 
 def _kind(matrix: Numbers) -> tuple[object, ...]:
-    """What a kernel is compiled or called for."""
+    """Properties of a matrix for which a kernel is compiled or called."""
     tensors = tuple((name, each.dtype, *each.shape) for name, each in _named(matrix))
     if isinstance(matrix, Matrix):
         return tensors

@@ -78,7 +78,7 @@ class FlashInferBackend:
         self._wrappers: list[tuple[Any, weakref.ref[_Plan]]] = []  # each with the last plan that was made in it
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why not. Soft-capping and windows are served."""
+        """Reason why FlashInfer cannot serve such a layer; None = it can. Soft-capping and windows are served."""
         if sinks:
             return "it has no attention sinks"
         if self._device.type != "cuda":

@@ -24,7 +24,7 @@ _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def refusal(matrix: CodedMatrix) -> str | None:
-    """Why the Triton products do not compute such a matrix; None = they do."""
+    """Reason why the Triton products do not compute such a matrix; None = they do."""
     group, (outputs, inputs) = matrix.group_size, matrix.shape
     if min(outputs, inputs) < 1:
         return f"a matrix of shape {matrix.shape} is empty"
@@ -73,7 +73,7 @@ _BY_OUTPUT = ("codes", "scales", "offsets", "super_scales", "super_offsets")
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """How numbers of 4 bits are made. `added`: to the code, where it is an integer."""
+    """Decoding of codes of 4 bits. `added`: to the code, where the number is an integer."""
 
     form: int
     added: int = 0

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class TritonKernels(TorchKernels):
-    """What the Triton products refuse is decoded before each product, and the log names it once."""
+    """Products by Triton. A matrix that they refuse is decoded before each product, and the log names it once."""
 
     name = "triton"
 
@@ -36,7 +36,7 @@ class TritonKernels(TorchKernels):
 
     @staticmethod
     def missing(device: torch.device) -> str | None:
-        """Why the kernels cannot run there; None = they can."""
+        """Reason why the kernels cannot run there; None = they can."""
         if device.type != "cuda":
             return f"device {device} is not CUDA"
         if importlib.util.find_spec("triton") is None:

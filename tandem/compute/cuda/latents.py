@@ -42,7 +42,7 @@ class TritonLatentBackend:
         self._split_tokens = split_tokens
 
     def refuses(self, spec: LatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why not; needs triton and a GPU that has bfloat16."""
+        """Reason why the kernel cannot serve such a layer; None = it can. Needs triton and a GPU that has bfloat16."""
         if (reason := TritonKernels.missing(self._device)) is not None:
             return reason
         if spec.rank > MAX_RANK:

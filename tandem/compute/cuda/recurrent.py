@@ -68,7 +68,9 @@ class TritonRecurrentBackend:
         self._device = device
 
     def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why not; needs triton and a GPU. Bounds and sinks are not of this kind of state."""
+        """Reason why the kernels cannot serve such a layer; None = they can. Needs triton and a GPU. Bounds and sinks
+        are not of this kind of state.
+        """
         if (reason := TritonKernels.missing(self._device)) is not None:
             return reason
         if spec.heads and spec.heads[2] > MAX_COLUMNS:

@@ -76,7 +76,9 @@ class TritonBackend:
         self._split_tokens = split_tokens
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why not; needs triton and a GPU that has bfloat16. Soft-capping and windows are always served."""
+        """Reason why the kernel cannot serve such a layer; None = it can. Needs triton and a GPU that has bfloat16.
+        Soft-capping and windows are always served.
+        """
         if sinks:
             return "it has no attention sinks"
         if self._device.type != "cuda":

@@ -40,7 +40,9 @@ class VarlenBackend:
         self._device = device
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Why not; the remedy is in the reason where there is one. Activates the FlashAttention that it needs."""
+        """Reason why FlashAttention cannot serve such a layer, with the remedy where there is one; None = it can.
+        Activates the FlashAttention that it needs.
+        """
         if sinks:
             return "it has no attention sinks"
         if self._device.type != "cuda":
@@ -97,7 +99,7 @@ def missing_arguments() -> str | None:
 
 
 def _activate(needed: str) -> str | None:
-    """Why it cannot be active, or None: then it is."""
+    """Activates the implementation `needed`. Returns the reason where that is impossible, None where it is active."""
     attention = import_module("torch.nn.attention")
     try:
         if attention.current_flash_attention_impl() is None:

@@ -35,7 +35,7 @@ def load(cache_dir: Path | None = None, architecture: str = "native") -> "Native
 
 
 def unavailable_reason(cache_dir: Path | None = None) -> str | None:
-    """Why `load` would raise here, or None when it would not."""
+    """Message of the error that `load` would raise here, or None when it would not."""
     try:
         load(cache_dir)
     except ConfigurationError as error:

@@ -46,7 +46,7 @@ def end_group(memory: mmap.mmap) -> None:
 
 
 def beats_of(memory: mmap.mmap, num_ranks: int) -> tuple[int, ...]:
-    """How often each rank has shown that it lives."""
+    """Number of heartbeats of each rank."""
     return tuple(_BEAT.unpack_from(memory, _beat_offset(rank))[0] for rank in range(num_ranks))
 
 
@@ -117,7 +117,7 @@ class _Segment:
         return self._group[_COUNT]
 
     def begin_step(self, number: int) -> None:
-        """What follows belongs to that step, for messages."""
+        """Sets the step that messages name from now on."""
         self._step, self._count_before = number, self.num_exchanges
 
     def end(self) -> None:
@@ -180,7 +180,7 @@ class SharedExchange(_Segment):
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """What `collect` has added so far."""
+        """Rows of experts that `collect` has added so far."""
         *by_rank, busiest = self._rows
         return ExpertRows(tuple(by_rank), busiest)
 
@@ -190,7 +190,7 @@ class SharedExchange(_Segment):
 
     @property
     def beats(self) -> tuple[int, ...]:
-        """How often each rank has shown it."""
+        """Number of heartbeats of each rank."""
         return beats_of(self._map, self._num_ranks)
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

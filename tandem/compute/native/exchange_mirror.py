@@ -61,7 +61,7 @@ class ExchangeMirror:
         return None if size.value < 0 else (number, self._buffer(rank, number)[: size.value])
 
     def room_for(self, rank: int, number: int, size: int) -> memoryview:
-        """Where the bytes of exchange `number` of a rank of another host are to be put.
+        """Memory to which the bytes of exchange `number` of a rank of another host are to be written.
 
         Raises:
             ValueError: it is not the next one, or too large.
@@ -77,7 +77,7 @@ class ExchangeMirror:
 
     @property
     def beats(self) -> Sequence[int]:
-        """How often each rank has shown that it lives."""
+        """Number of heartbeats of each rank."""
         return beats_of(self._map, self._num_ranks)
 
     def set_beats(self, rank: int, count: int) -> None:

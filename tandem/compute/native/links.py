@@ -72,7 +72,7 @@ class SharedLinks:
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """What the experts of this rank's section have computed so far."""
+        """Rows that the experts of this rank's section have computed so far."""
         return self._shard.expert_rows
 
     def stage_of(self, rank: int) -> int:
@@ -85,7 +85,7 @@ class SharedLinks:
 
     @property
     def beats(self) -> tuple[int, ...]:
-        """How often each rank has shown that it lives."""
+        """Number of heartbeats of each rank."""
         return self._group.beats
 
     def beat(self) -> None:
@@ -98,7 +98,7 @@ class SharedLinks:
             each.open(descriptor)
 
     def begin_step(self, number: int) -> None:
-        """What follows belongs to that step, for messages."""
+        """Sets the step that messages name from now on."""
         for each in self._own:
             each.begin_step(number)
 

@@ -33,7 +33,7 @@ class EntriesAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerEntries, layers: Collection[AttentionParams]) -> QueryBatch:
-        """Which request and position each query is of."""
+        """Request and position of each query."""
         return QueryBatch.of(batch)
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:

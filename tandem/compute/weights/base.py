@@ -127,7 +127,7 @@ class PackedForm(Protocol):
         ...
 
     def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
-        """Why the weight cannot be packed for a model of that dtype, "bfloat16" for example; None = it can."""
+        """Reason why the weight cannot be packed for a model of that dtype, "bfloat16" for example; None = it can."""
         ...
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -157,7 +157,7 @@ class WeightFormat(Protocol):
         ...
 
     def refusal(self, weight: TensorSpec) -> str | None:
-        """Why the weight is not, or cannot be, stored like this; None = it is."""
+        """Reason why the weight is not, or cannot be, stored in this format; None = it is."""
         ...
 
     def has_table(self, table: TensorSpec) -> bool:

@@ -71,8 +71,8 @@ def beside(
 
 
 def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
-    """How many rows of a tensor, each of which belongs to `rows` outputs of a fused tensor, have some of the weight's,
-    and how many outputs of the first are another weight's.
+    """Number of rows of a tensor with outputs of the weight, where each row belongs to `rows` outputs of a fused
+    tensor; and number of outputs of the first such row that are another weight's.
     """
     source = source_of(weight)
     is_evenly_cut = source.step != 1 or source.period is not None

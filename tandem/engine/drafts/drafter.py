@@ -62,7 +62,7 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftState:
-    """What a drafter computed of a request's first tokens.
+    """State that a drafter has computed for a request's first tokens.
 
     first: position of its first row.
     num_rows: rows, one a position.

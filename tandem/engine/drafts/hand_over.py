@@ -51,16 +51,16 @@ class DraftHandOver:
         return self.carrier.fingerprint
 
     def lending(self, request_id: str, lease_id: str) -> Callable[[bool], None]:
-        """What puts the state of a request into pages under a lease, given whether the engine still runs; if not, there
-        is no state. To be called after the step that chose the request's last token and before the next one. `lent`
-        tells of it from now on.
+        """Returns a function that copies the state of a request into pages under a lease. Its argument tells whether
+        the engine still runs; if not, there is no state. It is to be called after the step that chose the request's
+        last token and before the next one. From now on `lent` returns its result.
         """
         self._lent[request_id] = future = Future[LentDraftState | None]()
         return partial(self._lend, request_id, lease_id, future)
 
     def lent(self, request_id: str) -> Future[LentDraftState | None] | None:
-        """What was put into pages, asked for once; its result is None where the request has no state, or no pages were
-        left. None: nothing was leased of the request.
+        """Result of the function that `lending` returned, to be asked for once; it is None where the request has no
+        state, or no pages were left. None: nothing was leased of the request.
         """
         return self._lent.pop(request_id, None)
 

@@ -21,7 +21,7 @@ class Guess(NamedTuple):
 def choose_lengths(
     guesses: Sequence[Guess], num_rows: int, seconds: Callable[[int], float], depth_s: float = 0.0
 ) -> list[int]:
-    """How many tokens of each guess to check in a step of `num_rows` rows without drafts.
+    """Number of tokens of each guess to check in a step of `num_rows` rows without drafts.
 
     A row that must be computed counts as one token, a draft as its probability of being accepted. Drafts are added in
     order of that, and as many are taken as give the most tokens per second; none unless that is `MIN_GAIN` times as

@@ -106,7 +106,7 @@ class Speculation:
         self._spent_s(began_s)
 
     def take_times(self) -> DraftTimes:
-        """What drafts did to the time of the step that was the last one `drafts` heard of."""
+        """Effect of drafts on the time of the last step that was given to `drafts`; returned once."""
         times, self._times = self._times, DraftTimes()
         return times
 
@@ -163,7 +163,7 @@ class Speculation:
         self._times = replace(self._times, plain_s=plain_s * self._pace.factor, step_s=step_s)
 
     def _at_pace(self, seconds: float, usual_s: float) -> float:
-        """What a step would have taken at the usual pace."""
+        """Time that a step of `seconds` would have taken at the usual pace."""
         if not isinf(usual_s):
             self._pace.note(seconds / usual_s)
             if self._pace.lasts:
@@ -199,7 +199,7 @@ class Speculation:
         return candidates
 
     def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
-        """How many tokens to guess for each request: all that are allowed if guessing costs next to nothing, else as
+        """Number of tokens to guess for each request: all that are allowed if guessing costs next to nothing, else as
         many as will be worth checking. A drafter that does not pay is tried again after longer and longer pauses.
         """
         wanted = dict.fromkeys(candidates, self._max_drafts)

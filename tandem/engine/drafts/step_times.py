@@ -67,7 +67,7 @@ class StepTimes:
             self._sort()
 
     def count(self, num_rows: int) -> int:
-        """How many recent measurements there are of this number."""
+        """Number of recent measurements of steps with this many rows."""
         times = self._times.get(_rounded(num_rows))
         return 0 if times is None else len(times.seconds)
 

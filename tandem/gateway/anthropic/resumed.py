@@ -18,7 +18,7 @@ _READ_BEFORE = 2  # turns of a resumed body before the one that is known and rea
 
 @dataclass(frozen=True, slots=True)
 class ReadTurns:
-    """What the reader has to know of turns that it does not read.
+    """Properties of the turns that are not read, which the reader has to know.
 
     Args:
         num_unread: messages of theirs.
@@ -56,7 +56,7 @@ class ResumableTurn:
 
 
 def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: KnownConversation) -> ReadTurns:
-    """What is known of the turns that are not read.
+    """Returns the properties of the turns that are not read, if the body may be resumed behind them.
 
     Raises:
         NotKnownError: the body has to be read as a whole, or from another known turn.

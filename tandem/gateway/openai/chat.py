@@ -131,7 +131,9 @@ class ChatDialect:
 
 
 def _resume_places(reader: MessageReader, num_messages: int) -> ResumePlaces | None:
-    """Where the next body may be resumed: before the messages that have breakpoints, as these move on with it."""
+    """Places at which the next body may be resumed: before the messages that have breakpoints, as these move on with
+    it.
+    """
     marked = [point.message for point in reader.breakpoints if point.message]
     last = min(marked, default=num_messages) - 1
     return ResumePlaces(last, last - 1) if last > 1 else None

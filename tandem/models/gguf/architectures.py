@@ -82,7 +82,7 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
 
 
 def find_places(file: GgufFile, architecture: Architecture, name: str) -> tuple[Place, ...]:
-    """Where a GGUF tensor goes, by full names; none for one that became part of the configuration.
+    """Places of a GGUF tensor in a checkpoint, by full names; none for one that became part of the configuration.
 
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.

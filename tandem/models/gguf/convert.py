@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Files(Protocol):
-    """Where the files of a model are."""
+    """Reads the files of a model by name."""
 
     def digest(self, path: Path) -> bytes:
         """Of all that the file of that name holds. Raises OSError where there is none."""

@@ -80,7 +80,7 @@ def added(token: str, kind: int, *, rstrip: bool = False) -> AddedToken:
 
 
 def read_template(file: GgufFile, tokens: list[str], *, adds_bos: bool) -> TemplateProcessing | None:
-    """What is put around a text; None = nothing. `adds_bos`: what an absent `add_bos_token` means.
+    """Template of the tokens around a text; None = none. `adds_bos`: what an absent `add_bos_token` means.
 
     Raises:
         UnsupportedCheckpointError: a token behind it.

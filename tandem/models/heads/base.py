@@ -37,7 +37,8 @@ class Head(Protocol):
         batch: AttentionBatch,
         backends: Backends,
     ) -> torch.Tensor:
-        """What the next guess takes for `hidden`, and `logits` too: [n, hidden]. Writes the rows' state into `kv`.
+        """Hidden states behind the head's layers, [n, hidden]: for `logits`, and as `hidden` for the next guess. Writes
+        the rows' state into `kv`.
 
         Args:
             token_ids: int64 [n], the token behind each row's position.

@@ -48,7 +48,7 @@ class MixtureOfExperts:
     def _routed(
         self, routed: torch.Tensor, x: torch.Tensor, input_ids: torch.Tensor | None, *, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        """What the experts that the router chooses by `x`, or by the tokens, give for `routed`."""
+        """Output for `routed` of the experts that the router chooses by `x`, or by the tokens."""
         choice = self._router(x, input_ids)
         if self._experts_in is None or self._experts_out is None:
             return self._experts(routed, *choice, out_dtype=out_dtype)

@@ -71,7 +71,7 @@ class LatentAttention:
         latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
 
     def query_input(self, x: torch.Tensor) -> torch.Tensor:
-        """What queries are made of: the normed latent of them, or `x`."""
+        """Input of the map to queries: their normed latent, or `x`."""
         if self._q_a is None:
             return x
         latent = self._q_a(x)

@@ -39,8 +39,8 @@ class Mixer(Protocol):
     def params(self) -> Hashable: ...
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> Queries:
-        """What `attend` takes of `x` [num_tokens, hidden]: queries, or where a state is carried forward what it gives;
-        what the layer keeps of `x` is in `state` then.
+        """Writes what the layer keeps of `x` [num_tokens, hidden] into `state`. Returns the first argument of `attend`:
+        queries, or the output where a state is carried forward.
         """
         ...
 
@@ -50,12 +50,12 @@ class Mixer(Protocol):
 
 
 def of_states(found: Mapping[int, T] | Sequence[T], states: Sequence[int]) -> T | tuple[T, ...]:
-    """What a mixer that reads `states` is given of what is `found` by state."""
+    """Selects the values of `states` for a mixer that reads them: the value of a single state, or a tuple."""
     return found[states[0]] if len(states) == 1 else tuple(found[state] for state in states)
 
 
 def params_by_state(mixer: Mixer, states: Sequence[int]) -> Sequence[Hashable]:
-    """What it asks of the backend of each state."""
+    """Parameters that a mixer passes to the backend of each state."""
     if len(states) == 1:
         return (mixer.params,)
     assert isinstance(mixer.params, tuple)

@@ -36,14 +36,14 @@ class Connection(Protocol):
 
 
 class Ends(Protocol):
-    """What the stream begins and ends with."""
+    """The two ends of a model's residual stream."""
 
     def begin(self, hidden: torch.Tensor, /) -> torch.Tensor:
         """The stream before the first layer, of the embeddings [num_tokens, hidden]."""
         ...
 
     def end(self, norm: Norm, stream: torch.Tensor, x: torch.Tensor | None, /) -> torch.Tensor:
-        """What the final norm gives, [num_tokens, hidden]. `x`: still to be added."""
+        """Output of the final norm, [num_tokens, hidden]. `x`: still to be added."""
         ...
 
 
@@ -88,5 +88,5 @@ def added(stream: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
 
 
 def take_tokens(kept: Kept, rows: torch.Tensor, kernels: Kernels) -> Kept:
-    """What is kept of the tokens `rows`, int64."""
+    """Selects from `kept` the tokens `rows`, int64."""
     return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in kept)

@@ -45,7 +45,7 @@ def alone(path: Path, prompt: list[int], params: SamplingParams) -> list[int]:
 
 def assert_idle(side: Side) -> None:
     usage = side.engine.kv_usage
-    assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+    assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
     side.engine.check()
 
 
@@ -129,9 +129,9 @@ def test_an_aborted_request_leaves_its_destination_pinned_until_the_transfer_is_
     destination = Side(llama, **CHUNKED)
     destination.engine.add_request(prompt_of(90), GREEDY, request_id="r", handoff=Handoff(num_expected_tokens=90))
     destination.step()
-    assert destination.engine.kv_usage.pinned == 12
+    assert destination.engine.kv_usage.transferring == 12
     destination.engine.abort("r")
-    assert destination.engine.kv_usage.pinned == 12
+    assert destination.engine.kv_usage.transferring == 12
     destination.engine.kv.drop(destination.reserved().fetch_id)
     assert_idle(destination)
 
@@ -273,7 +273,7 @@ def test_lent_blocks_leave_promises_alone(llama: Path) -> None:
     side.step()
     assert len(side.engine.kv.borrow("scratch", 100)) == 3
     side.run()
-    assert side.engine.kv_usage.pinned == 3
+    assert side.engine.kv_usage.transferring == 3
     assert len(side.token_ids("r")) == 1
     side.engine.kv.drop("scratch")
     side.run()
@@ -284,7 +284,7 @@ def test_lent_blocks_leave_promises_alone(llama: Path) -> None:
 def test_only_blocks_in_use_can_be_held_for_free(llama: Path) -> None:
     side = Side(llama, **CHUNKED)
     with pytest.raises(AssertionError, match="in use"):
-        side.engine.kv.hold("x", [3], HoldKind.PINNED)
+        side.engine.kv.hold("x", [3], HoldKind.TRANSFER)
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,10 @@ def test_a_block_of_several_pages_is_one_in_all_but_numbers() -> None:
     pool.release([first, single])
     assert (pool.num_used, pool.num_free, pool.num_cached, pool.num_idle([first, 3])) == (3, 2, 4, 4)
     pool.acquire([first])
-    pool.keep(first)
+    pool.pin(first)
     pool.release([first])
-    assert (pool.num_kept, pool.num_available) == (3, 3)
-    pool.let_go(first)
+    assert (pool.num_pinned, pool.num_available) == (3, 3)
+    pool.unpin(first)
     pool.check(Counter([second]))
     assert pool.allocate(4) == [5, 9, 1, 2]
     assert not cache.holds(first)

@@ -141,10 +141,10 @@ def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     kv = KVCacheManager(toy_layout(ATTENTION, FAR, pages_per_state=(1,)), 24, max_chunk_tokens=8)
     computed(kv, "a", 33, 1, breakpoints=(14,))
     hashes = chain_of(33, 1)
-    assert kv.kept.pin(hashes[:3], 60.0) == 3
-    assert kv.kept.pin(hashes[:5], 60.0) == 3, "there is no state after the fifth block"
+    assert kv.pinned.pin(hashes[:3], 60.0) == 3
+    assert kv.pinned.pin(hashes[:5], 60.0) == 3, "there is no state after the fifth block"
     kv.close("a")
-    assert kv.usage.kept == 4
-    kv.kept.tell_time(61.0)
-    assert kv.usage.kept == 0
+    assert kv.usage.pinned == 4
+    kv.pinned.tell_time(61.0)
+    assert kv.usage.pinned == 0
     kv.check()

@@ -108,8 +108,8 @@ class BlockAccounting(RuleBasedStateMachine):
             assert found.first_index >= num_matched
             assert found.block_ids == tuple(b for b in blocks[num_matched:] if b), "not what is to be filled"
             assert not any(others[b] for b in found.block_ids), "a block that someone holds is to be filled"
-            self.manager.hold(owner.fetch, found.block_ids, HoldKind.PINNED)
-        self.follow_hold(owner.fetch, HoldKind.PINNED)
+            self.manager.hold(owner.fetch, found.block_ids, HoldKind.TRANSFER)
+        self.follow_hold(owner.fetch, HoldKind.TRANSFER)
 
     @precondition(lambda self: any(owner.fetch for owner in self.owners.values()))
     @rule(index=st.integers(0, 100), num_missing=st.integers(0, 3), is_over=st.booleans())
@@ -164,7 +164,7 @@ class BlockAccounting(RuleBasedStateMachine):
         assert not any(others[b] for b in block_ids)
         for block_id in block_ids:
             self.contents[block_id] = (-1, b"scratch")
-        self.follow_hold(name, HoldKind.PINNED)
+        self.follow_hold(name, HoldKind.TRANSFER)
 
     @precondition(lambda self: self.holds)
     @rule(index=st.integers(0, 100))
@@ -262,13 +262,13 @@ class BlockAccounting(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         self.manager.check()
         usage, oracle = self.manager.usage, self.oracle
-        pinned = {b for name, kind in self.holds.items() if kind is HoldKind.PINNED for b in oracle.held[name][0]}
+        pinned = {b for name, kind in self.holds.items() if kind is HoldKind.TRANSFER for b in oracle.held[name][0]}
         held = {b for name in self.holds for b in oracle.held[name][0]}
-        assert usage.pinned == len(pinned)
+        assert usage.transferring == len(pinned)
         assert usage.leased == len(held - pinned)
-        assert usage.used + usage.leased + usage.pinned == len(oracle.referenced())
+        assert usage.used + usage.leased + usage.transferring == len(oracle.referenced())
         assert usage.cached == len(oracle.idle) == len(set(oracle.idle))
-        states = (usage.free, usage.cached, usage.used, usage.leased, usage.pinned)
+        states = (usage.free, usage.cached, usage.used, usage.leased, usage.transferring)
         assert sum(states) == usage.total == NUM_BLOCKS
         assert min(states) >= 0
 
@@ -290,7 +290,7 @@ class BlockAccounting(RuleBasedStateMachine):
         for _ in list(self.holds):
             self.drop(0)
         usage = self.manager.usage
-        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
         assert self.manager.num_unpromised == NUM_BLOCKS
 
 

@@ -63,7 +63,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         )
         self.moves: list[HostMove] = []
         if self.num_slots:
-            self.manager.kept.blocks.attach_host(self.num_slots, self.moves.append)
+            self.manager.pinned.blocks.attach_host(self.num_slots, self.moves.append)
         self.owners: dict[str, Owner] = {}
         self.pool: dict[int, BlockKey] = {}
         self.host: dict[int, BlockKey] = {}
@@ -84,7 +84,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         return f"owner{self.num_named}"
 
     def found(self, hashes: list[bytes]) -> int:
-        return longest_prefix(self.manager.kept, self.layout, hashes, len(hashes)).num_blocks
+        return longest_prefix(self.manager.pinned, self.layout, hashes, len(hashes)).num_blocks
 
     def open(self, token_ids: list[int], hashes: list[bytes]) -> str | None:
         """A request is admitted, or must wait: then somebody else has blocks, or some are on their way."""
@@ -105,7 +105,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
 
     def note_broken(self, is_alone: bool) -> None:
         """Promises yield only to a request that is alone."""
-        num_broken = self.manager.kept.blocks.usage.num_broken
+        num_broken = self.manager.pinned.blocks.usage.num_broken
         if num_broken > self.num_broken:
             assert is_alone, "a promise was broken though others would have given blocks back"
             self.promises.clear()
@@ -155,9 +155,9 @@ class PinnedPrefixes(RuleBasedStateMachine):
         for num_tokens, ttl_s in owner.pins:
             num_blocks = min(num_tokens // BLOCK_SIZE, len(owner.hashes))
             if before < num_blocks * BLOCK_SIZE <= owner.num_computed or (before < 0 and num_blocks == 0):
-                room = min(self.manager.kept.blocks.room, self.manager.num_unpromised)
+                room = min(self.manager.pinned.blocks.room, self.manager.num_unpromised)
                 found = longest_prefix(self.manager._cache, self.layout, owner.hashes, num_blocks).num_blocks
-                granted = self.manager.kept.pin(owner.hashes[:num_blocks], ttl_s)
+                granted = self.manager.pinned.pin(owner.hashes[:num_blocks], ttl_s)
                 assert granted <= found
                 most = found * sum(group.pages_per_block for group in self.layout.groups)
                 assert granted == found or most > room, "room was left"
@@ -183,7 +183,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 20))
     def pass_time(self, seconds: int) -> None:
         self.now_s += seconds
-        self.manager.kept.tell_time(self.now_s)
+        self.manager.pinned.tell_time(self.now_s)
         self.promises = [promise for promise in self.promises if promise.until_s > self.now_s]
 
     @precondition(lambda self: self.moves)
@@ -195,7 +195,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         if is_copied:
             self.host.update((slot, self.pool[block_id]) for block_id, slot in move.pairs)
         self.any_failed |= not is_copied
-        self.manager.kept.blocks.end_move(move.move_id, is_copied=is_copied)
+        self.manager.pinned.blocks.end_move(move.move_id, is_copied=is_copied)
 
     @rule()
     def press(self) -> None:
@@ -210,19 +210,19 @@ class PinnedPrefixes(RuleBasedStateMachine):
         """A request whose prefix is partly in the host tier only; meanwhile time may pass."""
         token_ids = [*self.promises[index % len(self.promises)].token_ids, 9]
         hashes = chain(token_ids)
-        num_expected = self.manager.kept.num_restorable(hashes[: (len(token_ids) - 1) // BLOCK_SIZE]) * BLOCK_SIZE
+        num_expected = self.manager.pinned.num_restorable(hashes[: (len(token_ids) - 1) // BLOCK_SIZE]) * BLOCK_SIZE
         name = self.open(token_ids, hashes) if num_expected else None
         if name is None:
             return
         if self.owners[name].num_computed < num_expected:
             groups = self.manager.reserve(name, num_expected, num_expected)
-            reads = self.manager.kept.begin_restore(hashes, groups)
+            reads = self.manager.pinned.begin_restore(hashes, groups)
             assert len(reads) == sum(len(found.block_ids) for found in groups), "what is restorable was not there"
             if expires == 0:
                 self.pass_time(20)
             self.load(hashes, reads)
             self.manager.commit(name, hashes, num_expected)
-            self.manager.kept.blocks.end_reads(reads, is_restored=True)
+            self.manager.pinned.blocks.end_reads(reads, is_restored=True)
         self.close(sorted(self.owners).index(name))
 
     def load(self, hashes: list[bytes], reads: tuple[HostRead, ...]) -> None:
@@ -240,23 +240,23 @@ class PinnedPrefixes(RuleBasedStateMachine):
     @invariant()
     def accounts_agree(self) -> None:
         self.manager.check()
-        kept, usage = self.manager.kept.blocks, self.manager.usage
-        states = (usage.free, usage.cached, usage.used, usage.leased, usage.pinned, usage.kept)
+        promised, usage = self.manager.pinned.blocks, self.manager.usage
+        states = (usage.free, usage.cached, usage.used, usage.leased, usage.transferring, usage.pinned)
         assert sum(states) == usage.total == NUM_BLOCKS
         assert min(states) >= 0
         if not self.moves and not self.any_failed:
             largest = max(group.pages_per_block for group in self.layout.groups)
-            assert kept._num_pooled_pages < NUM_BLOCKS * SHARE + largest, "more than the share is kept"
+            assert promised._num_pooled_pages < NUM_BLOCKS * SHARE + largest, "more than the share is pinned"
         if not self.promises and not self.num_broken and not self.any_failed:
-            assert kept.usage.num_kept == 0, "a block is kept without a promise"
+            assert promised.usage.num_pinned == 0, "a block is pinned without a promise"
 
     @invariant()
     def index_knows_both_tiers(self) -> None:
         pooled = {(group, block_hash) for block_hash, group in self.manager._cache._keys.values()}  # type: ignore[attr-defined]
-        hosted = {key for key, kept in self.manager.kept.blocks._kept.items() if kept.slots}
+        hosted = {key for key, promise in self.manager.pinned.blocks._promises.items() if promise.slots}
         assert self.index == pooled | hosted
         for key in hosted:
-            for slot in self.manager.kept.blocks.slots_of(key):
+            for slot in self.manager.pinned.blocks.slots_of(key):
                 assert self.host[slot] == key, "a slot has other bytes"
 
     def teardown(self) -> None:
@@ -266,9 +266,9 @@ class PinnedPrefixes(RuleBasedStateMachine):
             self.finish_move(1)
         self.pass_time(100)
         usage = self.manager.usage
-        assert (usage.used, usage.leased, usage.pinned, usage.kept) == (0, 0, 0, 0)
+        assert (usage.used, usage.leased, usage.transferring, usage.pinned) == (0, 0, 0, 0)
         assert self.manager.num_unpromised == NUM_BLOCKS
-        assert self.manager.kept.blocks.usage.num_host == 0
+        assert self.manager.pinned.blocks.usage.num_host == 0
 
 
 class FullAttention(PinnedPrefixes):

@@ -1,6 +1,7 @@
 """Generating the protobuf modules: done once, done again after a change, and refused clearly."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,21 @@ compile_protos(Path({str(checkout)!r}))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert "install grpcio-tools" in done.stderr
+
+
+def test_the_command_says_how_long_it_took_and_nothing_where_there_is_nothing_to_do(checkout: Path) -> None:
+    """The line is one of those of `make setup`."""
+    for part in ("core", "rpc"):
+        generated = shutil.ignore_patterns(PACKAGE.name, "__pycache__")
+        shutil.copytree(ROOT / "tandem" / part, checkout / "tandem" / part, ignore=generated, dirs_exist_ok=True)
+    shutil.copy(ROOT / "tandem" / "__init__.py", checkout / "tandem")
+    command = [sys.executable, "-m", "tandem.rpc.compile"]
+    first, second = (
+        subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert re.fullmatch(r"generated the gRPC modules in \d+\.\d s\n", first)
+    assert (checkout / PACKAGE / "common_pb2.py").exists()
+    assert second == ""
 
 
 def test_the_wire_needs_no_torch() -> None:

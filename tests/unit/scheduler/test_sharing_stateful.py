@@ -263,7 +263,7 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(
         sharing = Sharing(bench, rng)
         sharing.play(400)
         usage = bench.kv.usage
-        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
         assert bench.kv.num_unpromised == usage.total
         num_finished += sharing.num_finished
         num_fetched += sharing.num_fetched

@@ -80,7 +80,7 @@ def finished(**changes: object) -> RequestMetrics:
 def test_a_status_becomes_gauges() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "demo")
-    blocks = {"free": 50, "cached": 20, "used": 15, "leased": 10, "pinned": 5}
+    blocks = {"free": 50, "cached": 20, "used": 15, "leased": 10, "transferring": 5}
     metrics.observe_status(status(blocks=blocks, num_accepted=7, num_waiting=3, links=("prefill-0",)))
     found = exported(registry)
     assert found["vllm:num_requests_running", LABELS] == 4
@@ -125,7 +125,7 @@ def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
         assert found["vllm:request_success_total", labels] == 0
     assert [found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")] == [0, 0, 0]
     events = ("moved", "restored", "broken")
-    assert [found["tandem_kv_kept_blocks_total", (("event", event),)] for event in events] == [0, 0, 0]
+    assert [found["tandem_kv_pinned_blocks_total", (("event", event),)] for event in events] == [0, 0, 0]
 
 
 def test_a_request_is_counted_and_timed_by_stage() -> None:
@@ -225,7 +225,7 @@ def test_token_buckets_reach_the_longest_prompt() -> None:
     assert sorted(bounds) == [1, 2, 5, 10, 20, 50, 100, 200, 500, float("inf")]
 
 
-def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_them() -> None:
+def test_pins_are_counted_by_what_was_granted_and_pinned_blocks_by_what_became_of_them() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "demo")
     asked = (Pin(17, 60.0), Pin(32, 60.0), Pin(100, 60.0), Pin(16, 60.0))
@@ -237,7 +237,7 @@ def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_
     found = exported(registry)
     outcomes = {outcome: found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")}
     assert outcomes == {"whole": 2, "part": 1, "none": 1}
-    events = {e: found["tandem_kv_kept_blocks_total", (("event", e),)] for e in ("moved", "restored", "broken")}
+    events = {e: found["tandem_kv_pinned_blocks_total", (("event", e),)] for e in ("moved", "restored", "broken")}
     assert events == {"moved": 6, "restored": 2, "broken": 1}
     assert found["tandem_kv_host_bytes", ()] == 2000
     assert found["tandem_kv_block_bytes", ()] == 1000

@@ -15,7 +15,7 @@ LONG = " ".join(["A", *["word"] * 40]) + "."
 CLEAN = '"""Block pool: the blocks and their states."""\n'
 
 
-@pytest.mark.parametrize("word", ["Who", "what", "How", "Which", "Whom", "Whose", "Where", "When", "Whatever"])
+@pytest.mark.parametrize("word", ["Who", "what", "How", "Which", "Whom", "Whose", "Where", "When", "Why", "Whatever"])
 def test_a_first_line_that_begins_with_a_question_word_is_found(word: str) -> None:
     (found,) = rules.first_line("a.py", f'"""{word} owns a block."""\nimport os\n')
     assert found.text == f"{word} owns a block."
@@ -37,6 +37,43 @@ def test_other_first_lines_pass(source: str) -> None:
 
 def test_a_docstring_after_comments_is_read() -> None:
     assert list(rules.first_line("a.py", '#!/usr/bin/env python3\n# Note.\n\n"""\nHow it is."""\n'))
+
+
+def test_first_lines_of_classes_and_functions_are_read() -> None:
+    source = '''
+class Pool:
+    """What holds blocks."""
+
+    async def take(self):
+        def give():
+            """How one is
+            given.
+            """
+
+try:
+    import fast
+except ImportError:
+    def load():
+        "Where it is."
+'''
+    found = rules.definition_lines("a.py", source)
+    assert sorted(each.place for each in found) == ["a.py:15", "a.py:3", "a.py:7"]
+
+
+def test_other_first_lines_of_functions_pass() -> None:
+    source = '''
+def is_free():
+    """Whether it is free. What is not is pinned."""
+
+def take():
+    """Block.
+
+    What it has.
+    """
+    x = 1
+    """What is no docstring."""
+'''
+    assert not list(rules.definition_lines("a.py", source))
 
 
 def test_a_subject_may_have_72_characters() -> None:
@@ -88,6 +125,12 @@ def test_without_git_files_are_read_and_commits_are_not(tmp_path: Path) -> None:
     root = checkout(tmp_path, **{"a.py": '"""What it is."""\n', ".venv__b.py": '"""What it is not."""\n'})
     verdict = check(root)
     assert [each.place for each in verdict.new] == ["a.py"]
+
+
+def test_definitions_are_read_outside_of_tests_only(tmp_path: Path) -> None:
+    source = 'def a():\n    """What it is."""\n'
+    root = checkout(tmp_path, **{"tandem__a.py": source, "bench__a.py": source, "tests__a.py": source})
+    assert sorted(each.place for each in check(root).new) == ["bench/a.py:2", "tandem/a.py:2"]
 
 
 def test_only_documents_for_readers_are_read(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def run(scenario: Any, llama: Path) -> None:
 
 async def is_pinned(pair: Pair) -> bool:
     usage = await pair.decode.core.engine.call(lambda engine: engine.kv_usage)
-    return usage.pinned > 0
+    return usage.transferring > 0
 
 
 def test_leading_blocks_count_when_they_are_confirmed(llama: Path) -> None:

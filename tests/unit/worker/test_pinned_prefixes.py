@@ -59,7 +59,7 @@ def asking(prompt: tuple[int, ...], *pins: Pin, params: SamplingParams = GREEDY)
 
 @contextlib.asynccontextmanager
 async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[WorkerProcess, WorkerClient, ManualClock]]:
-    """A worker with 64 blocks, of which 32 may be kept."""
+    """A worker with 64 blocks, of which 32 may be pinned."""
     clock, settings = ManualClock(), settings_of(DecodeSettings, path, "d0", **{"kv_cache_gib": gib(path), **overrides})
     async with serving_worker(settings, InprocRegistry(), clock) as worker:
         client = WorkerCaller(worker.core.me.address)
@@ -83,8 +83,8 @@ async def press(client: WorkerClient) -> None:
         await generated(client, asking(prompt_of(200, seed=1000 + seed), params=ONE))
 
 
-async def kept(worker: WorkerProcess) -> int:
-    return await worker.core.engine.call(lambda engine: engine.kv_usage.kept)
+async def num_pinned(worker: WorkerProcess) -> int:
+    return await worker.core.engine.call(lambda engine: engine.kv_usage.pinned)
 
 
 async def num_cached(client: WorkerClient, prompt: tuple[int, ...]) -> int:
@@ -119,7 +119,7 @@ def test_a_paid_hour_is_an_hour(model: Path) -> None:
             assert (again, metrics.num_cached_tokens) == (tokens, 88)
             clock.advance(60)
             await press(client)
-            assert await kept(worker) == 0
+            assert await num_pinned(worker) == 0
             assert await num_cached(client, PROMPT) == 0
             await at_rest(worker)
 
@@ -136,7 +136,7 @@ def test_a_pin_is_renewed_by_those_who_ask_for_it_only(llama: Path) -> None:
             clock.advance(59 * 60)
             await press(client)
             assert await num_cached(client, PROMPT) == 48
-            assert await kept(worker) == 6
+            assert await num_pinned(worker) == 6
             _, metrics = await served(client, asking(PROMPT, Pin(48, 1.0), params=ONE))
             clock.advance(59)
             assert await num_cached(client, PROMPT[:49]) == 48, "a shorter time cut a longer one"
@@ -171,7 +171,7 @@ def test_a_window_is_kept_before_the_rest_of_the_prompt_pushes_it_out(gemma3: Pa
     asyncio.run(main())
 
 
-def test_no_more_than_the_share_is_kept_and_who_came_first_keeps_it(llama: Path) -> None:
+def test_no_more_than_the_share_is_pinned_and_who_came_first_keeps_it(llama: Path) -> None:
     async def main() -> None:
         prompts = [prompt_of(200, seed=seed) for seed in range(3)]
         async with one_worker(llama) as (worker, client, clock):
@@ -180,7 +180,7 @@ def test_no_more_than_the_share_is_kept_and_who_came_first_keeps_it(llama: Path)
                 _, metrics = await served(client, asking(prompt, Pin(200, 300.0), params=ONE))
                 granted += [pin.num_tokens for pin in metrics.pins]
             assert granted == [200, 56, 0]
-            assert await kept(worker) == 32
+            assert await num_pinned(worker) == 32
             await press(client)
             assert [await num_cached(client, (*prompt, 6)) for prompt in prompts] == [200, 56, 0]
             clock.advance(300)
@@ -195,25 +195,25 @@ def test_without_a_share_nothing_is_granted(llama: Path) -> None:
         async with one_worker(llama, pin_share=0.0) as (worker, client, _):
             _, metrics = await served(client, asking(PROMPT, Pin(88, 300.0)))
             assert metrics.pins == (Pin(0, 300.0),)
-            assert await kept(worker) == 0
+            assert await num_pinned(worker) == 0
 
     asyncio.run(main())
 
 
-def test_kept_blocks_yield_to_a_request_that_could_never_run(llama: Path) -> None:
+def test_pinned_blocks_yield_to_a_request_that_could_never_run(llama: Path) -> None:
     async def main() -> None:
         async with one_worker(llama, kv_cache_gib=gib(llama, 40), pin_share=0.9) as (worker, client, _):
             for seed in (1, 2):
                 await served(client, asking(prompt_of(150, seed=seed), Pin(144, HOUR_S), params=ONE))
-            assert await kept(worker) == 36
+            assert await num_pinned(worker) == 36
             long = prompt_of(120, seed=3)
             params = replace(GREEDY, max_tokens=130)
             tokens, metrics = await served(client, asking(long, params=params))
             assert tokens == alone(llama, long, params)
             assert metrics.num_preemptions <= 2, "it gave way again and again"
-            left = await kept(worker)
+            left = await num_pinned(worker)
             assert 0 < left <= 40 - 32, "more yielded than was needed, or nothing did"
-            usage = await worker.core.engine.call(lambda engine: engine.kv.kept.blocks.usage)
+            usage = await worker.core.engine.call(lambda engine: engine.kv.pinned.blocks.usage)
             assert usage.num_broken == 36 - left
             await at_rest(worker)
 
@@ -226,26 +226,26 @@ def test_an_aborted_request_leaves_what_was_granted_until_its_time_is_over(llama
             async with contextlib.aclosing(client.generate(asking(PROMPT, Pin(88, 300.0)))) as stream:
                 await anext(stream)
             await at_rest(worker)
-            assert await kept(worker) == 11
+            assert await num_pinned(worker) == 11
             clock.advance(300)
-            await until(lambda: is_kept(worker, 0), "nothing is kept past its time, by an idle worker either")
+            await until(lambda: are_pinned(worker, 0), "nothing is pinned past its time, by an idle worker either")
 
     asyncio.run(main())
 
 
-async def is_kept(worker: WorkerProcess, number: int) -> bool:
-    return await kept(worker) == number
+async def are_pinned(worker: WorkerProcess, number: int) -> bool:
+    return await num_pinned(worker) == number
 
 
-def test_routers_hear_of_kept_blocks_as_room_of_an_idle_worker(llama: Path) -> None:
-    """A request that needs them would be refused for as long as they are kept, though they would yield."""
+def test_routers_hear_of_pinned_blocks_as_room_of_an_idle_worker(llama: Path) -> None:
+    """A request that needs them would be refused for as long as they are pinned, though they would yield."""
 
     async def main() -> None:
         async with one_worker(llama) as (worker, client, _):
             await served(client, asking(PROMPT, Pin(88, 300.0)))
             await worker.reports.refresh()
             updates = await client.status()
-            assert updates.blocks["kept"] == 11
+            assert updates.blocks["pinned"] == 11
             assert sum(updates.blocks.values()) == updates.state.num_total_blocks == updates.state.num_free_blocks == 64
 
     asyncio.run(main())
@@ -283,20 +283,20 @@ def test_a_prefix_that_left_for_the_host_tier_comes_back_bit_by_bit(
             for prompt, tokens in zip(prompts, first, strict=True):
                 again, metrics = await served(client, asking(prompt))
                 assert (again, metrics.num_cached_tokens) == (tokens, 88)
-            usage = await worker.core.engine.call(lambda engine: engine.kv.kept.blocks.usage)
+            usage = await worker.core.engine.call(lambda engine: engine.kv.pinned.blocks.usage)
             assert usage.num_restored > 0
             clock.advance(60)
-            await until(lambda: is_kept(worker, 0), "the end of all promises")
-            usage = await worker.core.engine.call(lambda engine: engine.kv.kept.blocks.usage)
-            assert (usage.num_kept, usage.num_host) == (0, 0)
+            await until(lambda: are_pinned(worker, 0), "the end of all promises")
+            usage = await worker.core.engine.call(lambda engine: engine.kv.pinned.blocks.usage)
+            assert (usage.num_pinned, usage.num_host) == (0, 0)
             await at_rest(worker)
 
     asyncio.run(main())
 
 
 async def has_moved(worker: WorkerProcess) -> bool:
-    kept = await worker.core.engine.call(lambda engine: engine.kv.kept.blocks)
-    return kept.usage.num_moved > 0 and not kept.moving_block_ids
+    promised = await worker.core.engine.call(lambda engine: engine.kv.pinned.blocks)
+    return promised.usage.num_moved > 0 and not promised.moving_block_ids
 
 
 def test_prompts_of_one_worker_restore_at_once_and_leave_nothing(llama: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_prefill_worker_keeps_what_it_computed_and_the_last_news_say_so(
             _, metrics = await served(pair.to_decode, call)
             assert metrics.pins == (Pin(48, 300.0), Pin(88, HOUR_S))
             await at_rest(pair.prefill, pair.decode)
-            assert (await kept(pair.prefill), await kept(pair.decode)) == (11, 0)
+            assert (await num_pinned(pair.prefill), await num_pinned(pair.decode)) == (11, 0)
             _, metrics = await served(pair.to_decode, call_of(pair, request_id="2", params=params, pins=call.pins))
             assert metrics.num_cached_tokens == 88
             assert metrics.pins == (Pin(48, 300.0), Pin(88, HOUR_S))
@@ -367,7 +367,7 @@ def test_decode_keeps_what_it_computes_when_prefill_is_lost(llama: Path, expecte
             tokens, metrics = await served(pair.to_decode, call_of(pair, front.worker, pins=(Pin(88, HOUR_S),)))
             assert (tokens, metrics.pins) == (expected, (Pin(88, HOUR_S),))
             await at_rest(pair.prefill, pair.decode)
-            assert await kept(pair.decode) == 11
+            assert await num_pinned(pair.decode) == 11
 
     asyncio.run(main())
 
@@ -383,7 +383,7 @@ def test_a_request_that_goes_on_elsewhere_renews_its_pins(llama: Path, expected:
             tokens, metrics = await served(pair.to_decode, resumed)
             assert (tokens, metrics.pins) == (expected[7:], (Pin(88, HOUR_S),))
             await at_rest(pair.prefill, pair.decode)
-            assert await kept(pair.prefill) == 11
+            assert await num_pinned(pair.prefill) == 11
 
     asyncio.run(main())
 
@@ -400,7 +400,7 @@ def test_a_prefill_worker_restores_and_says_that_nothing_was_computed(llama: Pat
             for prompt in prompts:
                 tokens, metrics = await served(pair.to_decode, call_of(pair, prompt_token_ids=prompt))
                 assert (tokens, metrics.num_cached_tokens) == (alone(llama, prompt, GREEDY), 88)
-            usage = await pair.prefill.core.engine.call(lambda engine: engine.kv.kept.blocks.usage)
+            usage = await pair.prefill.core.engine.call(lambda engine: engine.kv.pinned.blocks.usage)
             assert usage.num_restored > 0
             await at_rest(pair.prefill, pair.decode)
 

@@ -80,7 +80,14 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             await until(lambda: has_waiting(worker), "a waiting request")
             await worker.reports.refresh()
             status = await client.status()
-            assert status.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2, "kept": 0}
+            assert status.blocks == {
+                "free": 2,
+                "cached": 0,
+                "used": 0,
+                "leased": 0,
+                "transferring": total - 2,
+                "pinned": 0,
+            }
             assert (status.num_waiting, status.state.num_running, status.state.num_context_tokens) == (1, 1, 60)
             assert (status.state.queued.num_requests, status.state.queued.num_tokens) == (1, 60)
             assert status.state.queued.num_pairs == 60 * 30

@@ -113,7 +113,7 @@ def test_a_prompt_asked_for_again_waits_for_its_hand_off(llama: Path, expected: 
             engine = pair.decode.core.engine
 
             async def is_reserved() -> bool:
-                return await engine.call(lambda engine: engine.kv_usage.pinned > 0)
+                return await engine.call(lambda engine: engine.kv_usage.transferring > 0)
 
             async def is_waiting() -> bool:
                 return await engine.call(lambda engine: engine.num_waiting == 1)

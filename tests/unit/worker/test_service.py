@@ -56,7 +56,7 @@ async def prefilled(pair: Pair, call: PrefillCall) -> list[PrefillUpdate]:
 
 async def usage_of(pair: Pair) -> tuple[int, int, int]:
     usage = await pair.prefill.core.engine.call(lambda engine: engine.kv_usage)
-    return usage.used, usage.leased, usage.pinned
+    return usage.used, usage.leased, usage.transferring
 
 
 async def hashes_of(pair: Pair, num_tokens: int = len(PROMPT)) -> tuple[bytes, ...]:

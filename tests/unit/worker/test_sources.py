@@ -43,7 +43,9 @@ def test_measuring_takes_no_block_that_was_promised(llama: Path) -> None:
             source = await sources.connect(pair.prefill.core.me)
             assert source.link is None
             await sources.close()
-            assert (await engine.call(lambda e: e.kv_usage)).pinned == (await engine.call(lambda e: e.kv_usage)).total
+            assert (await engine.call(lambda e: e.kv_usage)).transferring == (
+                await engine.call(lambda e: e.kv_usage)
+            ).total
 
     asyncio.run(main())
 

@@ -72,10 +72,10 @@ def test_a_request_that_waits_for_kv_does_not_keep_the_engine_busy(llama: Path) 
             serving.kv_arrived("r", 0)
             assert len(await tokens_of(stream)) == GREEDY.max_tokens
             usage = await serving.call(lambda e: e.kv_usage)
-            assert usage.pinned == 8
+            assert usage.transferring == 8
             serving.post(lambda e: e.kv.drop(reserved.fetch_id))
             usage = await serving.call(lambda e: e.kv_usage)
-            assert (usage.pinned, usage.used) == (0, 0)
+            assert (usage.transferring, usage.used) == (0, 0)
 
     asyncio.run(main())
 
@@ -110,7 +110,7 @@ async def knows(serving: AsyncEngine) -> bool:
 
 async def is_free(serving: AsyncEngine) -> bool:
     usage = await serving.call(lambda e: e.kv_usage)
-    return (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+    return (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
 
 
 def test_actions_after_the_end_do_nothing(llama: Path) -> None:

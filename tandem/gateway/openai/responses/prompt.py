@@ -139,7 +139,8 @@ def _kept(
     num_before: int,
     num_unread: int,
 ) -> ResumableItem | None:
-    """Where a later body may be resumed: at the last message that is one item and has no breakpoint, nor one before.
+    """Finds the item at which a later body may be resumed: of the last message that is one item and has no breakpoint,
+    nor one before.
 
     Args:
         starts: the number of each message's first item.

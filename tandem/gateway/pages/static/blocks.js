@@ -7,8 +7,8 @@ import { count, percent } from "./format.js";
 const MEANINGS = {
   used: "a request of this worker has them",
   leased: "another worker may read them",
-  pinned: "a transfer reads or writes them",
-  kept: "they stay cached for the time that was paid for",
+  transferring: "a transfer reads or writes them",
+  pinned: "they stay cached for the time that was paid for",
   cached: "they serve prompts that begin alike, and are given away when none is free",
 };
 const STATES = Object.keys(MEANINGS);

@@ -31,7 +31,7 @@ Reader = Callable[[GgufFile, Fields, Config], dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor goes in a checkpoint, and what has to be undone that a converter did to it.
+    """Place of a tensor in a checkpoint, and the changes that undo those of a converter.
 
     Args:
         name: below its layer's; with `{}`, it is a stack whose entry i goes to the name that has i there.
@@ -60,7 +60,7 @@ Several places share the rows of one tensor; one with none is among the `others`
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """What a SentencePiece vocabulary's metadata leaves out.
+    """Properties of a SentencePiece vocabulary that its metadata leaves out.
 
     Args:
         by_position: pieces are merged in the order of their ids, not of their scores, and those of several spaces are

@@ -62,7 +62,7 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_kinds(fields: Fields, config: Config, block: str) -> list[str]:
-    """What each layer is: attention has heads of k and v, a block a width, and a recurrence neither."""
+    """Kind of each layer: attention has heads of k and v, a block a width, and a recurrence neither."""
     num_layers = config["num_hidden_layers"]
     assert isinstance(num_layers, int)
     heads, widths = fields.get("attention.head_count_kv"), fields.get("feed_forward_length")

@@ -109,7 +109,7 @@ def test_words_stand_out_from_what_is_behind_them(scheme: str) -> None:
     palette = light if scheme == "light" else {**light, **dark}
     for text, ground in PAIRS:
         assert contrast(palette[text], palette[ground]) >= 4.5, (scheme, text, ground)
-    for mark in ("strong-line", "used", "cached", "leased", "pinned", "kept", "other"):
+    for mark in ("strong-line", "used", "cached", "leased", "transferring", "pinned", "other"):
         assert contrast(palette[mark], palette["surface"]) >= 3, (scheme, mark)
 
 
