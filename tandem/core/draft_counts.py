@@ -56,7 +56,7 @@ class DraftCounts:
         )
 
     def since(self, before: "DraftCounts") -> "DraftCounts":
-        """What was counted after `before`. Counts that fell, as those of workers that left, count as 0."""
+        """Counts made after `before`. Counts that fell, as those of workers that left, count as 0."""
 
         def grown(now: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(0, late - early) for late, early in zip_longest(now, then, fillvalue=0))

@@ -86,7 +86,7 @@ class Stopwatch:
 
 
 def draft_attributes(drafts: DraftCounts | None) -> dict[str, str | int | float]:
-    """What a decode stage tells of its drafts; nothing without any."""
+    """Attributes of a decode stage for its drafts; none without any."""
     if drafts is None:
         return {}
     return {
