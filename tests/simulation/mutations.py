@@ -680,7 +680,7 @@ MUTATIONS = [
     Mutation("a gateway's full disk is a bug", _full_disk_is_a_bug, seed=60),
     Mutation("what a dead gateway left in its journal is not read", journal_is_not_read, unfound=_JOURNAL),
     Mutation("a neighbouring release is refused", _neighbours_are_refused, seed=141),
-    Mutation("a report without what is newer is refused", _usage_is_required, seed=13),
+    Mutation("a report without what is newer is refused", _usage_is_required, seed=141),
     Mutation("blocks are dropped before the host tier has them", moved_blocks_are_not_copied, unfound=_MOVED),
     Mutation("blocks of the host tier are used before they are read", restored_blocks_are_not_copied, unfound=_MOVED),
     Mutation("pins do not end", _pins_do_not_end, seed=1),
@@ -703,7 +703,7 @@ MUTATIONS = [
     Mutation("the part of one rank counts for all", _one_ranks_part_counts_for_all, seed=15),
     Mutation("a worker that took no work is not asked again", refusing_worker_is_not_asked_again, seed=89),
     Mutation("a prompt that was forgotten counts as empty", forgotten_prompts_count_as_empty, unfound=_FORGOTTEN),
-    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=10),
+    Mutation("prompts share a token too many", _prompts_share_a_token_too_many, seed=49),
     Mutation("a router that began anew is not told all blocks", no_snapshot_for_a_new_router, unfound=_UNKNOWN_BLOCKS),
     Mutation("words of former epochs count", _words_of_former_epochs_count, unfound=_OWN_SOCKETS),
 ]
