@@ -155,6 +155,7 @@ class Prompts:
         self._long_texts: list[str] = []
         self.counts: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
+        self.latest_fault = "no fault"
 
     async def learn(self) -> None:
         """One after the other."""
@@ -179,13 +180,16 @@ class Prompts:
                 is_exact = wanted.startswith(text) if kind == "left" else text == wanted
                 self.counts[kind if is_exact else f"{kind}, not exact"] += 1
                 if not is_exact:
-                    self.problems[f"{kind} of prompt {place}: {text!r} is not {wanted!r}"[:300]] += 1
+                    self._note(f"{kind} of prompt {place}: {text!r} is not {wanted!r}")
             except (httpx.HTTPError, KeyError, ValueError) as error:
                 self.counts["failed"] += 1
-                self.problems[f"{kind}: {type(error).__name__}: {error}"[:300]] += 1
+                self._note(f"{kind}: {type(error).__name__}: {error}")
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    def _note(self, problem: str) -> None:
+        self.problems[f"after {self.latest_fault}: {problem}"[:300]] += 1
 
     def _body(self, prompt: str, **members: object) -> dict[str, Any]:
         return {"model": NAME, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, **members}
@@ -208,7 +212,10 @@ class Prompts:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                text += orjson.loads(line[6:])["choices"][0]["text"]
+                event = orjson.loads(line[6:])
+                if "error" in event:
+                    raise ValueError(f"within the stream: {event['error']['message']}")
+                text += event["choices"][0]["text"]
                 left = None if left is None else left - 1
                 if left == 0:
                     break
@@ -228,6 +235,7 @@ async def soak(whole: Whole, minutes: float, fault_every_s: float, num_clients: 
         keys.append(await asyncio.to_thread(whole.num_keys))
         if time.monotonic() >= fault_s:
             again, place = divmod(num_faults, len(FAULTS))
+            prompts.latest_fault = f"{num_faults}, {' '.join(FAULTS[place])}"
             await asyncio.to_thread(whole.inflict, *FAULTS[place], again)
             num_faults, fault_s = num_faults + 1, time.monotonic() + fault_every_s
         await asyncio.sleep(5)
