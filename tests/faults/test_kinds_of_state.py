@@ -162,7 +162,7 @@ def kind(
         asked = asked_of(1, 1000, 48, 0.8)
         told = Known(asked, scene.answer_to(asked))
         assert scene.answer_to(asked_of(2, 200, 48, 0.8)) != told.token_ids, "it does not heed its prompt"
-        assert (num_drafted(cluster) > 0) == is_drafted
+        cluster.wait(lambda: (num_drafted(cluster) > 0) == is_drafted)  # NOTE: workers count them a little later
         yield scene, told
 
 
