@@ -217,12 +217,12 @@ class Fabric:
         for connection in [one for one in self.connections if set(one.names) == {told, other}]:
             connection.up.is_lost = connection.down.is_lost = True
             if connection.up.source.name == told:
-                connection.is_over = True
-                on_lost, connection.on_lost_client = connection.on_lost_client, _hear_nothing
+                node, on_lost = connection.up.source, connection.on_lost_client
+                connection.is_over, connection.on_lost_client = True, _hear_nothing
             else:
-                on_lost, connection.on_lost_server = connection.on_lost_server, _hear_nothing
-            told_node = connection.up.source if connection.is_over else connection.up.target
-            self.loop.call_soon(on_lost, "connection reset by peer", context=told_node.context)
+                node, on_lost = connection.up.target, connection.on_lost_server
+                connection.on_lost_server = _hear_nothing
+            self.loop.call_soon(on_lost, "connection reset by peer", context=node.context)
             self._keep_alive(connection, lambda: True)
 
     def cut(self, connection: SimulatedConnection, why: str) -> None:
