@@ -16,6 +16,7 @@ from tandem.rpc.server import serve_router, serve_worker
 from tandem.tls.authority import Authority
 from tandem.tls.files import CA, Material, TlsFiles
 from tests.helpers.secret import AS_GATEWAY, AS_WORKER, SECRET
+from tests.helpers.wire_tap import tapping
 from tests.unit.rpc.handlers import STATUS, Router, Worker, generate_call
 
 ANY_PORT = "127.0.0.1:0"
@@ -75,27 +76,13 @@ def test_nothing_that_is_said_can_be_read(place: Place) -> None:
 
     async def heard(server_side: Credentials, client_side: Credentials) -> bytes:
         server = await serve_worker(Worker(), ANY_PORT, server_side)
-        said = bytearray()
-
-        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(65536):
-                said.extend(data)
-                writer.write(data)
-            writer.close()
-
-        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
-            await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
-
-        tap = await asyncio.start_server(meet, "127.0.0.1", 0)
-        host, port = tap.sockets[0].getsockname()
-        client = WorkerClient(f"{host}:{port}", client_side)
-        async with aclosing(client.generate(replace(generate_call(), request_id="a telling name"))) as stream:
-            assert len([update async for update in stream]) == 3
-        await client.close()
+        async with tapping(server.address) as tap:
+            client = WorkerClient(tap.address, client_side)
+            async with aclosing(client.generate(replace(generate_call(), request_id="a telling name"))) as stream:
+                assert len([update async for update in stream]) == 3
+            await client.close()
         await server.stop()
-        tap.close()
-        return bytes(said)
+        return tap.everything
 
     async def check() -> None:
         assert b"a telling name" in await heard(AS_WORKER, AS_GATEWAY)
