@@ -1,6 +1,6 @@
 """Known conversations have the token ids and block hashes of the whole with every kind of tokenizer, template and API.
 
-The slow run compares 100,000 conversations, nine of ten with short texts only: some 90 minutes of a core.
+The slow run compares 100,000 conversations, nine of ten with short texts only: some 80 minutes of a core.
 """
 
 import asyncio
