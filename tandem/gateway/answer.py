@@ -203,11 +203,12 @@ class _Exchange:
         """Sends pings through pauses (hidden thinking, a failover), so that clients do not take the stream for dead."""
         loop = asyncio.get_running_loop()
         while True:
+            # NOTE: until a fixed time; PING_S less a rounded silence may be too short to move the clock
             left_s = self._said_s + PING_S - loop.time()
             if left_s <= 0:
                 await self._send_body(self._dialect.ping, is_last=False)
             else:
-                await asyncio.sleep(left_s)  # NOTE: what rounding left would be too short to pass
+                await asyncio.sleep(left_s)
 
     def _stop_pings(self) -> None:
         if self._pings is not None:

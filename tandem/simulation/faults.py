@@ -49,7 +49,7 @@ def _begun(world: World, fault: Fault) -> Callable[[], None] | None:
             return partial(_heal, world, fault)
         case FaultKind.HALF_OPEN:
             fabric.half_open(fault.name, fault.other)
-            return _nothing
+            return lambda: None  # NOTE: each connection ends by itself
         case FaultKind.CLOCK if node is not None:
             node.wall_offset_s += fault.size
         case FaultKind.LOSSY:
@@ -112,10 +112,6 @@ def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
             system.is_refusing = True
             led.kill()
             return partial(setattr, system, "is_refusing", False)
-
-
-def _nothing() -> None:
-    """The end of a fault of connections, each of which ends by itself."""
 
 
 def _empty_store(world: World) -> None:
