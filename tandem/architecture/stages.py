@@ -8,6 +8,7 @@ stream. A model that cannot be cut is refused, never computed in another way.
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
@@ -20,20 +21,17 @@ PIECE_TOKENS = 64  # of a micro-batch where there are more than stages: so many 
 
 
 def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
-    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other, or divide both
-    layers and prompts.
-    """
-    if min(num_stages, num_contexts) > 1:
-        raise ConfigurationError(
-            f"cp={num_contexts} with pp={num_stages}: a worker divides prompts or layers yet, not both; give pp=1, and "
-            "tp where the weights are to be divided, or cp=1"
-        )
-    for name, number in (("pp", num_stages), ("cp", num_contexts)):
-        if width * number > MAX_RANKS:
-            raise ConfigurationError(
-                f"tp={width} with {name}={number} are {width * number} ranks, and a worker has at most {MAX_RANKS}; "
-                f"give {name}={max(1, MAX_RANKS // width)} or less, or a smaller tp"
-            )
+    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other."""
+    num_ranks = width * num_stages * num_contexts
+    if num_ranks <= MAX_RANKS:
+        return
+    sizes = {"pp": num_stages, "cp": num_contexts}
+    name, number = max(sizes.items(), key=itemgetter(1))
+    others = " with ".join(f"{other}={size}" for other, size in {"tp": width, **sizes}.items() if size > 1)
+    raise ConfigurationError(
+        f"{others} are {num_ranks} ranks, and a worker has at most {MAX_RANKS}; "
+        f"give {name}={max(1, MAX_RANKS * number // num_ranks)} or less, or a smaller tp"
+    )
 
 
 def num_micro_batches(num_tokens: float, num_stages: int, piece_tokens: int = PIECE_TOKENS) -> int:

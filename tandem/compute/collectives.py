@@ -88,11 +88,13 @@ class StagePipe(Protocol):
 @dataclass(frozen=True, slots=True)
 class RankLinks:
     """Links of a rank to the others of its group, which computes a model in `num_stages` stages of layers, of which
-    this rank has a part of `stage`, or prompts in `num_contexts` parts of consecutive tokens, of which it has
-    `context`. One of the two is 1. The leader is in the last stage, and has the last tokens.
+    this rank has a part of `stage`, and prompts in `num_contexts` parts of consecutive tokens, of which it has
+    `context`. The leader is in the last stage, and has the last tokens.
 
-    group: of all ranks. shard: of those of its stage or context, among which layers are split.
-    before, after: pipes from the stage or context before and to the next; None = there is none.
+    group: of all ranks. shard: of those of its stage and context, among which layers are split.
+    before, after: pipes from the stage before and to the next, of the same context; None = there is none.
+    earlier, later: pipes within the stage from the context with the tokens before and to the one with those after,
+        which is the first for the last; None = there is one context.
     """
 
     group: Collectives
@@ -101,13 +103,20 @@ class RankLinks:
     num_stages: int = 1
     before: StagePipe | None = None
     after: StagePipe | None = None
+    earlier: StagePipe | None = None
+    later: StagePipe | None = None
     context: int = 0
     num_contexts: int = 1
 
     @property
+    def has_last_tokens(self) -> bool:
+        """Whether the tokens that are asked for, and all that are not divided, are computed in this context."""
+        return self.context + 1 == self.num_contexts
+
+    @property
     def is_last(self) -> bool:
         """Whether hidden states of the last layer, of the tokens that are asked for, are here."""
-        return self.after is None
+        return self.has_last_tokens and self.stage + 1 == self.num_stages
 
 
 def names_of(links: RankLinks) -> tuple[str, str]:

@@ -14,13 +14,13 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
-from tandem.compute.collectives import Collectives, RankLinks
+from tandem.compute.collectives import RankLinks
 from tandem.compute.recurrent import settle
 from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.stage_flow import StageFlow, joined_inputs, micro_batches
-from tandem.engine.token_parts import ContextTurns, token_parts
+from tandem.engine.token_parts import parts_in_turn
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -54,8 +54,7 @@ class ForwardPass:
     ) -> None:
         self._decoder = decoder
         self._links = links
-        self._flow = None if links is None or links.num_stages == 1 else StageFlow(links, spec)
-        self._turns = None if links is None or links.num_contexts == 1 else ContextTurns(links)
+        self._flow = None if links is None or links.num_stages * links.num_contexts == 1 else StageFlow(links, spec)
         self._arena = arena
         self._backends = backends
         self._wanted_states = spec.wanted_states
@@ -88,40 +87,36 @@ class ForwardPass:
         Args:
             states: is filled in for all tokens; such a step is no replay of a graph.
         """
-        if self._flow is not None:
-            assert states is None, "drafters that read states are refused with stages"
-            return self._run_stage(step, self._flow)
-        if self._turns is not None and self._links is not None:
-            assert states is None, "drafters that read states are refused with contexts"
-            return self._run_context(step, self._turns, self._links)
+        if self._flow is not None and self._links is not None:
+            assert states is None, "drafters that read states are refused with stages and contexts"
+            return self._run_parts(step, self._flow, self._links)
         inputs = self._inputs.build(step)
         hidden = self.graphs.run(inputs) if self.graphs is not None and states is None else None
         if hidden is None:
             hidden = self._compute(inputs, states)
         return inputs, hidden
 
-    def _run_stage(self, step: SchedulerOutput, flow: StageFlow) -> tuple[ModelInputs, torch.Tensor]:
-        """Micro-batches follow one another, so that other stages compute at the same time."""
-        parts, hidden = [], []
-        for part in micro_batches(step, flow.num_stages, self.layout.block_size):
-            inputs = self._inputs.build(part.work, part.ends)
-            received = flow.receive(inputs)
-            stream = self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, received=received)
+    def _run_parts(self, step: SchedulerOutput, flow: StageFlow, links: RankLinks) -> tuple[ModelInputs, torch.Tensor]:
+        """This context's tokens in the layers of this stage. Micro-batches follow one another, so that other stages
+        compute at the same time.
+        """
+        self._inputs.take(step)
+        batches = list(micro_batches(step, links.num_stages, self.layout.block_size, links.num_contexts))
+        built, hidden = [], [torch.empty(0, 0)]
+        for parts, turns in parts_in_turn(batches, links, self.layout.block_size):
+            inputs = self._inputs.build_parts(parts)
+            stream = self.compute(
+                inputs.input_ids,
+                inputs.positions,
+                inputs.batches,
+                inputs.wanted,
+                received=flow.receive(inputs),
+                turns=turns,
+            )
             flow.send(stream)
-            parts.append(inputs)
+            built.append(inputs)
             hidden.append(stream)
-        return joined_inputs(parts, hidden), torch.cat(hidden)
-
-    def _run_context(
-        self, step: SchedulerOutput, turns: ContextTurns, links: RankLinks
-    ) -> tuple[ModelInputs, torch.Tensor]:
-        """This context's tokens. Where a step has no prompt that is worth a division, the last one computes all."""
-        parts = token_parts(step.scheduled, links.context, links.num_contexts, self.layout.block_size)
-        inputs = self._inputs.build(step, parts=parts or ())
-        if parts is None and not links.is_last:
-            return inputs, torch.empty(0, 0)
-        shared = None if parts is None else turns
-        return inputs, self.compute(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted, turns=shared)
+        return joined_inputs(built, hidden[1:]), torch.cat(hidden[1:] or hidden)
 
     def _compute(self, inputs: ModelInputs, states: HiddenStates | None) -> torch.Tensor:
         """NOTE: where states are read that belong to wanted tokens only, all tokens are computed to the end."""
@@ -166,21 +161,25 @@ class ForwardPass:
             input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states, received, turns
         )
 
-    def settle(self, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
+    def settle(self, step: SchedulerOutput, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
         """Carry the states that cannot be rewound on, behind the drafts that were right. Until then they are those
         before the drafts. Call it before the next step, and before others read the step's blocks.
 
         Args:
+            inputs: of this step.
             num_right: of each scheduled request, how many of its drafts were; None = at a rank that does not lead.
         """
-        if self._turns is not None and self._links is not None and not self._links.is_last:
-            return  # NOTE: the last context has computed all drafts
-        parts = inputs.parts or (inputs,)
-        if all(batch.drafted is None for part in parts for batch in part.batches):
+        if self.layout.can_rewind or not any(item.num_drafts for item in step.scheduled):
             return
-        counts = self._as_led(num_right, len(inputs.first_tokens))
+        counts = self._as_led(num_right, len(step.scheduled))
         if not counts.any():
             return
+        if self._links is None or self._links.has_last_tokens:  # NOTE: no other context has computed any draft
+            self._carry_on(inputs.parts or (inputs,), counts)
+        if self._links is not None:  # NOTE: others may read the states of all ranks then
+            self._links.group.add(torch.zeros(1, 1), None, torch.float32)
+
+    def _carry_on(self, parts: Sequence[ModelInputs], counts: npt.NDArray[np.int64]) -> None:
         ends = np.cumsum([part.num_ended for part in parts])
         for part, own in zip(parts, np.split(counts, ends[:-1]), strict=True):
             in_batch = np.append(own, [0] * part.goes_on)[np.argsort(part.first_tokens)].tolist()
@@ -188,8 +187,6 @@ class ForwardPass:
                 if batch.drafted is not None and group.layers:
                     settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
                     self.await_kernels()
-        if self._links is not None:  # NOTE: others may read the states of all ranks then
-            self._drafting(self._links).add(torch.zeros(1, 1), None, torch.float32)
 
     def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:
         """The leader's `counts`, which all ranks call for together."""
@@ -197,11 +194,7 @@ class ForwardPass:
         if self._links is None:
             return own
         told = torch.from_numpy(own.astype(np.float32)[:, None])
-        return self._drafting(self._links).add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
-
-    def _drafting(self, links: RankLinks) -> Collectives:
-        """Of the ranks that compute drafts."""
-        return links.group if self._turns is None else links.shard
+        return self._links.group.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
 
     def await_kernels(self) -> None:
         """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.

@@ -7,8 +7,7 @@ of context.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
-_WHOLE: Mapping[str, int] = MappingProxyType({})  # all requests are in one piece
 _LEAST_KNOWN = 64  # blocks of several pages before one is forgotten
 
 
@@ -88,22 +86,27 @@ class InputBuilder:
         self._filled = [0] * max_num_requests
         self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
-    def build(
-        self, step: SchedulerOutput, step_ends: Mapping[str, int] = _WHOLE, parts: Sequence[TokenPart] = ()
-    ) -> ModelInputs:
-        """The inputs of `step`, which schedules at least one token.
+    def build(self, step: SchedulerOutput) -> ModelInputs:
+        """The inputs of `step`, which schedules at least one token."""
+        return self._build(step.scheduled, self.take(step), ())
 
-        Args:
-            step_ends: `MicroBatch.ends`.
-            parts: of these of its tokens; none = of all.
-        """
+    def take(self, step: SchedulerOutput) -> list[int]:
+        """Bring the tables up to date with a step. Returns the rows of its requests."""
         for request_id in step.released:
             self._forget(request_id)
-        rows = np.array([self._update_row(item) for item in step.scheduled], dtype=np.int64)
-        items: Sequence[ScheduledRequest] = step.scheduled
-        if parts:
-            items = [part.item for part in parts]
-            rows = np.array([self._rows[item.request_id] for item in items], dtype=np.int64)
+        return [self._update_row(item) for item in step.scheduled]
+
+    def build_parts(self, parts: Sequence[TokenPart]) -> ModelInputs:
+        """The inputs of parts of a step, which was taken."""
+        items = [part.item for part in parts]
+        return self._build(items, [self._rows[item.request_id] for item in items], parts)
+
+    def _build(
+        self, items: Sequence[ScheduledRequest], rows_of_items: Sequence[int], parts: Sequence[TokenPart]
+    ) -> ModelInputs:
+        """`parts`: of which these are the items; none = all are whole."""
+        goes_on = bool(parts) and parts[-1].item.end < parts[-1].whole.end
+        rows = np.array(rows_of_items, dtype=np.int64)
         order = np.argsort(rows)
         scheduled = [items[index] for index in order.tolist()]
         parts = [parts[index] for index in order.tolist()] if parts else ()
@@ -116,9 +119,6 @@ class InputBuilder:
         num_drafts = np.array([item.num_drafts for item in scheduled], dtype=np.int64)
         drafts = num_drafts if num_drafts.any() else None
         batches = self._attention_batches(groups, rows[order], positions, query_start, ends, drafts, parts)
-        if step_ends:
-            whole_ends = np.array([step_ends.get(item.request_id, 0) for item in scheduled], dtype=np.int64)
-            batches |= self._with_passed_states(batches, rows[order], ends - lengths, ends, whole_ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -141,32 +141,8 @@ class InputBuilder:
             first_rows=tuple(first_rows.tolist()),
             wanted=wanted,
             first_tokens=tuple(first_tokens.tolist()),
-            goes_on=step_ends.get(step.scheduled[-1].request_id, 0) > step.scheduled[-1].end,
+            goes_on=goes_on,
         )
-
-    def _with_passed_states(
-        self,
-        batches: Mapping[int, AttentionBatch],
-        rows: IntArray,
-        starts: IntArray,
-        ends: IntArray,
-        whole_ends: IntArray,
-    ) -> dict[int, AttentionBatch]:
-        """The batches of states that cannot be rewound, where requests are in pieces: between two pieces a state is in
-        the block of the step's last token of the request, unless its own block keeps it anyway.
-
-        `whole_ends`: of each request the end of its last piece; 0 = it is in one.
-        """
-        found = {}
-        for group in (group for group in batches if not self._can_rewind[group]):
-            tables = batches[group].block_tables.numpy().copy()
-            for index in np.flatnonzero(whole_ends).tolist():
-                passing = self._tables[group][rows[index], (whole_ends[index] - 1) // self._block_size]
-                for place in (starts[index] - 1, ends[index] - 1):
-                    if place >= 0 and tables[index, place // self._block_size] == NULL_BLOCK:
-                        tables[index, place // self._block_size] = passing
-            found[group] = replace(batches[group], block_tables=torch.from_numpy(tables))
-        return found
 
     def _wanted(
         self, rows: IntArray, positions: IntArray, query_start: IntArray, ends: IntArray, num_wanted: IntArray

@@ -76,7 +76,8 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
             return ExecutorOutput(sampled, prompt_logprobs)
-        self._forward.settle(inputs, [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled])
+        num_right = [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled]
+        self._forward.settle(step, inputs, num_right)
         step_s = time.perf_counter() - began_s
         self._speculation.begin(step)
         if states_read is not None:

@@ -5,43 +5,36 @@ the same way whatever the others are, so the division changes no bit. All ranks 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
 
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.stages import num_micro_batches
+from tandem.architecture.stages import PIECE_TOKENS, num_micro_batches
 from tandem.compute.collectives import RankLinks
 from tandem.compute.layer_states import TORCH_DTYPES
 from tandem.engine.inputs import ModelInputs
+from tandem.engine.token_parts import TokenPart
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """A part of a step. `ends`: of requests of which it has a piece, the end of all that the step computes of them."""
+def micro_batches(
+    step: SchedulerOutput, num_stages: int, block_size: int, num_contexts: int = 1
+) -> Iterator[list[TokenPart]]:
+    """The step as parts of similar numbers of tokens, see `num_micro_batches`. Prompts are divided between blocks.
 
-    work: SchedulerOutput
-    ends: Mapping[str, int]
-
-
-def micro_batches(step: SchedulerOutput, num_stages: int, block_size: int) -> Iterator[MicroBatch]:
-    """The step as parts of similar numbers of tokens, see `num_micro_batches`. Prompts are divided between blocks."""
-    count = num_micro_batches(step.num_tokens, num_stages)
+    `num_contexts`: into which each of them is divided further, so that it is so much longer.
+    """
+    count = num_micro_batches(step.num_tokens, num_stages, PIECE_TOKENS * num_contexts)
     starts = [0, *accumulate(item.num_tokens for item in step.scheduled)]
-    released = step.released
     for first, end in pairwise(_cuts(step.scheduled, starts, count, block_size)):
-        pieces = [
-            (item, _piece(item, max(first - start, 0), min(end - start, item.num_tokens)))
+        yield [
+            TokenPart(_piece(item, max(first - start, 0), min(end - start, item.num_tokens)), item)
             for start, item in zip(starts, step.scheduled, strict=False)
             if start < end and first < start + item.num_tokens
         ]
-        scheduled = tuple(piece for _, piece in pieces)
-        ends = {item.request_id: item.end for item, piece in pieces if piece is not item}
-        yield MicroBatch(replace(step, scheduled=scheduled, released=released), ends)
-        released = ()
 
 
 def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: int, block_size: int) -> list[int]:
@@ -60,7 +53,7 @@ def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: i
 
 
 def _piece(item: ScheduledRequest, first: int, end: int) -> ScheduledRequest:
-    """Tokens `first` to `end - 1` of those that a step computes of a request. Its first piece has its new blocks."""
+    """Tokens `first` to `end - 1` of those that a step computes of a request."""
     if end - first == item.num_tokens:
         return item
     return replace(
@@ -68,7 +61,6 @@ def _piece(item: ScheduledRequest, first: int, end: int) -> ScheduledRequest:
         start=item.start + first,
         token_ids=item.token_ids[first:end],
         samples=item.samples and end == item.num_tokens,
-        blocks=None if first else item.blocks,
     )
 
 
@@ -76,6 +68,9 @@ def joined_inputs(parts: Sequence[ModelInputs], hidden: Sequence[torch.Tensor]) 
     """Those of a step, as they index its hidden states: `hidden`, of each micro-batch, one after the other. Of a
     request in several pieces it has the first row and the first token of the last one.
     """
+    if not parts:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return ModelInputs(nothing, nothing, (), nothing)
     sample_rows, first_rows, first_tokens = [], [], []
     num_rows = num_tokens = 0
     for part, rows in zip(parts, hidden, strict=True):
@@ -103,10 +98,6 @@ class StageFlow:
         self._links = links
         self._gets_wanted = spec.num_prompt_layers < 1
         self._width, self._dtype = spec.stream_size, TORCH_DTYPES[spec.dtype]
-
-    @property
-    def num_stages(self) -> int:
-        return self._links.num_stages
 
     def receive(self, inputs: ModelInputs) -> torch.Tensor | None:
         """[num_tokens, stream_size] from the stage before, of those that pass it; None = this is the first stage.

@@ -5,21 +5,21 @@ tokens when the rank with those before has, in memory that both map: it finds wh
 for nobody else, so contexts follow each other through the layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.compute.collectives import RankLinks
+from tandem.compute.collectives import RankLinks, StagePipe
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.scheduler.output import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """Consecutive tokens of what a step computes of a request. `whole`: all of them."""
+    """Consecutive tokens of what a step computes of a request. `whole`: what it computes in all."""
 
     item: ScheduledRequest
     whole: ScheduledRequest
@@ -32,26 +32,25 @@ class TokenPart:
 
 
 def token_parts(
-    scheduled: Sequence[ScheduledRequest], context: int, num_contexts: int, block_size: int
+    pieces: Sequence[TokenPart], context: int, num_contexts: int, block_size: int
 ) -> list[TokenPart] | None:
-    """Parts of a step's requests that context `context` computes; None = the last one computes all of them.
+    """Parts of these that context `context` computes; None = the last one computes all of them.
 
     Of equal numbers of tokens, cut between blocks. The last context has all tokens whose logits are asked for.
     """
-    bounds = [_bounds(item, num_contexts, block_size) for item in scheduled]
+    bounds = [_bounds(piece.item, num_contexts, block_size) for piece in pieces]
     if not any(bounds):
         return None
     parts = []
-    for item, cuts in zip(scheduled, bounds, strict=True):
+    for piece, cuts in zip(pieces, bounds, strict=True):
+        item, is_last = piece.item, context + 1 == num_contexts
         if cuts:
             first, end = cuts[context], cuts[context + 1]
             tokens = item.token_ids[first - item.start : end - item.start]
-            is_last = context + 1 == num_contexts
-            parts.append(
-                TokenPart(replace(item, start=first, token_ids=tokens, samples=item.samples and is_last), item)
-            )
-        elif context + 1 == num_contexts:
-            parts.append(TokenPart(item, item))
+            own = replace(item, start=first, token_ids=tokens, samples=item.samples and is_last)
+            parts.append(TokenPart(own, piece.whole))
+        elif is_last:
+            parts.append(piece)
     return parts
 
 
@@ -84,10 +83,12 @@ def tables_with_cuts(
 
 
 class ContextTurns:
-    """The order in which ranks with consecutive tokens of a step write what a layer keeps of them."""
+    """The order in which ranks with consecutive tokens of a step write what a layer keeps of them. `earlier`, `later`:
+    pipes from the rank with the tokens before and to the one with those after; None = there is none in this step.
+    """
 
-    def __init__(self, links: RankLinks) -> None:
-        self._before, self._after = links.before, links.after
+    def __init__(self, earlier: StagePipe | None, later: StagePipe | None) -> None:
+        self._earlier, self._later = earlier, later
         self._word = torch.zeros(1, 1)
 
     def take(self) -> None:
@@ -96,10 +97,30 @@ class ContextTurns:
         Raises:
             EngineStoppedError: a rank is lost or late.
         """
-        if self._before is not None:
-            self._before.receive(self._word)
+        if self._earlier is not None:
+            self._earlier.receive(self._word)
 
     def pass_on(self) -> None:
         """Tells the rank with the next tokens that this layer is written; raises as `take`."""
-        if self._after is not None:
-            self._after.send(self._word)
+        if self._later is not None:
+            self._later.send(self._word)
+
+
+def parts_in_turn(
+    batches: Sequence[Sequence[TokenPart]], links: RankLinks, block_size: int
+) -> Iterator[tuple[Sequence[TokenPart], ContextTurns | None]]:
+    """Parts of each of a step's micro-batches, in order, that this context computes, and its turns in each; None = it
+    neither waits nor is waited for. A micro-batch of which it computes nothing is left out.
+
+    NOTE: the first context waits for what the last one wrote of the micro-batch before.
+    """
+    own = [token_parts(batch, links.context, links.num_contexts, block_size) for batch in batches]
+    for index, (whole, parts) in enumerate(zip(batches, own, strict=True)):
+        is_followed = index + 1 < len(own) and own[index + 1] is not None
+        if not links.has_last_tokens:
+            if parts is not None:
+                yield parts, ContextTurns(links.earlier if links.context or index else None, links.later)
+        else:
+            earlier, later = None if parts is None else links.earlier, links.later if is_followed else None
+            waits = earlier is not None or later is not None
+            yield parts or whole, ContextTurns(earlier, later) if waits else None

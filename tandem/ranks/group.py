@@ -44,10 +44,10 @@ class RankGroup:
 
     Args:
         config: a rank's, see `share_of`.
-        num_ranks: of all stages or contexts together.
+        num_ranks: of all stages and contexts together.
         num_stages: into which the model's layers are divided; it divides `num_ranks`.
-        num_contexts: into which the tokens of prompts are divided; likewise. One of the two is 1.
-        deadline_s: the longest that an exchange within a stage or context, or a message to a rank, waits for it.
+        num_contexts: into which the tokens of prompts are divided in each stage; likewise.
+        deadline_s: the longest that an exchange within a stage and context, or a message to a rank, waits for it.
         hosts: that have joined, and have ranks of it, all of one stage and context; closed with the group. None = all
             ranks are here.
         system: where ranks of this host run.

@@ -103,7 +103,9 @@ def blank_state(
 def _threads(settings: WorkerSettings) -> str:
     own = f"{torch.get_num_threads()} threads"
     ranks = own if settings.num_ranks == 1 else f"{settings.num_ranks} ranks of {own}"
-    return ranks if settings.cp == 1 else f"{ranks} in {settings.cp} contexts"
+    sizes = {"stages": settings.pp, "contexts": settings.cp}
+    sections = " of ".join(f"{number} {name}" for name, number in sizes.items() if number > 1)
+    return f"{ranks} in {sections}" if sections else ranks
 
 
 def _hardware(assembly: Assembly) -> str:

@@ -46,13 +46,14 @@ MAX_REFUSALS = 8  # in a row
 TIMEOUT_S = 120.0
 LATE_S = 0.3
 PIN_TTL_S = 0.5  # the workers are at rest when pins have ended
-ENGINES: tuple[tuple[int, dict[str, Any]], ...] = (  # ranks, and the stages or contexts that they are divided into
+ENGINES: tuple[tuple[int, dict[str, Any]], ...] = (  # ranks, and the stages and contexts that they are divided into
     *((1, {}),) * 3,
     *((2, {}), (2, {"num_stages": 2}), (4, {"num_stages": 2})),
     *((2, {"num_contexts": 2}), (4, {"num_contexts": 2}), (3, {"num_contexts": 3})),
+    (4, {"num_stages": 2, "num_contexts": 2}),
 )
 WORKERS = (1, 1), (1, 1), (2, 1), (1, 2)  # ranks a stage, and stages
-CONTEXTS = 1, 1, 2, 3  # of prefill workers without stages
+CONTEXTS = 1, 1, 2, 3  # of prefill workers
 
 Serve = Callable[[random.Random, Model], None]
 
@@ -151,7 +152,7 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
     asks = draw_asks(rng, 10)
     expected = plain_answers(model, asks)
     sizes = rng.choice(WORKERS), rng.choice(WORKERS)
-    num_contexts = rng.choice(CONTEXTS) if sizes[0][1] == 1 else 1
+    num_contexts = rng.choice(CONTEXTS)
     budgets = rng.choice((16, 32, 100)), rng.choice((16, 32, 100))
     heads = () if model.head is None else (model.head,) * 4
     settings: dict[str, Any] = {

@@ -276,8 +276,14 @@ def test_ranks_are_processes_of_one_pod() -> None:
     assert "TANDEM_TP" not in made.env("prefill")
     assert made.env("prefill")["TANDEM_PP"]["value"] == "2"
     assert "TANDEM_PP" not in made.env("decode")
-    contexts = render(merged(at("model.uri", "hf://Qwen/Qwen3-8B"), at("prefill.ranks.context", 2)))
-    assert contexts.env("prefill")["TANDEM_CP"]["value"] == "2"
+    contexts = render(
+        merged(
+            at("model.uri", "hf://Qwen/Qwen3-8B"),
+            at("prefill.ranks", {"pipeline": 2, "context": 2}),
+            at("prefill.resources.requests.cpu", 4),
+        )
+    )
+    assert {name: contexts.env("prefill")[f"TANDEM_{name}"]["value"] for name in ("CP", "PP")} == {"CP": "2", "PP": "2"}
     assert "TANDEM_CP" not in contexts.env("decode")
 
 

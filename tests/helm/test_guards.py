@@ -37,9 +37,9 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("decode.ranks.context", 2),
         r"decode\.ranks\.context=2: .* set prefill\.ranks\.context, and decode\.ranks\.context=1",
     ),
-    "contexts and stages": (
-        at("prefill.ranks", {"context": 2, "pipeline": 2}),
-        r"prefill\.ranks\.context=2 with prefill\.ranks\.pipeline=2: .* set one of them to 1",
+    "more contexts and stages than ranks": (
+        at("prefill.ranks", {"tensor": 2, "context": 2, "pipeline": 3}),
+        r"tensor=2 and prefill\.ranks\.pipeline=3 and prefill\.ranks\.context=2 are 12 ranks, .* at most 8",
     ),
     "more contexts than ranks": (
         at("prefill.ranks", {"tensor": 2, "context": 5}),

@@ -44,7 +44,7 @@ def led_engine(
     speculation: Speculation | None = None,
     are_forked: bool = True,
 ) -> Iterator[tuple[Engine, RankGroup]]:
-    """An engine that leads so many ranks of all stages or contexts together, and their group.
+    """An engine that leads so many ranks of all stages and contexts together, and their group.
 
     `are_forked`: the ranks begin at once, and end with the test's process whatever it does.
     """

@@ -129,13 +129,13 @@
 {{- if and (gt $context 1) (ne .name "prefill") -}}
 {{- fail (printf "%s.ranks.context=%d: prompts are divided, and a decode step has one token of each request: set prefill.ranks.context, and %s.ranks.context=1" .name $context .name) -}}
 {{- end -}}
-{{- if and (gt $context 1) (gt $pipeline 1) -}}
-{{- fail (printf "%s.ranks.context=%d with %s.ranks.pipeline=%d: a worker divides prompts or layers yet, not both; set one of them to 1" .name $context .name $pipeline) -}}
-{{- end -}}
 {{- $ranks := mul $tensor $pipeline $context -}}
-{{- $sizes := printf "%s.ranks.tensor=%d and %s.ranks.pipeline=%d" .name $tensor .name $pipeline -}}
+{{- $sizes := printf "%s.ranks.tensor=%d" .name $tensor -}}
+{{- if or (gt $pipeline 1) (eq $context 1) -}}
+{{- $sizes = printf "%s and %s.ranks.pipeline=%d" $sizes .name $pipeline -}}
+{{- end -}}
 {{- if gt $context 1 -}}
-{{- $sizes = printf "%s.ranks.tensor=%d and %s.ranks.context=%d" .name $tensor .name $context -}}
+{{- $sizes = printf "%s and %s.ranks.context=%d" $sizes .name $context -}}
 {{- end -}}
 {{- if gt $ranks 8 -}}
 {{- fail (printf "%s are %d ranks, and a worker has at most 8: lower one of them" $sizes $ranks) -}}

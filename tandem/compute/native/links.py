@@ -1,8 +1,11 @@
 """All exchanges of one rank, in the memory of its group: with the group, within its section, and with those beside it.
 
-Sections are stages of layers, or contexts: parts of the tokens of prompts. Ranks count from the last one, where the
-leader is: rank r is number `r % width` of section `num_sections - 1 - r // width`.
+A section computes one context, a part of the tokens of prompts, in one stage of layers. Its number is
+`stage * num_contexts + context`. Ranks count from the last one, where the leader is: rank r is number `r % width` of
+section `num_sections - 1 - r // width`.
 """
+
+from enum import IntEnum
 
 from tandem.compute.collectives import RankLinks
 from tandem.compute.native.exchange import (
@@ -19,11 +22,18 @@ _SMALL_BYTES = 1 << 16  # where no rows of activations are exchanged
 _SECTION_DEADLINES = 6  # a section waits for all layers of another, not for a sum of one
 
 
+class _Kind(IntEnum):
+    """Of pipes: to the next stage with the residual stream, and to the next context with a word."""
+
+    STREAM = 0
+    WORD = 1
+
+
 class SharedLinks:
     """Args:
     descriptor: of memory by `make_links_memory`, which may be closed after this.
     num_ranks: of the group, a multiple of the number of sections.
-    num_stages, num_contexts: one of them is 1, the other the number of sections.
+    num_stages, num_contexts: as in `RankLinks`; their product is the number of sections.
     deadline_s: the longest that an exchange within a section waits; others wait six times as long.
     """
 
@@ -37,16 +47,17 @@ class SharedLinks:
         deadline_s: float,
         num_contexts: int = 1,
     ) -> None:
-        assert 1 in (num_stages, num_contexts), "a group divides layers or tokens"
         self.rank, self.num_ranks, self.deadline_s = rank, num_ranks, deadline_s
         self.num_stages, self.num_contexts, self.num_sections = num_stages, num_contexts, num_stages * num_contexts
         width = num_ranks // self.num_sections
-        section, number = self._section_of(rank), rank % width
+        stage, context, number = self.stage_of(rank), self.context_of(rank), rank % width
         long_s = deadline_s if self.num_sections == 1 else _SECTION_DEADLINES * deadline_s
         small = BUFFER_BYTES if self.num_sections == 1 else _SMALL_BYTES
         self._group = SharedExchange(descriptor, rank, num_ranks, deadline_s=long_s, buffer_bytes=small)
-        self._shard, before, after = self._group, None, None
+        self._shard = self._group
+        before = after = earlier = later = None
         if self.num_sections > 1:
+            section = self._section_of(rank)
             first = num_ranks - (section + 1) * width
             self._shard = SharedExchange(
                 descriptor,
@@ -56,18 +67,20 @@ class SharedLinks:
                 offset=_shard_offset(num_ranks, self.num_sections, section),
                 members=(range(first, first + width), num_ranks),
             )
-            before = self._pipe(descriptor, section - 1, number, 1, long_s) if section else None
-            after = self._pipe(descriptor, section, number, 0, long_s) if section + 1 < self.num_sections else None
-        self._own = [each for each in (self._group, self._shard, before, after) if each is not None]
+            ends = section - num_contexts, section, section + num_contexts
+            if stage > 0:
+                before = self._pipe(descriptor, _Kind.STREAM, ends[:2], number, 1, long_s)
+            if stage + 1 < num_stages:
+                after = self._pipe(descriptor, _Kind.STREAM, ends[1:], number, 0, long_s)
+        if num_contexts > 1:
+            own = stage * num_contexts
+            ends = own + (context - 1) % num_contexts, own + context, own + (context + 1) % num_contexts
+            earlier = self._pipe(descriptor, _Kind.WORD, ends[:2], number, 1, long_s)
+            later = self._pipe(descriptor, _Kind.WORD, ends[1:], number, 0, long_s)
+        every = self._group, self._shard, before, after, earlier, later
+        self._own = [each for each in every if each is not None]
         self.links = RankLinks(
-            self._group,
-            self._shard,
-            self.stage_of(rank),
-            num_stages,
-            before,
-            after,
-            self.context_of(rank),
-            num_contexts,
+            self._group, self._shard, stage, num_stages, before, after, earlier, later, context, num_contexts
         )
 
     @property
@@ -77,11 +90,11 @@ class SharedLinks:
 
     def stage_of(self, rank: int) -> int:
         """Of any rank of the group."""
-        return self._section_of(rank) if self.num_stages > 1 else 0
+        return self._section_of(rank) // self.num_contexts
 
     def context_of(self, rank: int) -> int:
         """Of any rank of the group."""
-        return self._section_of(rank) if self.num_contexts > 1 else 0
+        return self._section_of(rank) % self.num_contexts
 
     @property
     def beats(self) -> tuple[int, ...]:
@@ -110,17 +123,19 @@ class SharedLinks:
     def _section_of(self, rank: int) -> int:
         return self.num_sections - 1 - rank // (self.num_ranks // self.num_sections)
 
-    def _pipe(self, descriptor: int, section: int, number: int, end: int, deadline_s: float) -> SharedPipe:
-        """From `section` to the next; `end`: 0 = where rows are sent."""
+    def _pipe(
+        self, descriptor: int, kind: _Kind, sections: tuple[int, ...], number: int, end: int, deadline_s: float
+    ) -> SharedPipe:
+        """From the first of two sections to the second; `end`: 0 = where rows are sent."""
         width = self.num_ranks // self.num_sections
-        sender = self.num_ranks - (section + 1) * width + number
+        sender, receiver = (self.num_ranks - (section + 1) * width + number for section in sections)
         return SharedPipe(
             descriptor,
             end,
             2,
             deadline_s=deadline_s,
-            offset=_pipe_offset(self.num_ranks, self.num_sections, section, number),
-            members=((sender, sender - width), self.num_ranks),
+            offset=_pipe_offset(self.num_ranks, self.num_sections, kind, sections[0], number),
+            members=((sender, receiver), self.num_ranks),
         )
 
 
@@ -128,13 +143,14 @@ def make_links_memory(num_ranks: int, num_sections: int) -> int:
     """A descriptor of new memory for a group; the caller closes it."""
     if num_sections == 1:
         return make_memory(num_ranks)
-    return make_memory_of(_pipe_offset(num_ranks, num_sections, num_sections - 1, 0))
+    return make_memory_of(_pipe_offset(num_ranks, num_sections, len(_Kind), 0, 0))
 
 
 def _shard_offset(num_ranks: int, num_sections: int, section: int) -> int:
     return num_bytes(num_ranks, _SMALL_BYTES) + section * num_bytes(num_ranks // num_sections, BUFFER_BYTES)
 
 
-def _pipe_offset(num_ranks: int, num_sections: int, section: int, number: int) -> int:
-    index = section * (num_ranks // num_sections) + number
+def _pipe_offset(num_ranks: int, num_sections: int, kind: int, section: int, number: int) -> int:
+    """NOTE: memory that no rank touches is none, so that there is room for pipes that a group has no use for."""
+    index = kind * num_ranks + section * (num_ranks // num_sections) + number
     return _shard_offset(num_ranks, num_sections, num_sections) + index * num_bytes(2, BUFFER_BYTES)

@@ -85,6 +85,7 @@ def test_models_that_cannot_be_cut_are_refused_with_what_can_be_had(model: Model
         check_group(4, 3)
     with pytest.raises(ConfigurationError, match=r"tp=4 with cp=3 are 12 ranks, .* give cp=2 or less"):
         check_group(4, 1, 3)
-    with pytest.raises(ConfigurationError, match=r"cp=2 with pp=2: .* give pp=1, .* or cp=1"):
-        check_group(1, 2, 2)
+    with pytest.raises(ConfigurationError, match=r"tp=2 with pp=2 with cp=3 are 12 ranks, .* give cp=2 or less"):
+        check_group(2, 2, 3)
     check_group(2, 1, 4)
+    check_group(2, 2, 2)

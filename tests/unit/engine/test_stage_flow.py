@@ -25,8 +25,8 @@ def prompt(name: str, start: int, num_tokens: int, **options: bool) -> Scheduled
 
 def cuts_of(step: SchedulerOutput, num_stages: int) -> list[list[tuple[str, int, int]]]:
     return [
-        [(item.request_id, item.start, item.end) for item in part.work.scheduled]
-        for part in micro_batches(step, num_stages, BLOCK)
+        [(part.item.request_id, part.item.start, part.item.end) for part in parts]
+        for parts in micro_batches(step, num_stages, BLOCK)
     ]
 
 
@@ -58,27 +58,24 @@ def test_drafts_and_scored_prompts_stay_whole(option: str) -> None:
 
 
 def test_pieces_put_together_are_the_step() -> None:
-    """Its tokens in order; only the last piece samples, only the first has the blocks, and releases are told once."""
+    """Its tokens in order; only the last piece samples."""
     rng = random.Random(5)
     for _ in range(200):
         items = [
             prompt(str(i), rng.randrange(100), rng.choice([1, 1, 3, 17, 90, 300])) for i in range(rng.randint(1, 6))
         ]
-        parts = list(micro_batches(step_of(*items), rng.randint(2, 8), BLOCK))
         found: dict[str, list[ScheduledRequest]] = {}
-        for part in parts:
-            assert part.work.scheduled
-            for piece in part.work.scheduled:
-                found.setdefault(piece.request_id, []).append(piece)
-                assert (piece.request_id in part.ends) == (piece.num_tokens < items[int(piece.request_id)].num_tokens)
-        assert [part.work.released for part in parts] == [("gone",), *[()] * (len(parts) - 1)]
+        for parts in micro_batches(step_of(*items), rng.randint(2, 8), BLOCK):
+            assert parts
+            for part in parts:
+                found.setdefault(part.item.request_id, []).append(part.item)
+                assert part.whole is items[int(part.item.request_id)]
         assert list(found) == [item.request_id for item in items]
         for item in items:
             pieces = found[item.request_id]
             assert [token for piece in pieces for token in piece.token_ids] == item.token_ids
             assert [piece.start for piece in pieces] == [item.start, *(piece.end for piece in pieces[:-1])]
             assert [piece.samples for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-            assert [piece.blocks for piece in pieces] == [item.blocks] + [None] * (len(pieces) - 1)
 
 
 def test_a_state_passes_from_piece_to_piece_in_the_block_of_the_last_token() -> None:
@@ -90,7 +87,8 @@ def test_a_state_passes_from_piece_to_piece_in_the_block_of_the_last_token() -> 
     blocks[recurrent] = [0, 8, 0, 9]
     builder = InputBuilder(layout, max_num_requests=2, max_model_len=64, device=torch.device("cpu"), wanted_groups=())
     item = ScheduledRequest("long", 0, list(range(60)), samples=True, blocks=NewBlocks(tuple(blocks), (0, 0)))
-    parts = [builder.build(part.work, part.ends) for part in micro_batches(step_of(item), 4, BLOCK)]
+    builder.take(step_of(item))
+    parts = [builder.build_parts(each) for each in micro_batches(step_of(item), 4, BLOCK)]
     tables = [part.batches[recurrent].block_tables.tolist() for part in parts]
     assert tables == [[[9]], [[9, 8]], [[0, 8, 9]], [[0, 8, 9, 9]]]
     assert [part.goes_on for part in parts] == [True, True, True, False]

@@ -40,11 +40,12 @@ def saved(path: Path, family: str, **options: Any) -> Path:
     return write_byte_tokenizer(FAMILIES[family](path, dtype="bfloat16", **SAVED | options))
 
 
-def check(path: Path, num_contexts: int, width: int, **overrides: Any) -> None:
+def check(path: Path, num_contexts: int, width: int, num_stages: int = 1, **overrides: Any) -> None:
     """Of prompts of 30 to 154 tokens in chunks of up to 100; several in a step, some of them too short to divide."""
     config = ranked_config(path, **{"max_num_batched_tokens": 100} | overrides)
     expected = answers(build_engine(config))
-    with led_engine(config, num_contexts * width, num_contexts=num_contexts) as (engine, _):
+    num_ranks = num_contexts * num_stages * width
+    with led_engine(config, num_ranks, num_contexts=num_contexts, num_stages=num_stages) as (engine, _):
         assert answers(engine) == expected
 
 
@@ -66,6 +67,29 @@ def test_contexts_have_the_bits_of_one_rank(tmp_path: Path, family: str, num_con
     check(saved(tmp_path, family), num_contexts, width)
 
 
+@pytest.mark.parametrize(
+    ("family", "num_contexts", "width"),
+    [
+        ("granite_hybrid", 2, 1),
+        *(
+            pytest.param(family, *size, marks=pytest.mark.slow)
+            for family in OF_EACH_KIND
+            for size in ((2, 1), (2, 2), (4, 1))
+            if (family, *size) != ("granite_hybrid", 2, 1)
+        ),
+        *(
+            pytest.param(family, 2, 1, marks=pytest.mark.slow)
+            for family in ("gpt_oss", "gemma3", "nemotron_h", "qwen3_next")
+        ),
+    ],
+)
+def test_contexts_within_stages_have_the_bits_of_one_rank(
+    tmp_path: Path, family: str, num_contexts: int, width: int
+) -> None:
+    """Of two stages, so that a chunk is also in two micro-batches."""
+    check(saved(tmp_path, family), num_contexts, width, num_stages=2)
+
+
 def test_each_context_has_its_part_of_every_layer_and_all_share_one_state(tmp_path: Path) -> None:
     """Turns in three chunks of 60 tokens, in one of 15, which is shorter than two blocks, and in a decode step."""
     path = saved(tmp_path, "qwen2", num_hidden_layers=4)
@@ -77,28 +101,29 @@ def test_each_context_has_its_part_of_every_layer_and_all_share_one_state(tmp_pa
         assembly = assemble(share, ranks=group)
         assert (group.stages, group.contexts) == ((0, 0), (1, 0))
         assert assembly.pages.pages.shape == (1, *alone.arena.pages.shape)
-        engine, before = assembly.engine, group.links.before
-        assert isinstance(before, SharedPipe)
+        engine, earlier = assembly.engine, group.links.earlier
+        assert isinstance(earlier, SharedPipe)
         engine.add_request([7 + i % 90 for i in range(195)], PARAMS["greedy"], request_id="long")
         turns = []
         for _ in range(5):
-            taken = before.num_exchanges
+            taken = earlier.num_exchanges
             engine.step()
-            turns.append(before.num_exchanges - taken)
+            turns.append(earlier.num_exchanges - taken)
         assert turns == [4, 4, 4, 0, 0]
         engine.close()
     finally:
         group.close()
 
 
-def test_drafts_are_computed_where_their_request_is_decoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_drafts_are_computed_where_their_request_is_decoded(tmp_path: Path, num_stages: int) -> None:
     """Beside prompts that are divided; the others carried states on behind drafts that they had never computed."""
     path = saved(tmp_path, "granite_hybrid")
     expected = answers(build_engine(ranked_config(path)))
     known = {tuple(PROMPTS[name]): tokens_of(expected[name, 0]) for name in ("greedy", "sampled", "drafted")}
     half_right = Speculation(KnowingDrafter(known, 256, 0.6), adapts=False)
     config = ranked_config(path, max_num_batched_tokens=100)
-    with led_engine(config, 4, num_contexts=2, speculation=half_right) as (engine, _):
+    with led_engine(config, 4, num_stages=num_stages, num_contexts=2, speculation=half_right) as (engine, _):
         found = answers(engine)
         assert {key: tokens_of(outputs) for key, outputs in found.items()} == {
             key: tokens_of(outputs) for key, outputs in expected.items()
@@ -110,12 +135,18 @@ def tokens_of(outputs: Sequence[tuple[Any, ...]]) -> list[int]:
     return [token for token_ids, *_ in outputs for token in token_ids]
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
-def test_a_group_of_contexts_is_formed_anew_with_the_kv_of_the_one_before(tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize(
+    ("lost", "num_stages"),
+    [(1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1), (3, 1), (1, 2), (2, 2), (3, 2)))],
+)
+def test_a_group_of_contexts_is_formed_anew_with_the_kv_of_the_one_before(
+    tmp_path: Path, lost: int, num_stages: int
+) -> None:
     """A rank is killed between two chunks of a prompt: the other of two ranks, or any but the leader of four."""
     path = saved(tmp_path, "qwen2")
     config = ranked_config(path, max_num_batched_tokens=48)
-    with led_engine(config, 4 if lost > 1 else 2, num_contexts=2) as (engine, group):
+    num_ranks = 4 if lost > 1 or num_stages > 1 else 2
+    with led_engine(config, num_ranks, num_stages=num_stages, num_contexts=2) as (engine, group):
         engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="before")
         expected = drain(engine)["before", 0]
         engine.add_request(PROMPTS["drafted"], PARAMS["sampled"], request_id="lost")

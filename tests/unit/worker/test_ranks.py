@@ -75,10 +75,18 @@ def test_stages_of_layers_give_the_tokens_of_one_rank(
     ("family", "kv_heads", "prefill", "decode"),
     [
         ("qwen2", 2, (1, 1, 1, 2), 1),
+        ("qwen2", 2, (1, 2, 1, 2), 2),
         *(
             pytest.param(family, kv_heads, prefill, decode, marks=pytest.mark.slow)
             for family, kv_heads in (("qwen2", 2), ("qwen3_moe", 2), ("gemma3", 1), ("qwen3_next", 4))
-            for prefill, decode in (((1, 1, 1, 2), 2), ((1, 1, 1, 4), (1, 2)), ((2, 1, 1, 2), 1), ((2, 1, 1, 4), 2))
+            for prefill, decode in (
+                ((1, 1, 1, 2), 2),
+                ((1, 1, 1, 4), (1, 2)),
+                ((2, 1, 1, 2), 1),
+                ((2, 1, 1, 4), 2),
+                ((1, 2, 1, 2), (1, 2)),
+                ((2, 2, 1, 2), 1),
+            )
         ),
     ],
 )
@@ -96,12 +104,14 @@ def expected_of(model_of: Callable[[str, int], Path]) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("decode", [(width, stages) for width in (1, 2, 4) for stages in (1, 2)])
 @pytest.mark.parametrize(
-    "prefill", [(width, *rest) for width in (1, 2, 4) for rest in ((1, 1, 1), (2, 1, 1), (1, 1, 2))]
+    "prefill",
+    [(width, *rest) for width in (1, 2, 4) for rest in ((1, 1, 1), (2, 1, 1), (1, 1, 2))]
+    + [(width, 2, 1, 2) for width in (1, 2)],
 )
 def test_every_pair_of_sizes_gives_the_tokens_of_one_rank(
     model_of: Callable[[str, int], Path], expected_of: list[list[int]], prefill: Side, decode: Side
 ) -> None:
-    """All there are with up to four ranks of a stage or context, two stages, or two contexts: up to sixteen ranks."""
+    """All there are with up to four ranks of a section, two stages, and two contexts: up to sixteen ranks."""
     asyncio.run(check(model_of("qwen2", 2), prefill, decode, expected=expected_of))
 
 
