@@ -25,7 +25,7 @@ _SPENT_S = pytest.StashKey[float]()
 
 
 def pytest_sessionstart() -> None:
-    """What collecting makes stays to the end, so no collector looks through it again and again meanwhile."""
+    """Disables garbage collection while tests are collected, whose objects stay to the end anyway."""
     gc.disable()
 
 

@@ -42,7 +42,7 @@ def backend(request: pytest.FixtureRequest) -> ChosenKVBackend:
 
 @dataclass
 class Step:
-    """What some requests, each `(context, queries)`, ask in one step, and what they have kept."""
+    """Queries and cached keys and values of one step over several requests, each `(context, queries)`."""
 
     kv: LayerChosenKV
     batch: QueryBatch

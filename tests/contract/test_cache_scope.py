@@ -40,7 +40,7 @@ TOKENS = st.lists(st.integers(6, 198), min_size=BLOCK, max_size=4 * BLOCK)
 
 
 def named(scope: CacheScope, tokens: Sequence[int], model: str = MODEL) -> list[bytes]:
-    """What `core.hashing` defines."""
+    """Block hashes as `core.hashing` defines them."""
     hashes: list[bytes] = []
     extend_hashes(root_hash(scope, model_fingerprint=model, block_size=BLOCK), hashes, tokens, BLOCK)
     return hashes

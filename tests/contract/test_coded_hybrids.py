@@ -38,7 +38,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 def served(path: Path, *, is_native: bool) -> list[list[int]]:
-    """What several requests at once are answered."""
+    """Token ids of the greedy answers to `PROMPTS`, all served at once."""
     backend = "auto" if is_native else "reference"
     config = replace(TINY, model=str(path), native_kernels=is_native, kv_cache_bytes=1 << 23)
     engine = build_engine(replace(config, attention_backend=backend))

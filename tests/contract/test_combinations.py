@@ -188,8 +188,8 @@ async def _serve_by_a_pair(rng: random.Random, model: Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """How a request is served by a pair: when it comes, whether a prefill worker helps, after how many updates its
-    caller leaves (None = at the end) and whether another call goes on with it; `pins`: beginnings to keep.
+    """Course of a request to a pair: its delay, whether a prefill worker helps, and the number of updates after which
+    its caller leaves (None = at the end). `resumes`: another call continues it; `pins`: prefixes to keep.
     """
 
     delay_s: float

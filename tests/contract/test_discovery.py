@@ -166,7 +166,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 async def seen(discovery: Discovery, own: WorkerRecord) -> Sequence[WorkerRecord]:
-    """What a participant knows after its next announcement."""
+    """Workers that a participant knows after its next announcement, in the order of their ids."""
     await discovery.announce(own)
     return sorted(await discovery.workers(), key=lambda known: known.worker.worker_id)
 

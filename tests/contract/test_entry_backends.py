@@ -42,7 +42,7 @@ def backend(request: pytest.FixtureRequest) -> EntriesBackend:
 
 @dataclass
 class Step:
-    """What some requests, each `(context, queries)`, ask in one step, and what they have kept."""
+    """Queries and cached rows, entries and keys of one step over several requests, each `(context, queries)`."""
 
     rows: LayerRows
     entries: LayerEntries

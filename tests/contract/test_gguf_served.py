@@ -113,7 +113,7 @@ OTHERS = [
 
 
 def served(path: Path, dtype: str, *, is_native: bool) -> list[list[int]]:
-    """What several requests at once are answered."""
+    """Token ids of the greedy answers to `PROMPTS`, all served at once."""
     config = replace(TINY, model=str(path), dtype=dtype, native_kernels=is_native)
     engine = build_engine(replace(config, attention_backend="auto" if is_native else "reference"))
     ids = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]

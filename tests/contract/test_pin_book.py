@@ -87,7 +87,7 @@ INFO = ModelInfo(name="m", fingerprint="f", max_model_len=1000, vocab_size=1000,
 
 
 async def used(shelf: Shelf, request: ServeRequest, granted: tuple[Pin, ...] | None = None) -> LivePins:
-    """What the request found; then its pins are kept as they were granted."""
+    """Live pins that the request finds; its own pins are then kept as granted."""
     pins = await PromptPins.look_up(shelf.book, request, INFO)
     await pins.keep(request.pins if granted is None else granted)
     return pins.live

@@ -69,7 +69,7 @@ GPT_OSS = "gpt-oss"
     scope="module",
 )
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `coded` and `decoded` are."""
+    """Directory of the checkpoints `coded` and `decoded`."""
     (name, family), place = request.param, tmp_path_factory.mktemp("published")
     is_gpt_oss = name == GPT_OSS
     path = (
@@ -95,7 +95,7 @@ def weights_of(model: LoadedModel) -> Mapping[str, Weight]:
 
 
 def served(path: Path, *, is_native: bool) -> list[list[int]]:
-    """What several requests at once are answered."""
+    """Token ids of the greedy answers to `PROMPTS`, all served at once."""
     backend = "auto" if is_native else "reference"
     engine = build_engine(replace(TINY, model=str(path), native_kernels=is_native, attention_backend=backend))
     ids = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]

@@ -186,7 +186,7 @@ def settled(charge: Charge) -> ChargeSettlement:
 
 @dataclass(frozen=True)
 class Store:
-    """Whose it is, a session that needs every right of it, and a key that it has."""
+    """Store in Redis: the role that owns it, a session that needs every right of the store, and one of its keys."""
 
     role: str
     session: Callable[[str], Coroutine[Any, Any, None]]
@@ -210,7 +210,7 @@ def allowed(role: str) -> set[str]:
 
 
 def refused(admin: Redis) -> list[dict[str, Any]]:
-    """What the log of refusals has, but for commands that a connection may begin with."""
+    """Refusals in the ACL log, except failed authentications."""
     return [entry for entry in admin.acl_log() if entry["reason"] != "auth"]
 
 

@@ -39,7 +39,7 @@ def backend(request: pytest.FixtureRequest) -> IndexedLatentBackend:
 
 @dataclass
 class Step:
-    """What some requests, each `(context, queries)`, ask in one step, and what they have kept."""
+    """Queries and cached latents and index keys of one step over several requests, each `(context, queries)`."""
 
     spec: IndexedLatentSpec
     latents: LayerIndexedLatents
@@ -135,7 +135,7 @@ def test_of_equal_scores_the_earliest_are_chosen(backend: IndexedLatentBackend) 
 def test_a_key_that_is_no_number_makes_no_choice_of_nobodys_tokens(
     backend: IndexedLatentBackend, spoiled: float
 ) -> None:
-    """What it makes of the scores counts as the lowest, or as the highest; positions are there in any case."""
+    """Scores of such a key count as the lowest or the highest; chosen positions exist in any case."""
     step = make("float32", "small", [(100, 3)])
     step.latents.write_index_keys(torch.full((1, 24), spoiled), slots_of(step.tables[0], torch.tensor([40])))
     chosen = backend.choose(step.index, step.latents, prepared(backend, step), TOP_K)

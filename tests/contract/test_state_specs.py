@@ -116,7 +116,7 @@ class StateSharing(Sharing):
     """`Sharing` of blocks that may hold one state instead of one content a token."""
 
     def expected(self, request: Request, group: int, index: int, num_tokens: int) -> list[Content | None]:
-        """What a block holds when `num_tokens` of its request's tokens are computed."""
+        """Expected content of a block once `num_tokens` of its request's tokens are computed."""
         kv = kv_of(request.hash_root, request.token_ids[:num_tokens], group)
         if self.bench.kv.layout.groups[group].spec.can_rewind:
             return [*kv[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]]

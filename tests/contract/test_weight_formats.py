@@ -46,7 +46,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 @pytest.fixture(params=BUILDERS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where `coded` and `decoded` are."""
+    """Directory of the checkpoints `coded` and `decoded`."""
     path = BUILDERS[request.param](tmp_path / "plain")
     write_byte_tokenizer(path)
     save_coded(path, tmp_path / "coded", tmp_path / "decoded")
@@ -61,7 +61,7 @@ def coded(tmp_path: Path) -> Path:
 
 
 def served(path: Path, formats_of: FormatReader, *, is_native: bool = False) -> list[list[int]]:
-    """What several requests at once are answered."""
+    """Token ids of the greedy answers to `PROMPTS`, all served at once."""
     backend = "auto" if is_native else "reference"
     config = replace(TINY, model=str(path), native_kernels=is_native, attention_backend=backend)
     engine = build_engine(config, formats_of=formats_of)
@@ -109,7 +109,7 @@ def test_each_weight_has_the_first_format_that_does_not_refuse_it(checkpoint: Pa
 
 
 def test_codes_come_from_a_packed_file(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the PyTorch kernels share with the compiled ones: the head, of 199 rows, is packed by neither."""
+    """PyTorch and compiled kernels share one packed file. Neither packs the head, which has 199 rows."""
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     for kernels in (TorchKernels(), load_or_skip()):
         plain = loaded(checkpoint / "coded", read_toy, kernels)

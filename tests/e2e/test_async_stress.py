@@ -168,7 +168,7 @@ def test_stopping_in_the_middle(engine: Engine, num_outputs_before: int) -> None
 
 
 def test_a_consumer_that_does_not_read_holds_up_nobody(engine: Engine) -> None:
-    """What it did not read waits for it, at most one answer's worth."""
+    """Outputs that it has not read are kept for it, at most one answer's worth."""
 
     async def main() -> list[int]:
         async with AsyncEngine(engine) as serving:

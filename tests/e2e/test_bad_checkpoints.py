@@ -108,7 +108,7 @@ def test_a_header_that_promises_exabytes(checkpoint: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("seed", range(40))
 def test_flipped_header_bytes_are_refused_or_harmless(checkpoint: Path, seed: int) -> None:
-    """Whatever the header says, the answer is an engine or an error of ours."""
+    """Any header results in an engine or in a `CheckpointError`."""
     rng = random.Random(seed)
     content = bytearray((checkpoint / WEIGHTS).read_bytes())
     for _ in range(3):

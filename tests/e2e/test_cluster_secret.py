@@ -59,7 +59,7 @@ def address_of(worker: psutil.Process) -> str:
 
 
 async def card_of(address: str, secret: bytes, model: Path) -> Card:
-    """How the worker's pool is read over TCP, as its peers are told."""
+    """Card by which peers read the worker's pool over TCP, as they receive it."""
     settings = DecodeSettings.model_validate({"model": str(model), **ENGINE})
     assembly = await asyncio.to_thread(assemble, settings.engine_config())
     client = WorkerClient(address, Credentials(secret, ProcessRole.DECODE))
@@ -80,7 +80,7 @@ async def card_of(address: str, secret: bytes, model: Path) -> Card:
 
 
 def intrude(worker: psutil.Process, card: Card, secret: bytes) -> dict[str, Any]:
-    """What another user sees who knows the worker's ports and card, and tries `secret`."""
+    """Findings of another user who knows the worker's ports and card, and tries `secret`."""
     told = {
         "pid": worker.pid,
         "address": address_of(worker),

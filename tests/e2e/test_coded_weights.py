@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[int]:
-    """What one engine in this process answers."""
+    """Tokens that a single engine in this process answers."""
     options = {"native_kernels": True, "attention_backend": "auto", "max_model_len": 1024, "kv_cache_bytes": 1 << 28}
     return serve_alone(model, {"r": list(ASKED.prompt)}, {"r": ASKED.params()}, **options)["r"]
 

@@ -159,7 +159,7 @@ VALUES: Sequence[Any] = (
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where everything below `value` is."""
+    """Paths of all values below `value`, as keys and indices."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -228,7 +228,7 @@ CHANGES: Sequence[Callable[[random.Random, Any, tuple[Any, ...]], None]] = (
 
 
 def spoil(source: random.Random, raw: bytes) -> bytes:
-    """What JSON does not know."""
+    """Damages or replaces the bytes of a body, mostly so that they are no valid JSON."""
     at = source.randrange(len(raw))
     return source.choice(
         (
@@ -288,7 +288,7 @@ def request_of(number: int) -> tuple[str, bytes, dict[str, str]]:
 
 
 def fault_of(path: str, answer: httpx.Response) -> str | None:
-    """What is wrong with an answer; None = nothing."""
+    """Describes the fault of an answer; None = it has none."""
     if answer.status_code >= 500:
         return f"status {answer.status_code}: {answer.text[:300]}"
     if answer.status_code == 200:

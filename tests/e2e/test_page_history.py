@@ -41,7 +41,7 @@ async def talk(cluster: PageCluster, tab: Tab, *words: str) -> None:
 
 
 def prompt(cluster: PageCluster) -> str:
-    """What the worker was last asked."""
+    """Text of the last prompt that the worker received."""
     return cluster.worker.tokenizer.decode(cluster.worker.calls[-1].prompt_token_ids)
 
 

@@ -60,7 +60,7 @@ class PlannerProcess:
             )
 
     def page(self) -> dict[str, Any]:
-        """What /plan says."""
+        """JSON that /plan answers."""
         said: dict[str, Any] = self._http.get("/plan").json()
         return said
 

@@ -392,7 +392,7 @@ def _transfers(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _computed_at(stages: Sequence[Stage]) -> set[str]:
-    """Who computed (some of) the prompt."""
+    """Processes that computed at least a part of the prompt."""
     return {stage.process for stage in stages if stage.name == "prefill chunk"}
 
 

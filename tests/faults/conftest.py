@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """What the processes wrote before the test is not shown: a failure's reason would drown in it."""
+    """Excludes earlier logs of the processes from a failure's report, whose reason they would bury."""
     for cluster in item.config.stash[_CLUSTERS]:
         for process in cluster.processes.values():
             process.mark_log()
@@ -55,7 +55,7 @@ def logs_shown(config: pytest.Config, cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
-    """Where a test notes what became of its fault."""
+    """Rows in which a test records the outcome of its fault."""
     rows: Matrix = []
     yield rows
     request.node.user_properties += map(property_of, rows)

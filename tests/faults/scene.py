@@ -101,8 +101,8 @@ class Scene:
         return sum(self.cluster.metrics(name).get("tandem_transfer_bytes_total", {}).values())
 
     def seconds_until_free(self, names: Sequence[str], since_s: float, limit_s: float) -> float:
-        """How long after `since_s` nothing was held any more, for as long as a report may be old; AssertionError naming
-        what leaked after `limit_s`.
+        """Seconds after `since_s` until nothing was held any more, for as long as a report may be old. Raises
+        AssertionError after `limit_s`, naming what leaked.
         """
         free_s: float | None = None
         while True:
@@ -186,7 +186,7 @@ def addresses(cluster: Cluster, role: str) -> list[WorkerAddress]:
 
 
 async def generate(call: GenerateCall) -> tuple[list[int], Sequence[Stage]]:
-    """What the worker `call.decode` generates, and its timeline."""
+    """Tokens that the worker `call.decode` generates, and its timeline."""
     assert call.decode is not None
     client = WorkerClient(call.decode.address, AS_GATEWAY)
     token_ids: list[int] = []

@@ -10,7 +10,7 @@ from tests.faults.streams import PATIENCE_S, Answer, Asked
 
 
 class State(StrEnum):
-    """How far a request is."""
+    """Progress of a request."""
 
     QUEUED = "queued"
     COMPUTING = "between chunks"

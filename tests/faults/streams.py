@@ -43,7 +43,7 @@ class Asked:
         }
 
     def params(self) -> SamplingParams:
-        """What the gateway makes of the body."""
+        """Sampling parameters that the gateway makes of the body."""
         return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=5, ignore_eos=True)
 
 
@@ -135,7 +135,7 @@ class Answer:
             self._changed.notify_all()
 
     def _read_events(self, response: http.client.HTTPResponse) -> str | None:
-        """What went wrong, by the stream's own word; None when it came to its end."""
+        """Error that the stream reports, or that it ended early; None when it came to its end."""
         error = None
         while line := response.readline():
             if line == b"data: [DONE]\n":
@@ -155,7 +155,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is asked in most tests, and the tokens that an undisturbed cluster answers."""
+    """Request of most tests, and the tokens that an undisturbed cluster answers."""
 
     asked: Asked
     token_ids: list[int]

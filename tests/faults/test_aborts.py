@@ -22,7 +22,7 @@ NUM_NEVER_READ = 1000
 
 
 class Moment(StrEnum):
-    """When a client leaves."""
+    """Point of a request at which its client leaves."""
 
     SENT = "just sent"
     PAIRED = "paired"

@@ -22,7 +22,7 @@ KILL, STOP = "kill -9", "SIGSTOP"
 
 
 def strike(scene: Scene, name: str, signal: str) -> float:
-    """When it was done, by `time.monotonic`."""
+    """Sends the signal to a process; returns the time of it, by `time.monotonic`."""
     process = scene.cluster.processes[name]
     process.kill() if signal == KILL else process.stop()
     return time.monotonic()
@@ -136,7 +136,7 @@ def test_without_its_only_router_streams_go_on_and_new_requests_are_refused(
 
 
 def fresh_answer(scene: Scene, short: Asked) -> float:
-    """How long a new request takes."""
+    """Seconds that a new request takes; it must not fail, nor take longer than `MAX_FRESH_S`."""
     answer = scene.finished(short)
     assert answer.error is None, answer.error
     assert answer.took_s < MAX_FRESH_S

@@ -139,7 +139,7 @@ async def middleman(
 def test_a_middleman_that_does_not_lie_is_believed(
     small_scene: Scene, small_known: Mapping[float, Known], hidden: WorkerAddress
 ) -> None:
-    """What the tests above rest on: blocks do come through the middleman."""
+    """Premise of the tests above: blocks do come through the middleman."""
 
     async def story() -> tuple[list[int], list[str]]:
         async with middleman(hidden, lambda _: None) as (address, liar):

@@ -59,7 +59,7 @@ def test_fault(
 
 
 def fault(scene: Scene, told: Known, short: Asked, role: str, state: State, signal: str) -> Row | None:
-    """What became of one fault; None: the state was over before the signal."""
+    """Outcome of one fault; None = the state was over before the signal."""
     paired_before = num_paired(scene)
     failed_before = {name: scene.transfer_failures(name) for name in scene.cluster.names(DECODE)}
     with staged(scene, state, told.asked) as target:
@@ -84,7 +84,7 @@ def fault(scene: Scene, told: Known, short: Asked, role: str, state: State, sign
 
 
 def limit_of(role: str) -> float:
-    """How long blocks may be held: a peer that died may have leases."""
+    """Seconds for which blocks may be held: a peer that died may have leases."""
     return (LEASE_TTL_S if role in (PREFILL, DECODE, GATEWAY) else FREE_S) + SLACK_S
 
 
@@ -120,7 +120,7 @@ def was_cut(scene: Scene, target: Staged, wall_s: float, num_failed: float) -> b
 
 
 def waiting_s(target: Staged) -> float:
-    """What a stream may be silent for because others are served before it."""
+    """Seconds for which a stream may be silent because others are served before it."""
     return 5.0 * len(target.others)
 
 

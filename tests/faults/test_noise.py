@@ -111,7 +111,7 @@ def test_noise_at_every_door_harms_nobody(
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Where a process takes connections."""
+    """Hosts and ports at which a process accepts TCP connections."""
     found = psutil.Process(pid).net_connections(kind="tcp")
     heard = {(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN}
     return sorted((_ANY.get(ip, ip), port) for ip, port in heard)

@@ -63,7 +63,7 @@ class Load:
         self._seeds = count()
 
     def asked(self, num_requests: int) -> Counter[str]:
-        """How many of so many requests each decode worker got."""
+        """Sends `num_requests` and counts those that each decode worker got."""
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
             return Counter(clients.map(lambda _: self._ask(), range(num_requests)))
 

@@ -159,7 +159,7 @@ def test_a_prefix_is_found_at_the_end_of_the_prompt_that_had_it(checkpoint: Path
 
 
 def test_a_chat_goes_on_from_the_end_of_its_last_answer(checkpoint: Path) -> None:
-    """Whatever the length of a turn: all but the tokens of one block, and the last of them."""
+    """Turns of any length find all whole blocks of the chat before its last token in the cache."""
     rng = random.Random(11)
     engine, chat = tiny_engine(checkpoint, block_size=8, **PYTHON), list[int]()
     num_cached = 0

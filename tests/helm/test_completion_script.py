@@ -112,7 +112,7 @@ async def _keys(accounts: Path) -> list[AccountKey]:
 
 
 def _with_tandem(accounts: str) -> dict[str, str]:
-    """What the image has beside the variables of the pod, and where accounts are in this test."""
+    """Variables of the image in addition to those of the pod, and the place of this test's accounts."""
     return {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT), "TANDEM_ACCOUNTS": accounts}
 
 

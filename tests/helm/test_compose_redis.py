@@ -62,7 +62,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _volumes(service: Object) -> dict[str, str]:
-    """Where each named volume is mounted."""
+    """Mount path of each named volume."""
     found = dict[str, str]()
     for each in service.get("volumes", []):
         name, _, place = each.rpartition(":ro")[0].rpartition(":") if each.endswith(":ro") else each.rpartition(":")

@@ -30,7 +30,7 @@ def cluster() -> Iterator[HelmCluster]:
 
 
 def pods(cluster: HelmCluster, place: Path) -> Pods:
-    """What the processes read that have the Secrets of now."""
+    """TLS material of each role, read from the current Secrets."""
     found = {}
     for role in ROLES:
         directory = place / f"{role}-{len(list(place.iterdir()))}"

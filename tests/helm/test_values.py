@@ -191,7 +191,7 @@ def test_default_vendors_are_those_that_workers_compute_on() -> None:
 
 
 def test_queries_name_metrics_that_are_exported() -> None:
-    """What KEDA asks Prometheus, and what the HPA's rule renames, exist in the code."""
+    """Metrics that KEDA queries in Prometheus, and those that the HPA's rule renames, exist in the code."""
     source = "\n".join(
         (ROOT / "tandem" / path).read_text()
         for path in ("telemetry/engine_metrics.py", "gateway/metrics.py", "router/metrics.py")

@@ -58,7 +58,7 @@ class RequestCase:
 
 @dataclass(frozen=True)
 class Step:
-    """What a backend is given."""
+    """Input of a backend for one step."""
 
     queries: torch.Tensor  # [num_tokens, num_heads, head_dim]
     kv: LayerKV

@@ -37,7 +37,7 @@ class Record:
 
 @contextmanager
 def recorded(patch: pytest.MonkeyPatch) -> Iterator[Record]:
-    """What requests, one at a time, choose meanwhile."""
+    """Records the positions that requests, one at a time, choose while inside."""
     record, plain = Record(), SparseLatentAttention.attend
 
     def attend(

@@ -62,7 +62,7 @@ class ClusterProcess:
 
     @property
     def bound_address(self) -> str:
-        """Where it speaks gRPC."""
+        """Address of its gRPC server."""
         return self.spec.argv[self.spec.argv.index("--bind") + 1]
 
     def is_running(self) -> bool:
@@ -143,11 +143,11 @@ class ClusterProcess:
             time.sleep(_POLL_S)
 
     def log(self) -> str:
-        """What all its lives have written."""
+        """Log of the process, over all its restarts."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
     def mark_log(self) -> None:
-        """What it has written so far is not shown in failures any more."""
+        """Excludes the log so far from what failures show."""
         self._num_marked = len(self.log())
 
     def tail(self) -> str:
@@ -200,7 +200,7 @@ class Cluster:
         return answer.json()
 
     def workers(self) -> list[dict[str, Any]]:
-        """What the first gateway says of every process."""
+        """Rows of /admin/workers at the first gateway."""
         listed: list[dict[str, Any]] = self.get("/admin/workers")["workers"]
         return listed
 

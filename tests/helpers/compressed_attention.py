@@ -55,7 +55,7 @@ class OracleLayer:
     tensors: dict[str, torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer of transformers gives for all of `x` [num_tokens, hidden]."""
+        """Output of the layer of transformers for all of `x` [num_tokens, hidden]."""
         positions = torch.arange(len(x))[None]
         rotary = DeepseekV4RotaryEmbedding(self.config)
         angles = {name: rotary(x, positions, layer_type=name) for name in ("main", "compress")}

@@ -25,7 +25,7 @@ def row_cost(row_s: float) -> Cost:
 
 
 class Disturbance(Protocol):
-    """What other processes do to times. `pace`: of the present, how many times as long all takes."""
+    """Effect of other processes on times. `pace`: factor by which everything takes longer at present."""
 
     pace: float
 
@@ -155,7 +155,7 @@ def simulate(
 
 
 class Disturbances:
-    """What other processes add to the seconds of steps, from a seed.
+    """Seeded delays that other processes add to the seconds of steps.
 
     Args:
         seed: of all numbers.

@@ -146,7 +146,7 @@ class RouterFace:
 
 @dataclass(eq=False)
 class FakeCluster:
-    """What runs. `url`: of the gateway; `directory`: of the model."""
+    """Running gateway with its fake routers and workers. `url`: of the gateway; `directory`: of the model."""
 
     routers: list[FakeRouter]
     workers: list[FakeWorker]

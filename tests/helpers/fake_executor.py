@@ -26,7 +26,7 @@ def fake_token(seed: int, position: int) -> int:
 
 
 def fake_answer(request: Request) -> tuple[list[int], FinishReason]:
-    """What the request must produce when nothing ends it early: its tokens and why it ends."""
+    """Tokens that the request must produce when nothing ends it early, and the reason for its end."""
     tokens: list[int] = []
     stops = set(request.params.stop_token_ids)
     if not request.params.ignore_eos:
@@ -40,7 +40,7 @@ def fake_answer(request: Request) -> tuple[list[int], FinishReason]:
 
 
 def kv_of(hash_root: bytes, token_ids: Sequence[int], group: int) -> list[Content]:
-    """What the KV of each token would stand for: everything before it, and itself."""
+    """Content that the KV of each token would stand for: everything before it, and itself."""
     contents = [hash(hash_root)]
     for token_id in token_ids:
         contents.append(hash((contents[-1], token_id)))
@@ -87,7 +87,7 @@ class FakeExecutor:
                 self._arena[block_id, offset] = held
 
     def read(self, block_id: int, block_size: int) -> list[Content | None]:
-        """What a block holds, token by token."""
+        """Content of a block, token by token."""
         return [self._arena.get((block_id, offset)) for offset in range(block_size)]
 
     def _sample(self, item: ScheduledRequest) -> list[SampledToken]:
@@ -126,7 +126,7 @@ class FakeExecutor:
 
 
 class _Known:
-    """What the executor was told of one request: its tokens as what their KV stands for, and its block tables."""
+    """Record of one request: its tokens, as the contents that their KV stands for, and its block tables."""
 
     def __init__(self, request: NewRequest, layout: KVLayout | None) -> None:
         self.seed = request.seed

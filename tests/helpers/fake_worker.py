@@ -48,7 +48,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def letter(seed: int, position: int) -> str:
-    """What every worker says at this place."""
+    """Letter that every worker generates at this position."""
     return _LETTERS[int(uniform(seed, position) * len(_LETTERS))]
 
 

@@ -159,7 +159,7 @@ def lfm2(config: Config) -> dict[str, Any]:
 
 
 def state_space(name: str, values: Array, num_groups: int) -> tuple[str, Array]:
-    """What converters do to a tensor of Mamba-2 or of a gated DeltaNet, and its name for the package `gguf`."""
+    """Name for the package `gguf` and converted values of a tensor of Mamba-2 or of a gated DeltaNet."""
     if name.endswith(".A_log"):
         return name, -np.exp(values)[:, None]
     if name.endswith(".D"):

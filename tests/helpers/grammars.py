@@ -59,7 +59,7 @@ def random_answer(grammars: Grammars, tokenizer: Tokenizer, grammar: str, rng: r
 
 
 def schema_faults(value: Any, schema: Any, root: Any) -> list[str]:
-    """Why `value` does not match; the keywords of the tests' schemas only, any other raises KeyError."""
+    """Reasons why `value` does not match. Knows the keywords of the tests' schemas only; any other raises KeyError."""
     if isinstance(schema, bool):
         return [] if schema else ["nothing matches"]
     checked = {keyword: wanted for keyword, wanted in schema.items() if keyword not in _IGNORED | {"x-anything"}}

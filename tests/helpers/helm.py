@@ -91,7 +91,7 @@ _Dumper.add_representer(str, _represent_text)
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a render makes: objects, hooks among them, and the words for the user."""
+    """Result of a render: objects, hooks among them, and the notes for the user."""
 
     objects: Sequence[Object]
     notes: str = ""
@@ -240,7 +240,7 @@ def free_fields(process: str) -> list[str]:
 
 
 def settings_schema(process: str) -> Object:
-    """What values.schema.json should say of a process's `settings`."""
+    """Schema of a process's `settings` that values.schema.json should have."""
     known = SETTINGS[process].model_json_schema()["properties"]
     return {
         "description": f"flags of {'tandem load' if process == 'load' else f'services.{process}'} in camelCase: "

@@ -81,7 +81,7 @@ class Hub:
         return commit, self._contents.get(_name(path), b"{}") if is_known else None
 
     def _commit(self, path: str) -> str:
-        """What a revision is resolved to: itself where it is a commit."""
+        """Commit that the revision in `path` is resolved to: itself if it is a commit."""
         for marker in ("/revision/", "/resolve/", "/tree/"):
             revision = unquote(path.partition(marker)[2]).partition("?")[0].partition("/")[0]
             if revision in (COMMIT, LATER_COMMIT):

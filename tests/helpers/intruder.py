@@ -32,7 +32,7 @@ def become_nobody() -> None:
 
 
 def environment_of(pid: int) -> str:
-    """What a process was started with; or why it cannot be seen."""
+    """Environment that a process was started with, or the reason why it cannot be read."""
     try:
         return Path(f"/proc/{pid}/environ").read_text()
     except OSError as error:
@@ -40,7 +40,7 @@ def environment_of(pid: int) -> str:
 
 
 def pool_bytes(card: Card, secret: bytes) -> str:
-    """How many bytes of the worker's whole pool are not zero, read over TCP; or why it cannot be read."""
+    """Number of non-zero bytes in the worker's whole pool, read over TCP, or the reason why it cannot be read."""
     pages, blocks = np.zeros((card.num_blocks, card.page_bytes), np.uint8), range(1, card.num_blocks)
     identity = Identity(card.compatibility, secret)
     transport = TcpTransport(pool_of(pages), identity)

@@ -94,7 +94,7 @@ class MixerSteps:
         return list(torch.split(out, [len(x) for _, x in work]))
 
     def whole(self, x: torch.Tensor, cuts: Sequence[int] = ()) -> torch.Tensor:
-        """What the mixer gives for a request of all of `x`, in steps that end at `cuts`."""
+        """Output of the mixer for a request of all of `x`, in steps that end at `cuts`."""
         request, bounds = self.begin(), [0, *cuts, len(x)]
         found = [self.step((request, x[start:end]))[0] for start, end in pairwise(bounds)]
         self.end(request)

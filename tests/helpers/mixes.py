@@ -41,7 +41,7 @@ def expected(path: Path, asks: Sequence[Ask]) -> list[list[Reply]]:
 
 
 def transformers_greedy(path: Path, asks: Sequence[Ask]) -> list[tuple[int, ...]]:
-    """What transformers continues each prompt with in float32, to `max_tokens` and past any end."""
+    """Continuation of each prompt by transformers, greedy in float32, to `max_tokens` and past any end."""
     model = load_reference(path)
     return [_transformers_greedy(model, ask.prompt, ask.params.max_tokens) for ask in asks]
 

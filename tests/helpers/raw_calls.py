@@ -18,7 +18,7 @@ ANYONE = Expected(frozenset({"gateway", "router", "prefill", "decode", "both", "
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a raw call ended. `answers`: what came before."""
+    """End of a raw call. `answers`: those that came before it."""
 
     code: grpc.StatusCode
     details: str

@@ -105,12 +105,12 @@ def addresses(cluster: Cluster) -> dict[str, WorkerAddress]:
 
 
 def generate_at(call: GenerateCall) -> tuple[Reply, list[Stage]]:
-    """What the worker `call.decode` answers, and its timeline."""
+    """Answer of the worker `call.decode`, and its timeline."""
     return event_loop.run(_generate(call))
 
 
 def pair(cluster: Cluster, call: PairCall) -> PairingAnswer:
-    """What the first router would do; it is told at once that nothing came of it."""
+    """Pairing that the first router chooses; its request is settled at once, without having been served."""
     return event_loop.run(_pair(_router_address(cluster), call))
 
 

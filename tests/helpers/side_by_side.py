@@ -31,7 +31,7 @@ class FromBothEnds(LoadFileScheduling):  # type: ignore[misc]  # NOTE: xdist has
             self._reschedule(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """What a process that died has not run, apart from the test that it died in, is for the others.
+        """Gives the tests that a dead process has not run to the others, apart from the test in which it died.
 
         NOTE: xdist would give away the finished files too, and the test that crashed.
         """

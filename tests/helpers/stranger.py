@@ -39,7 +39,7 @@ def writes(addresses: Sequence[int]) -> Iterator[bytes]:
 
 
 def packets(addresses: Sequence[int], seed: int) -> Iterator[bytes]:
-    """What to send to a port, each over a connection of its own, to write or read memory at `addresses`."""
+    """Messages to a port, each over a connection of its own, that try to write or read memory at `addresses`."""
     source = random.Random(seed)
     yield from (b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", source.randbytes(4096))
     yield from writes(addresses)
@@ -76,7 +76,7 @@ def _ucx(message: int, body: bytes) -> bytes:
 
 
 def _send(port: tuple[str, int], message: bytes) -> bytes:
-    """What came back until it closed or fell silent; nothing where it does not take connections."""
+    """Bytes that came back until the port closed or fell silent; none if it does not accept connections."""
     received = b""
     try:
         with socket.create_connection(port, timeout=ANSWER_S) as connection:

@@ -24,7 +24,7 @@ def pool_of(pages: Pages, num_ranks: int = 1, piece_bytes: int | None = None) ->
 
 
 def expected_pages(before: Pages, source: Pages, remote_blocks: list[int], local_blocks: list[int]) -> Pages:
-    """What `before` becomes by a read."""
+    """Pages of `before` after a read."""
     after = before.copy()
     after[local_blocks] = source[remote_blocks]
     return after

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """What the process serves."""
+    """Pool that the process serves, and the transport by which it does."""
 
     transport: str
     seed: int = 7

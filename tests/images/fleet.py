@@ -61,7 +61,7 @@ def role_of(name: str) -> str:
 
 
 def spec_of(name: str, images: Images) -> ContainerSpec:
-    """How the container of that name is run."""
+    """Specification of the container of that name."""
     role = role_of(name)
     cpus, memory = _LIMITS.get(role, _WORKER_LIMITS)
     if role == "redis":
@@ -97,7 +97,7 @@ class Fleet:
 
     @property
     def admin_url(self) -> str:
-        """Where the gateway answers operators."""
+        """URL at which the gateway answers operators."""
         return f"http://{self.containers['gateway'].ip()}:8001"
 
     def start(self, name: str) -> Container:
@@ -122,13 +122,13 @@ class Fleet:
         self.until(lambda: self._is_ready(name), timeout_s, f"{name} ready")
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """What the gateway lists, by worker."""
+        """Workers that the gateway lists, by id."""
         answer = httpx.get(f"{self.admin_url}/admin/workers", timeout=5.0, trust_env=False)
         answer.raise_for_status()
         return {worker["worker_id"]: worker for worker in answer.json()["workers"]}
 
     def timeline(self, request_id: str) -> str:
-        """Where the gateway says that a request's time went."""
+        """Timeline of a request at the gateway, as JSON."""
         return httpx.get(f"{self.url}/admin/requests/{request_id}", timeout=5.0, trust_env=False).text
 
     def alive(self, role: str) -> set[str]:

@@ -15,7 +15,7 @@ STREAM_S = 90.0
 
 @dataclass
 class Tally:
-    """What became of a load's streams. `lost`: why, by request."""
+    """Outcomes of a load's streams. `lost`: reasons, by request."""
 
     num_exact: int = 0
     num_tokens: int = 0

@@ -23,7 +23,7 @@ def network(images: Images) -> Iterator[Network]:
 
 
 def run_python(image: str, source: str, **options: Any) -> str:
-    """What `source` prints in a container of that image, hardened as in the fleet."""
+    """Output of `source` in a container of that image, hardened as in the fleet."""
     spec = ContainerSpec("tandem-look", image, NETWORK, entrypoint="python3", argv=("-c", source), **options)
     arguments = [argument for argument in spec.arguments() if argument != "--detach"]
     return podman("run", "--rm", *arguments, timeout_s=120)

@@ -28,7 +28,7 @@ Values = dict[str, Any]
 
 
 def values_for(images: Images) -> Values:
-    """What the tests install."""
+    """Values of the chart that the tests install."""
 
     def image(name: str) -> dict[str, str]:
         repository, _, tag = name.rpartition(":")

@@ -95,7 +95,7 @@ def wait_anew(release: Release, former: list[Object]) -> float:
 
 
 def decode_workers(release: Release) -> dict[str, Object]:
-    """What the gateway tells of those that are alive, by name, which is that of the leader's pod."""
+    """Rows of the gateway for decode workers that are alive, by name, which is that of the leader's pod."""
     (gateway,) = release.pods("gateway")
     url = f"http://{gateway['status']['podIP']}:{OPERATORS_PORT}/admin/workers"
     rows = httpx.get(url, timeout=10, trust_env=False).json()["workers"]

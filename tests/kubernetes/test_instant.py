@@ -73,7 +73,7 @@ def group_set(num_groups: int, size: int) -> Object:
 
 
 def test_a_group_goes_with_each_of_its_pods(plane: ControlPlane, journal: Journal, tmp_path: Path) -> None:
-    """What stands in for the controller of LeaderWorkerSets does what is documented of it, and leaves nothing."""
+    """The stand-in for the controller of LeaderWorkerSets behaves as documented, and leaves nothing behind."""
     own = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/default/leaderworkersets"
 
     async def scenario(cluster: Cluster) -> None:

@@ -47,7 +47,7 @@ def test_the_block_is_used_in_some_run(tmp_path: Path) -> None:
 
 
 def _check(directory: Path, fault: str | None = None) -> str:
-    """What Spin's verifier says of the model."""
+    """Output of Spin's verifier for the model."""
     defines = [] if fault is None else [f"-D{fault}"]
     _run(directory, "spin", *defines, "-a", str(_MODEL))
     _run(directory, "gcc", "-w", "-O1", "-DSAFETY", "-o", "pan", "pan.c")

@@ -64,7 +64,7 @@ def test_every_transport_is_chosen_or_refused_with_a_reason(name: str) -> None:
 
 
 def reason_of(name: str) -> str:
-    """Why this machine's CPU memory is moved by that transport, or is not."""
+    """Reason why this machine's CPU memory is moved by that transport, or is not."""
     here = Site.here("cpu")
     try:
         return str(choose(here, here, name))

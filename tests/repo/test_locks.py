@@ -29,7 +29,7 @@ every_dockerfile = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda
 
 
 def locked(lock: Path) -> dict[str, Version]:
-    """What is installed of it on an ordinary machine."""
+    """Versions of the packages that the lock installs on an ordinary machine."""
     return {
         pin.name: pin.version
         for pin in read_pins(lock)

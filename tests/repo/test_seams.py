@@ -168,7 +168,7 @@ def test_a_scope_is_passed_on_whole() -> None:
 
 
 def test_a_family_is_one_short_file() -> None:
-    """Whatever does not fit is a helper that says what it describes, or a part of `base`."""
+    """Code that does not fit goes into a helper named for what it describes, or into `base`."""
     families = ROOT / "tandem" / "architecture" / "families"
     lines = {
         module: (families / f"{module}.py").read_text().count("\n")

@@ -19,7 +19,7 @@ DIES_S, BACK_S = BEGIN_S + 1.5, BEGIN_S + 4.5
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -31,7 +31,7 @@ def asked(number: int, at_s: float, owner: str, gateway: str) -> ClientRequest:
 
 
 def go_on_s(seed: int, begun_at: str, new_at: str) -> tuple[list[float], list[float]]:
-    """When the streams that had begun go on, and when the others begin; all end whole. The last two: gateways."""
+    """Times at which begun streams go on and new ones begin; all end whole. `begun_at`, `new_at`: gateways."""
     begun = [asked(n, BEGIN_S + n / 50, "alice", begun_at) for n in range(NUM_BEGUN)]
     new = [asked(NUM_BEGUN + n, DIES_S + 0.1 + n / 20, "bob", new_at) for n in range(NUM_NEW)]
     death = Fault(FaultKind.CRASH, DIES_S, BACK_S - DIES_S, "decode-0")

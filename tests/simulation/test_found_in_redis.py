@@ -22,7 +22,7 @@ IN_REDIS = replace(SCENARIO, uses_redis=True)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

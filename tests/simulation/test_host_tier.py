@@ -19,7 +19,7 @@ NUM_BETWEEN = 6  # of 19 blocks each, in a pool of 34
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log is of no interest."""
+    """Silences the processes' logs."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -21,7 +21,7 @@ SLOW_READ_S = 2.0
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -51,7 +51,7 @@ SCENARIO = Scenario(
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -25,7 +25,7 @@ AWAY_S = 14.0
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -62,7 +62,7 @@ def test_a_planted_bug_shrinks_it_and_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_planner_goes_on_where_the_leader_died() -> None:
-    """Whichever leads: one after the other dies silently, and comes back. At last one leads, which is an invariant."""
+    """Each planner in turn dies silently and comes back, whichever leads. At last one leads, which is an invariant."""
     faults = [Fault(FaultKind.CRASH, 2.5 + 6.0 * n, 5.0, f"planner-{n}", size=1.0) for n in range(2)]
     report = run(*faults)
     assert report.violations == []

@@ -29,7 +29,7 @@ FAULTS = (
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -59,7 +59,7 @@ def reported(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> Reported:
 
 
 def unknown_blocks(found: Reported) -> int:
-    """How many blocks of workers the index does not know."""
+    """Number of the workers' blocks that the index does not know."""
     feeds, index = found
     held = [(feed._worker_id, block) for feed in feeds for block in feed._held]
     assert held

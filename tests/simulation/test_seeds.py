@@ -25,14 +25,14 @@ MANY = range(200, 1000)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log of the faults done to them is of no interest."""
+    """Silences the processes' logs of the faults injected into them."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def run_all(seeds: range) -> Counter[str]:
-    """How requests ended; fails with every violation of the first seed that has one."""
+    """Number of requests by ending; fails with every violation of the first seed that has one."""
     endings: Counter[str] = Counter()
     for seed in seeds:
         report = run_scenario(scenario_of(seed))

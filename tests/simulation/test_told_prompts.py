@@ -19,7 +19,7 @@ NUM_BETWEEN = 12  # more than a worker remembers, and from another gateway than 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """What processes log is of no interest."""
+    """Silences the processes' logs."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

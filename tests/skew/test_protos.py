@@ -78,7 +78,7 @@ def _in_message(old: DescriptorProto, new: DescriptorProto) -> Iterator[str]:
 
 
 def _form(field: FieldDescriptorProto, message: DescriptorProto) -> tuple[object, ...]:
-    """What both sides must agree on. The name is for people, and stays for them."""
+    """Properties that both sides must agree on. The name is for people, and stays for them."""
     oneof = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else ""
     return field.name, field.type, field.type_name, field.label, field.proto3_optional, oneof
 
@@ -115,7 +115,7 @@ def _methods(files: FileDescriptorSet) -> dict[str, MethodDescriptorProto]:
 
 
 def with_new_names(files: FileDescriptorSet) -> FileDescriptorSet:
-    """What the previous release knows, by the names of this one."""
+    """Descriptors of the previous release, by the names of this one."""
     renamed = FileDescriptorSet.FromString(files.SerializeToString())
     for message in (message for file in renamed.file for message in file.message_type):
         for field in message.field:

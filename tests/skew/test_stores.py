@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("stores.py")
 
 
 def run(root: Path, verb: str, folder: Path, redis: str) -> dict[str, Any]:
-    """What is in the stores, by the code at `root`, after `verb`."""
+    """Content of the stores after `verb`, as the code at `root` reads it."""
     done = subprocess.run(
         [sys.executable, SCRIPT, verb, folder, redis],
         capture_output=True,

@@ -11,7 +11,6 @@ KNOWN = "tools/prose/known.txt"
 # Commits up to this one were made before there was a check.
 BASE = "e285976d"
 GENERATED = "tandem/rpc/v1/"
-TESTS = "tests/"
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ def _findings(root: Path, history: History, base: str) -> Iterator[rules.Finding
         if not name.startswith(GENERATED):
             source = path.read_text()
             yield from rules.first_line(name, source)
-            if not name.startswith(TESTS):
-                yield from rules.definition_lines(name, source)
+            yield from rules.definition_lines(name, source)
     for path in history.files(".md"):
         name = path.relative_to(root).as_posix()
         if "/" not in name or name.startswith("docs/"):

@@ -7,7 +7,7 @@ from tests.helpers.kube_fake.store import ApiError, Store, now
 
 
 def new_pod(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Whoever creates a pod has no say in its status."""
+    """New pod, which is pending; a status that its creator gives is ignored."""
     if not (found.get("spec") or {}).get("containers"):
         raise ApiError(422, "Invalid", "spec.containers: Required value")
     return {**found, "status": {"phase": "Pending"}}

@@ -83,7 +83,7 @@ class KubeFake:
         return int(self.store.get(("deployments", namespace, deployment))["spec"]["replicas"])
 
     def holder(self, lease: str, namespace: str = "default") -> str:
-        """Who holds a lease; "" = nobody."""
+        """Holder of a lease; "" = nobody."""
         return str(self.store.get(("leases", namespace, lease))["spec"].get("holderIdentity", ""))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

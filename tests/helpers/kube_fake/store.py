@@ -13,7 +13,7 @@ Key = tuple[str, str, str]
 
 
 class ApiError(Exception):
-    """What becomes a `Status` with this code."""
+    """Error that is answered as a `Status` with this code."""
 
     def __init__(self, code: int, reason: str, message: str, causes: Sequence[str] = (), after_s: int | None = None):
         super().__init__(message)

@@ -42,7 +42,7 @@ def redis() -> Iterator[RedisServer]:
 
 @dataclass
 class Told:
-    """What clients know: usage by charge, of all that were settled, and of those that died unsettled."""
+    """Usage by charge as clients know it: of all that were settled, and of those that may have died unsettled."""
 
     settled: dict[str, tuple[str, Usage]] = field(default_factory=dict)
     maybe: dict[str, tuple[str, Usage]] = field(default_factory=dict)

@@ -34,7 +34,7 @@ def read(config: Any) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Reading:
-    """What tests ask of a configuration, which takes up to a second to read."""
+    """Figures of a configuration that tests compare, cached because reading it takes up to a second."""
 
     num_parameters: int
     num_multiplied: int

@@ -65,7 +65,7 @@ def refusal(whole: ModelSpec, num_ranks: int) -> str | None:
 
 
 def cover(whole: ModelSpec, shards: list[ModelSpec]) -> dict[str, npt.NDArray[np.int64]]:
-    """How many of the shards read each number of each tensor of the checkpoint."""
+    """Number of shards that read each element of each tensor of the checkpoint."""
     counts: dict[str, npt.NDArray[np.int64]] = {}
     for tensor in whole.tensors():
         source = tensor.source or Source(tensor.name)

@@ -40,7 +40,7 @@ def test_small_files_are_left_alone(tmp_path: Path, num_bytes: int) -> None:
 
 
 def test_a_file_that_is_not_there_is_not_its_business(tmp_path: Path) -> None:
-    """Whoever opens it next says so better."""
+    """The next attempt to open it reports a better error."""
     assert cache_in_huge_pages(tmp_path / "weights") == 0
 
 

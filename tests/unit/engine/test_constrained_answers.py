@@ -140,7 +140,7 @@ def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
 
 
 def test_no_step_waits_for_a_compiler(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many grammars have come since a request was queued, and though it was preempted."""
+    """Holds for any number of grammars since a request was queued, and after its preemption."""
     monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
     mix = {name: (prompt[:14], params) for name, (prompt, params) in _mix().items()}
     size = least_kv_cache_bytes(checkpoint, 80, 16, "float32")

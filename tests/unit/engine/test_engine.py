@@ -71,7 +71,7 @@ def test_metrics_come_with_the_last_output_only(engine: Engine) -> None:
 
 
 def test_a_step_runs_on_the_device_of_its_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever thread steps: what attends must find it chosen."""
+    """Attention must find that device chosen, in any thread that steps the engine."""
     current: list[torch.device] = []
     seen: list[list[torch.device]] = []
     attend = ReferenceBackend.attend

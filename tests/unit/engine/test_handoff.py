@@ -227,7 +227,7 @@ def test_an_answer_continues_over_two_engines(model: Path) -> None:
 
 
 def test_a_prefix_is_fetched_from_a_peer_and_the_rest_computed(model: Path) -> None:
-    """What a peer holds, prompt or answer, serves another worker's prefill."""
+    """Blocks that a peer holds serve another worker's prefill."""
     peer, source = Side(model, **CHUNKED), Side(model, **CHUNKED)
     prompt = prompt_of(90)
     peer.engine.add_request(prompt[:72], SamplingParams(temperature=0.0, max_tokens=1))

@@ -20,7 +20,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
-    """Whatever is said of a sampler holds with and without the compiled draw."""
+    """Sampler with and without the compiled draw, for which all tests hold alike."""
     return Sampler(load_draws_or_skip() if request.param == "native" else None)
 
 

@@ -315,7 +315,7 @@ def test_a_checkpoint_says_what_the_client_got_so_far(tmp_path: Path, redis: Red
 
 
 def checkpoints_of(redis: RedisServer, key_id: str) -> list[dict[str, str]]:
-    """What would be billed of a key's running requests if their gateway ended."""
+    """Records that would be billed for a key's running requests if their gateway ended."""
     with contextlib.closing(redis.client()) as client:
         held = cast(dict[bytes, bytes], client.hgetall(f"{{tandem:accounts}}:held:{key_id}"))
     return [orjson.loads(value) for name, value in held.items() if name.endswith(b"+")]

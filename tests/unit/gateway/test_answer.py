@@ -317,7 +317,7 @@ def test_spans_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_request_is_settled_before_its_client_has_the_last_word(tmp_path: Path) -> None:
-    """However long the worker takes to close its stream."""
+    """Holds for any time that the worker takes to close its stream."""
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         worker = cluster.workers[0]

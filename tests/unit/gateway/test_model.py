@@ -37,7 +37,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """Where templates were rendered."""
+    """Threads in which templates were rendered."""
     found: list[threading.Thread] = []
 
     def note(render: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from tests.helpers.fake_backend import MODEL, eventually
 
 
 class Outage:
-    """What is asked for; `served`: needs that can be met now."""
+    """Queues during an outage, and a log of their questions. `served`: needs that can be met now."""
 
     def __init__(self, timeout_s: float = 20.0) -> None:
         self.served: set[str] = set()

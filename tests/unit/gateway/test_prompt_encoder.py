@@ -29,7 +29,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many characters each encoding is of."""
+    """Number of characters in each call of the tokenizer."""
     sizes: list[int] = []
     encode = Tokenizer.encode
 

@@ -36,7 +36,7 @@ def test_a_free_lease_is_taken_at_once() -> None:
 
 
 def test_anothers_lease_is_taken_when_it_was_seen_unchanged_for_all_its_time() -> None:
-    """What its clock says does not matter, only ours."""
+    """The holder's clock does not matter, only ours."""
     candidate = Candidate("a", TERMS)
     candidate.saw(THEIRS, 100.0)
     assert candidate.bid(114.9, 0.0) is None

@@ -142,7 +142,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         return True
 
     def write(self, name: str, hashes: list[bytes], start: int, end: int) -> None:
-        """What the model writes: only blocks that nobody was promised and nothing is copied from."""
+        """Writes as the model does, which must hit only blocks that nobody was promised and nothing is copied from."""
         for group, blocks in enumerate(self.manager._tables[name].groups):
             for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
                 block_hash = hashes[index] if index < len(hashes) else name.encode()

@@ -35,7 +35,7 @@ ASK = LoadRequest(Tokens(b"11,12,13", 3), 4)
 
 
 def told(script: Script, **options: Any) -> RequestResult:
-    """What becomes of one request."""
+    """Result of one request to a server with that script."""
 
     async def run() -> RequestResult:
         async with scripted_server(script) as server, opened(server.url, **options) as endpoint:

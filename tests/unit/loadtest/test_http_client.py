@@ -64,7 +64,7 @@ def test_what_is_no_http_is_told(page: bytes) -> None:
 
 
 async def _cut_after(data: bytes) -> bytes:
-    """What a client gets of a server that closes its connection after `data`."""
+    """Content that a client gets from a server that closes its connection after `data`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -159,7 +159,7 @@ def test_a_former_incarnation_is_told_so(feed: BlockFeed, index: FlakyIndex) -> 
 
 
 class UnreliableIndex(RuleBasedStateMachine):
-    """Whatever got lost: once a flush says APPLIED, the index holds exactly what the worker holds."""
+    """Checks that the index holds exactly the worker's blocks once a flush returns APPLIED, after any losses."""
 
     @initialize()
     def start(self) -> None:

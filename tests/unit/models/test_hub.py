@@ -175,7 +175,7 @@ def large_content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def described(content: bytes, place: Path) -> dict[str, bytes]:
-    """What a file on disk is converted to without its weights."""
+    """Files that a GGUF file on disk is converted to without its weights, by name."""
     (place / "local").mkdir()
     (place / "local" / "m.gguf").write_bytes(content)
     made = converted(place / "local" / "m.gguf", place / "local" / "cache", has_weights=False)

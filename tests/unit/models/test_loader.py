@@ -112,7 +112,7 @@ class TestStorage:
 
 
 def mapped_range(path: Path) -> tuple[int, int]:
-    """Where this process has the file mapped."""
+    """Range of addresses at which this process has the file mapped."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
     bounds = [int(bound, 16) for line in lines for bound in line.split()[0].split("-")]
     return min(bounds), max(bounds)

@@ -18,7 +18,7 @@ Answer = Callable[[int, int], httpx.Response]
 
 
 def range_of(start: int, end: int, content: bytes = CONTENT, **headers: str) -> httpx.Response:
-    """What an honest server says; `headers` replace its own, with _ for -."""
+    """Answer of an honest server; `headers` replace its own, with _ for -."""
     body = content[start:end]
     told = {"content_range": f"bytes {start}-{start + len(body) - 1}/{len(content)}", "etag": "x"} | headers
     return answered(206, body, {name.replace("_", "-"): text for name, text in told.items()})

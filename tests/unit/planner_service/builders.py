@@ -52,7 +52,7 @@ class Deployments:
         self.written.append((pool, num_replicas))
 
     def observed(self, *problems: str, unknown: Pool | None = None) -> ClusterObservation:
-        """What an observer would see of them."""
+        """Observation that an observer would make of them."""
         replicas: Mapping[Pool, PoolReplicas] = {
             pool: PoolReplicas(num_wanted=num_wanted) for pool, num_wanted in self.wanted.items() if pool != unknown
         }

@@ -97,7 +97,7 @@ class Loop:
 
 
 def changes(sizes: list[tuple[int, int]]) -> int:
-    """How often either pool's size changed."""
+    """Number of changes of either pool's size."""
     return sum((a[0] != b[0]) + (a[1] != b[1]) for a, b in itertools.pairwise(sizes))
 
 

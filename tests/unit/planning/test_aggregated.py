@@ -49,7 +49,7 @@ def test_decode_steps_delay_first_tokens() -> None:
 
 
 def test_prompts_alone_are_the_queue_and_answers_alone_the_batch() -> None:
-    """Where there is nothing to disturb, doing both in one is no different from doing one."""
+    """A worker of both phases behaves like one of a single phase if there is nothing to disturb."""
     prompts = size_aggregated(H100, Profile([(4000, 1)]), GOALS, 2.0)
     assert prompts.ttft.mean_ms == pytest.approx(H100.prefill_ms(4000), rel=0.5)
     answers = size_aggregated(H100, Profile([(1, 1000)]), GOALS, 0.1)

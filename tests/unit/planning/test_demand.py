@@ -38,7 +38,7 @@ def test_a_burst_of_long_prompts_is_borne_although_their_mean_length_hides_it(fa
 
 @pytest.mark.parametrize("num_quiet", [5, 40])
 def test_hardly_any_requests_are_not_said_to_be_of_any_length(num_quiet: int) -> None:
-    """What tokens may exceed their forecast by was learned when there were many requests: over few it is no length."""
+    """The margin of tokens over their forecast was learned when there were many requests: over few it is no length."""
     varied = [(100, 500 if number % 20 < 10 else 8000) for number in range(90)]
     load = _observed(*varied, *[(1, 1000)] * num_quiet).at_most(70.0)
     assert load.num_missing_tokens <= 8000

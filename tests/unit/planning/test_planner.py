@@ -47,7 +47,7 @@ def test_noise_moves_little(rate: float, seed: int) -> None:
 
 @pytest.mark.parametrize("startup_s", [0.0, 120.0])
 def test_a_jump_is_met_at_once_and_asked_for_once(startup_s: float) -> None:
-    """What starts already is not asked for again while the queue still grows."""
+    """Replicas that are starting are not asked for again while the queue still grows."""
     loop = Loop(SloPlanner(SETTINGS), lambda now_s: 10.0 if now_s < 900 else 20.0, startup_s, (3, 3))
     sizes = loop.run(150)
     needed = math.ceil(20.0 * SERVICE_S / SETTINGS.max_use)

@@ -193,7 +193,7 @@ def test_ready_pods_are_paired_and_a_pod_that_drains_keeps_its_watch(kubeconfig:
 
 
 def test_a_pod_with_the_labels_of_a_worker_is_sent_nothing_without_proof(kubeconfig: Path) -> None:
-    """Whoever may label pods makes no worker."""
+    """Permission to label pods does not suffice to make a worker."""
 
     async def scenario(fake: KubeFake, router: RouterProcess, client: RouterClient) -> None:
         async with impostor(lambda data: data) as (address, called):

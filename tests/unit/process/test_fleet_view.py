@@ -38,7 +38,7 @@ class Seen:
         )
 
     def chosen_from(self) -> set[str]:
-        """Who is given requests, as the fleet says."""
+        """Workers that the fleet has as candidates for requests."""
         found = set()
         for pool in self.fleet.pools(request(fingerprints=None)):
             candidates = self.fleet.candidates(request(10), pool, self.clock.now_s())

@@ -73,7 +73,7 @@ class Watched:
         self.listed.records = [record(f"name of {address}", address=address) for address in addresses]
 
     def incarnations(self) -> dict[str, str]:
-        """Who is given requests."""
+        """Incarnations of the workers that are listed as alive, by worker id."""
         return {
             one.status.worker.worker_id: one.status.worker.incarnation for one in self.view.listings() if one.is_alive
         }

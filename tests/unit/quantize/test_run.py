@@ -196,7 +196,7 @@ def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_an_unknown_run_are_refused(tmp_path: Path) -> None:
-    """What says of which run they are is missing, so they may be of any."""
+    """The record of their run is missing, so they may be of any."""
     source = checkpoints.save_tiny_llama(tmp_path / "llama")
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "model-layer-00000.safetensors").write_bytes(b"")

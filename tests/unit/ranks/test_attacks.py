@@ -156,7 +156,7 @@ def test_strangers_fill_neither_the_log_nor_the_leader(caplog: pytest.LogCapture
 
 
 def raw_join(port: int, direction: int, words: bytes) -> bytes:
-    """What the leader answers to who has the secret and says this."""
+    """Answer of the leader to a host that has the secret and sends these words."""
     with socket.create_connection((LOCAL, port), timeout=10) as connection:
         _, _, nonce = HELLO.unpack(connection.recv(HELLO.size, socket.MSG_WAITALL))
         own, host_id = bytes(32), bytes(16)
@@ -186,7 +186,7 @@ class LyingHost:
         assert self.next().kind == FrameKind.PLACE
 
     def next(self) -> Frame:
-        """What the leader says, but for its heartbeats."""
+        """Next frame from the leader, apart from heartbeats."""
         while True:
             frame = Frame.unpack(self.from_leader.recv(HEADER.size, socket.MSG_WAITALL))
             if frame.size:
@@ -223,7 +223,7 @@ class Leading:
         self.rank = rank
 
     def why_lost(self) -> str:
-        """What the leader says of the host it has lost."""
+        """Reason that the leader gives for the loss of the host."""
         with suppress(EOFError):
             while True:
                 self.rank.receive()

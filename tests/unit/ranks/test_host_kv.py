@@ -26,7 +26,7 @@ OURS = Authority("chat.default")
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[Address]:
-    """Where a host with our certificate serves its part of a worker's KV."""
+    """Address at which a host with our certificate serves its part of a worker's KV."""
     answers: SimpleQueue[KVAnswer] = SimpleQueue()
     memory = shared_pages.make_memory()
     shared_pages.set_size(memory, 2 * NUM_BLOCKS * PAGE_BYTES)

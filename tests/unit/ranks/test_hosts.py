@@ -107,7 +107,7 @@ def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_
 
 
 def lost_host(engine: Engine) -> str:
-    """What the engine says once it has noticed, and that it cannot go on."""
+    """Error with which the engine reports the loss; checks that it cannot recover."""
     engine.add_request(PROMPTS["greedy"], PARAMS["greedy"], request_id="lost")
     with pytest.raises(RanksLostError) as lost:
         drain(engine)

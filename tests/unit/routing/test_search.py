@@ -51,7 +51,7 @@ def locals_of(shape: RequestShape, candidates: Candidates) -> Iterator[Placement
 
 
 def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float, Placement]]:
-    """What may be chosen, priced: of a short prompt a pair only where nothing else may be."""
+    """Placements that may be chosen, with their costs; pairs for short prompts only if nothing else may be."""
 
     def priced(choices: Iterator[Placement]) -> list[tuple[float, Placement]]:
         found = [(predict(shape, choice, candidates.links, candidates.now_s), choice) for choice in choices]
@@ -261,7 +261,7 @@ def test_nobody_is_no_choice() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_large_even_fleets_with_uneven_links_are_decided_exactly(seed: int) -> None:
-    """Where loads hardly differ every pair is a close call: the former search gave up after some thousand pairs."""
+    """Loads hardly differ, so every pair is a close call: the former search gave up after some thousand pairs."""
     source = random.Random(seed)
     prefills = [worker(f"p{i}", queued=queue_of(source.choice([0, 0, 0, 50]))) for i in range(40)]
     decodes = [worker(f"d{i}", D, num_running=20 + source.randrange(3)) for i in range(40)]

@@ -25,7 +25,7 @@ DEPLOYMENT = "chat.default"
 
 @dataclass
 class Place:
-    """Where processes of a test get certificates from."""
+    """Source of certificates for the processes of a test."""
 
     directory: Path
     authority: Authority

@@ -309,7 +309,7 @@ def test_what_is_not_of_tandem_is_said_to_be_too_old_or_foreign() -> None:
 
 
 def test_a_worker_at_another_address_than_was_announced_is_refused() -> None:
-    """Who announces an address of its own and passes calls on to a real worker is found out by what that one says."""
+    """Detects proxies that announce their own address: the worker to which they pass calls on names another."""
 
     async def story(scene: Scene) -> None:
         async with tapping(scene.server.address) as tap:

@@ -49,7 +49,7 @@ class Transfer:
 
 @dataclass
 class Lease:
-    """What a peer reads, whenever it likes until it lets go."""
+    """Blocks that a peer may read at any time until it releases them."""
 
     request: Request
     blocks: dict[int, list[Content | None]] = field(default_factory=dict)

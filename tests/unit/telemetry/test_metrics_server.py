@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 
 
 def with_server(act: Callable[[MetricsServer], Awaitable[Any]], client_timeout_s: float = 5.0) -> Any:
-    """What `act` returns, beside a server of one counter at 7 that says 503."""
+    """Result of `act` with a server that has one counter at 7 and answers 503 to /health."""
 
     async def main() -> Any:
         registry = CollectorRegistry()

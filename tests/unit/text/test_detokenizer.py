@@ -40,7 +40,7 @@ def _stream(tokenizer: Tokenizer, prompt: list[int], outputs: list[int], *, skip
 
 
 def _whole(tokenizer: Tokenizer, prompt: list[int], outputs: list[int], *, skip: bool = True) -> str:
-    """What the outputs add to the prompt's text, by decoding everything."""
+    """Text that the outputs add to the prompt's, by decoding everything."""
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
     text = tokenizer.decode(prompt + outputs, skip_special_tokens=skip)
     assert text.startswith(before)

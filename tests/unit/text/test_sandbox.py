@@ -51,7 +51,7 @@ def test_members_are_found_as_in_the_sandbox_of_jinja(name: str) -> None:
 
 
 def _outcome(template: jinja2.Template, x: object) -> str:
-    """What is rendered, or the error; without addresses of objects."""
+    """Rendered text without addresses of objects, or the error."""
     try:
         return re.sub("0x[0-9a-f]+", "", template.render({"x": x, BUDGET: Budget(100)}))
     except jinja2.TemplateError as error:

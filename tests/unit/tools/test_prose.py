@@ -55,9 +55,14 @@ try:
 except ImportError:
     def load():
         "Where it is."
+
+def keep():
+    """
+    Whose it is.
+    """
 '''
     found = rules.definition_lines("a.py", source)
-    assert sorted(each.place for each in found) == ["a.py:15", "a.py:3", "a.py:7"]
+    assert sorted(each.place for each in found) == ["a.py:15", "a.py:18", "a.py:3", "a.py:7"]
 
 
 def test_other_first_lines_of_functions_pass() -> None:
@@ -127,10 +132,10 @@ def test_without_git_files_are_read_and_commits_are_not(tmp_path: Path) -> None:
     assert [each.place for each in verdict.new] == ["a.py"]
 
 
-def test_definitions_are_read_outside_of_tests_only(tmp_path: Path) -> None:
+def test_definitions_are_read_except_in_generated_files(tmp_path: Path) -> None:
     source = 'def a():\n    """What it is."""\n'
-    root = checkout(tmp_path, **{"tandem__a.py": source, "bench__a.py": source, "tests__a.py": source})
-    assert sorted(each.place for each in check(root).new) == ["bench/a.py:2", "tandem/a.py:2"]
+    root = checkout(tmp_path, **{"tandem__a.py": source, "tests__unit__a.py": source, "tandem__rpc__v1__a.py": source})
+    assert sorted(each.place for each in check(root).new) == ["tandem/a.py:2", "tests/unit/a.py:2"]
 
 
 def test_only_documents_for_readers_are_read(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def blocks_of(
 
 
 def pages_of(ranked: RankedLayout, num_blocks: int, content: dict[tuple[int, int], Places]) -> Pages:
-    """What ranks hold that have computed the blocks (group, index), in these pages; others are zero."""
+    """Pages of ranks that have computed the blocks (group, index), which `content` places; others are zero."""
     pages = np.zeros((ranked.num_ranks, num_blocks, ranked.page_bytes), dtype=np.uint8)
     starts = [0, *accumulate(ranked.stages)]
     for ((group, index), block), rank in product(content.items(), range(ranked.num_ranks)):

@@ -39,7 +39,7 @@ def test_pages_come_back_bit_by_bit_and_touch_no_others(arena: Arena, num_parts:
 
 
 class Failing(HostPages):
-    """What a GPU that is lost looks like."""
+    """Host pages of a GPU that is lost."""
 
     def store(self, pairs: Iterable[tuple[int, int]]) -> None:
         raise RuntimeError("the device is gone")

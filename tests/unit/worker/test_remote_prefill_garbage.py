@@ -26,7 +26,7 @@ def with_blocks(update: PrefillUpdate, change: Callable[[tuple[int, ...]], tuple
 
 
 class Lies:
-    """What a broken prefill worker may say instead of the truth, by name."""
+    """False updates that a broken prefill worker may send, by name."""
 
     @staticmethod
     async def out_of_range(update: PrefillUpdate) -> Sequence[PrefillUpdate]:

@@ -114,7 +114,7 @@ def test_a_peer_that_is_lost_is_told_of_until_it_is_connected_again(llama: Path)
 
 
 def test_a_peer_that_was_started_again_is_not_told_of(llama: Path) -> None:
-    """What is stale is the pairing."""
+    """The pairing is stale, not the peer."""
 
     async def main() -> None:
         async with pair_of(llama) as pair, front_of(pair.prefill) as front:

@@ -17,7 +17,7 @@ PROMPT = prompt_of(60)
 
 
 class Counted:
-    """How often a scheduler was asked."""
+    """Counter of the calls of a scheduler."""
 
     def __init__(self, engine: Engine) -> None:
         self.number = 0

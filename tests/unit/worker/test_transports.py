@@ -37,7 +37,7 @@ def test_nixl_is_opened_for_rdma_devices_or_when_asked_for() -> None:
 
 
 def test_a_port_that_was_named_is_listened_at_or_refused() -> None:
-    """Where policies open that port alone, another one would be a worker whose blocks nobody can read."""
+    """Network policies may open that port alone: nobody could read the blocks of a worker at another one."""
     identity = Identity({"a": "b"}, SECRET)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

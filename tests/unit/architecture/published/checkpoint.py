@@ -10,7 +10,7 @@ BOOKKEEPING: dict[str, Any] = {"attention_dropout": 0.0, "hidden_act": "silu", "
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What is published.
+    """Published checkpoint: its configuration and known figures.
 
     Args:
         name: of the repository on the Hugging Face hub.

@@ -82,7 +82,7 @@ def test_hand_off_between_two_processes(tmp_path: Path) -> None:
 
 
 def test_hand_off_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it left behind must not get into the next one's tokens."""
+    """Remains of the failed hand-off must not get into the next one's tokens."""
     failures = iter([RuntimeError("out of memory")])
 
     def sums_or_failure(pages: torch.Tensor, block_ids: tuple[int, ...]) -> tuple[int, ...]:

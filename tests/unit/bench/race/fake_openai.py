@@ -22,7 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass
 class Script:
-    """How answers look. `refuse_from`: requests from this one on (0 = the first) get 500."""
+    """Form of the answers. `refuse_from`: requests from this one on (0 = the first) get 500."""
 
     per_event: int = 1
     tells_ids: bool = True

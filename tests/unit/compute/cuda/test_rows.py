@@ -27,7 +27,7 @@ def _products() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared is Triton's own."""
+    """Fails where Triton declines and leaves the result to PyTorch, so that what is compared is Triton's own."""
     asked: dict[str, Any] = {name: getattr(rows, name) for name in ("gated_product", "rms_norm", "turn")}
 
     def served(name: str) -> Any:

@@ -17,7 +17,7 @@ SMALLEST_SHARED_MEMORY_BYTES = 99 * 1024  # compute capability 8.6 and 8.9
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each launch of a few unlike batches compiled to, ahead of time, so that no GPU is needed."""
+    """Compiled launches of a few unlike batches; compilation is ahead of time, so that no GPU is needed."""
     pytest.importorskip("triton", reason="triton is not installed")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))

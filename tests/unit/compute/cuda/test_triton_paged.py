@@ -95,7 +95,7 @@ def test_a_larger_grid_changes_nothing(backend: AttentionBackend) -> None:
 @pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("window", [None, 17])
 def test_chunks_equal_whole_bit_for_bit(backend: AttentionBackend, window: int | None) -> None:
-    """However a prompt is cut, a token's tiles start at the same positions."""
+    """Tiles of a token start at the same positions for any cut of its prompt."""
     shape = Shape(window=window)
     request = random_request(shape, 90, 90, seed=3)
     whole = attend(backend, shape, [request])

@@ -50,7 +50,7 @@ def _unfolded(source: str, kind: str, name: str) -> list[tuple[str, str]]:
 
 
 def declared(fields: str, prefix: str = "") -> list[tuple[str, str]]:
-    """What Python declares, as `fields_of` gives what C++ does."""
+    """Fields that Python declares, in the form in which `fields_of` gives those of C++."""
     pairs = (name.partition(":") for name in fields.split())
     return [(f"{prefix}{name}", kind or "q") for name, _, kind in pairs]
 

@@ -76,7 +76,7 @@ def test_nothing_is_slower_than_without_drafts(
 def test_the_estimate_of_the_time_saved_is_what_was_saved(
     num_requests: int, acceptance: float, row_s: float, depth_s: float, kind: str | None
 ) -> None:
-    """What is lost too. Times that vary by a quarter make it less exact."""
+    """Losses are estimated, too. Times that vary by a quarter make the estimate less exact."""
     answers, seconds = answers_of(num_requests), row_cost(row_s)
     disturbance = None if kind is None else Disturbances(1, **KINDS[kind])
     found = simulate(TimedDrafter(answers, acceptance, depth_s), answers, seconds, NUM_STEPS, disturbance=disturbance)

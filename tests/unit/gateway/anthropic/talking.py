@@ -78,7 +78,7 @@ class TalkingWorker(FakeWorker):
 
     @property
     def last_prompt(self) -> str:
-        """What the last call had it read."""
+        """Text of the prompt of the last call."""
         return self.tokenizer.decode(self.calls[-1].prompt_token_ids, skip_special_tokens=False)
 
 

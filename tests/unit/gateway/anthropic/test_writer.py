@@ -21,7 +21,7 @@ def streamed(*batches: list[Part], max_tokens: int = 9) -> list[tuple[str, dict[
 
 
 def blocks(told: list[tuple[str, dict[str, Any]]]) -> list[Any]:
-    """What a client that only adds up would have."""
+    """Content blocks of a client that only appends deltas."""
     found: list[Any] = []
     for name, value in told:
         if name == "content_block_start":

@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def passes_plainly(terms: Sequence[str], text: str, num_judged: int, may_go_on: bool) -> bool:
-    """What is meant: one regular expression of all terms."""
+    """Reference for the blocklist: one regular expression of all terms."""
     words = sorted({" ".join(term.split()) for term in terms} - {""})
     spelled = (re.escape(word).replace(r"\ ", r"\s{1,8}") for word in sorted(words, key=len, reverse=True))
     found = re.finditer(rf"(?<!\w)(?:{'|'.join(spelled)})(?!\w)", text, re.IGNORECASE)

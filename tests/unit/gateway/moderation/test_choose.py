@@ -103,7 +103,7 @@ def test_names(tmp_path: Path) -> None:
 
 
 def always() -> Blocklist:
-    """What an operator's own module might make."""
+    """Moderator that an operator's own module might make."""
     return Blocklist(["always"])
 
 

@@ -33,7 +33,7 @@ def test_the_sdk_completes_whole_and_streamed(tmp_path: Path) -> None:
 
 
 def test_a_scored_prompt_has_one_position_a_token_and_no_probability_for_the_first(tmp_path: Path) -> None:
-    """What lm-eval sends: a batch of token ids, echoed, with logprobs and one new token."""
+    """Request in the form of lm-eval: a batch of token ids, echoed, with logprobs and one new token."""
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         asked = COMPLETION | {"prompt": [[64, 65, 66], [67]], "echo": True, "logprobs": 1, "max_tokens": 1}

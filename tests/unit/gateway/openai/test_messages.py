@@ -142,7 +142,7 @@ def test_a_message_of_text_alone_is_read_as_one_with_fields_that_say_nothing(
 
 
 def outcome(message: dict[str, Any]) -> Any:
-    """What is read of a message, its fields in order; or the words with which it is refused."""
+    """Fields of a message as read, in order, or the error with which it is refused."""
     try:
         return list(read_messages([message], 1)[0].items())
     except RequestError as error:

@@ -108,7 +108,7 @@ ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "</s>")
 
 
 def last_answer(prompt: str) -> str:
-    """What a model would have had to write, out of a template's rendering of it."""
+    """Answer that a model would have had to write, taken from a template's rendering of it."""
     for beginning in BEGINNINGS:
         prompt = prompt.rpartition(beginning)[2]
     return min((prompt.partition(end)[0] for end in ENDS), key=len)

@@ -30,7 +30,7 @@ def content(checkpoint: Path) -> bytes:
 
 
 def header_bytes(path: Path) -> int:
-    """Where the tensors begin."""
+    """Offset at which the tensors begin."""
     return int(gguf.GGUFReader(path).data_offset)
 
 

@@ -90,7 +90,7 @@ def _save_gemma3(path: Path, **options: Any) -> Path:
 
 
 def _save_gemma2(path: Path, **options: Any) -> Path:
-    """Whose head is always its embedding."""
+    """Saves a tiny Gemma 2, whose head is always its embedding."""
     fixed: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
     return _with_round_norms(save_tiny_gemma2(path, **options | fixed))
 

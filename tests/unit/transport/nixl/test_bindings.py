@@ -52,7 +52,7 @@ def test_settings_of_the_user_win_over_our_defaults() -> None:
 
 
 def test_the_seam_and_everything_but_the_pools_stay_light() -> None:
-    """What the gateway and the router may import brings neither tensors nor a wire."""
+    """Modules that the gateway and the router may import load no libraries for tensors or wires."""
     code = (
         "import sys, tandem.transport.base, tandem.transport.choose, tandem.transport.measure, tandem.transport.card;"
         "print([name for name in ('torch', 'grpc', 'numpy', 'nixl_cu13') if name in sys.modules])"

@@ -242,7 +242,7 @@ def test_nothing_is_read_from_a_withdrawn_source(tmp_path: Path) -> None:
 
 
 def read_over(reader: TcpTransport, peer: Peer) -> str:
-    """Why a read over the link that exists failed; "" = it did not."""
+    """Error of a read over the existing link; "" = it did not fail."""
     transfer = reader.read(peer, BLOCKS, BLOCKS)
     assert transfer.wait(10.0)
     return "" if transfer.error is None else str(transfer.error)

@@ -95,13 +95,13 @@ class SayingWorker(FakeWorker):
 
     @property
     def last_prompt(self) -> str:
-        """What the last call had it read."""
+        """Text of the prompt of the last call."""
         return self.tokenizer.decode(self.calls[-1].prompt_token_ids, skip_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs."""
+    """Running gateway with its service of responses, a fake router, a scripted worker and a client."""
 
     worker: SayingWorker
     router: FakeRouter

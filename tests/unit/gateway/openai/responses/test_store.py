@@ -65,7 +65,7 @@ def size_of(kept: StoredResponse) -> int:
 
 
 async def left_of(store: ResponseStore, tenant: str, entries: Sequence[StoredResponse]) -> list[int]:
-    """Which of them are still there."""
+    """Indices of the entries that are still stored."""
     return [index for index, each in enumerate(entries) if await store.find(tenant, each.response_id) is not None]
 
 

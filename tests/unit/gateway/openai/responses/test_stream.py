@@ -51,7 +51,7 @@ def test_events_come_in_their_order(tmp_path: Path, burst: int, answer: str, kin
 
 
 def _said(item: dict[str, Any]) -> Any:
-    """What an item says, without what names it."""
+    """Content and status of an item, without its ids."""
     if item["type"] == "function_call":
         return item["name"], item["arguments"], item["status"]
     return item["type"], item["status"], [part["text"] for part in item["content"]]
