@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RemoteEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
@@ -73,12 +73,10 @@ def _downloaded(name: str) -> Path:
         )
     if part:
         return _of_gguf(name)
-    try:
-        return Path(huggingface_hub.hf_hub_download(repository, _CONFIG, revision=revision or None))
+    try:  # NOTE: asking for the file alone is repeated for 23 s where nothing answers
+        found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=_CONFIG)
     except HFValidationError as error:
         raise ConfigurationError(f"--model={shown(name)} is no Hugging Face name ({error})") from error
-    except RemoteEntryNotFoundError:
-        return _of_gguf(name)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         known = recall(name)
         if known is not None:
@@ -87,6 +85,8 @@ def _downloaded(name: str) -> Path:
             f"the {_CONFIG} of {shown(name)} cannot be fetched from the Hugging Face hub ({error}); check the name and "
             f"the network, give a model directory, or name a built-in model: {', '.join(catalogue_names())}"
         ) from error
+    config = Path(found) / _CONFIG
+    return config if config.is_file() else _of_gguf(name)
 
 
 def _of_gguf(name: str) -> Path:

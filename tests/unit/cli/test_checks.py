@@ -56,12 +56,14 @@ def test_widths_that_do_not_divide_a_model_are_refused_with_those_that_do(tmp_pa
         check_widths(path, {"prefill": 1, "decode": 8}, 16)
 
 
-def test_contexts_change_no_hand_off_and_are_refused_beside_stages(tmp_path: Path) -> None:
+def test_contexts_change_no_hand_off_and_count_as_ranks(tmp_path: Path) -> None:
     path = save_tiny_qwen2(tmp_path, num_attention_heads=4, num_key_value_heads=2)
     ones, contexts = {"prefill": 1, "decode": 1}, {"prefill": 2, "decode": 1}
     check_widths(path, ones, 16, "nixl", ones, contexts)
-    with pytest.raises(ConfigurationError, match=r"cp=2 with pp=2: .* or cp=1"):
-        check_widths(path, ones, 16, "auto", contexts, contexts)
+    stages = {"prefill": 2, "decode": 2}
+    check_widths(path, ones, 16, "nixl", stages, contexts)
+    with pytest.raises(ConfigurationError, match=r"pp=2 with cp=5 are 10 ranks, .* give cp=4 or less"):
+        check_widths(path, ones, 16, "auto", stages, {"prefill": 5, "decode": 1})
     with pytest.raises(ConfigurationError, match=r"tp=8 with cp=2 are 16 ranks"):
         check_widths(path, {"prefill": 8, "decode": 1}, 16, "auto", ones, contexts)
 
