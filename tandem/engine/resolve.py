@@ -153,8 +153,8 @@ def assemble(
     config = resolve_drafter(config, served.offered_head)
     drafter = name_of_drafter(config)
     if config.kv_cache_bytes is not None:  # NOTE: a rank's share, and of state that ranks share there is one copy
-        here, parts = 1 if ranks is None else ranks.num_ranks_here, ranked.num_ranks
-        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // min(parts, here))
+        here, share = (1, 1) if ranks is None else (ranks.num_ranks_here, _num_hosts(ranks))
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes * here // max(1, ranked.num_ranks // share))
     network = load_network(config, drafter, served)
     sizes = resolve_sizes(config, model.spec, layout, device, None if network is None else network.layout)
     backends = choose_backends(
@@ -206,7 +206,7 @@ def assemble(
         on_ranks_lost=None if ranks is None else ranks.renew,
     )
     pages = RankedPages.of(arena) if memory is None else RankedPages(ranked, memory)
-    if speculation is not None and speculation.carrier is not None and (ranks is None or _has_all(ranks)):
+    if speculation is not None and speculation.carrier is not None and (ranks is None or _num_hosts(ranks) == 1):
         engine.draft_states = DraftHandOver(speculation.carrier, kv, pages, partial(_note_drafting, engine))
     return Assembly(engine, arena, model.spec, masks, pages)
 
@@ -384,7 +384,7 @@ def _identity(model: LoadedModel, drafter: str | None) -> ModelIdentity:
     )
 
 
-def _has_all(ranks: Ranks) -> bool:
-    """Whether none is on another host."""
+def _num_hosts(ranks: Ranks) -> int:
+    """Among which all are divided."""
     links = ranks.links
-    return ranks.num_ranks_here == links.shard.num_ranks * links.num_stages * links.num_contexts
+    return links.shard.num_ranks * links.num_stages * links.num_contexts // ranks.num_ranks_here

@@ -11,7 +11,7 @@ from enum import IntEnum
 from tandem.core.errors import TransportError
 
 HEADER = struct.Struct("!BBxxIQI")
-PLACE = struct.Struct("!BBB")  # first rank, ranks there, ranks in all
+PLACE = struct.Struct("!BBBBB")  # as in `HostPlace`
 NUMBER = struct.Struct("!q")
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_WORDS_BYTES = 1024
@@ -20,7 +20,7 @@ MAX_WORDS_BYTES = 1024
 class FrameKind(IntEnum):
     """Kind of a frame. The first ones are sent by both sides, the others by leaders or by hosts alone."""
 
-    PUBLISH = 1  # bytes of exchange `number` of `rank`
+    PUBLISH = 1  # bytes of exchange `number` on lane `rank` of `LinksMirror`
     MESSAGE = 2  # a message to or from `rank`, see `messages`
     BEATS = 3  # a count for each rank, of which the sender's own ranks are right
 

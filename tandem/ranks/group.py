@@ -48,8 +48,8 @@ class RankGroup:
         num_stages: into which the model's layers are divided; it divides `num_ranks`.
         num_contexts: into which the tokens of prompts are divided in each stage; likewise.
         deadline_s: the longest that an exchange within a stage and context, or a message to a rank, waits for it.
-        hosts: that have joined, and have ranks of it, all of one stage and context; closed with the group. None = all
-            ranks are here.
+        hosts: that have joined, and have ranks of it, of whole stages if there are several; closed with the group.
+            None = all ranks are here.
         system: where ranks of this host run.
 
     `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
@@ -69,7 +69,7 @@ class RankGroup:
         self._config, self._deadline_s, self._hosts = config, deadline_s, hosts
         self._system: RankSystem = system or OwnSystem()
         self.other_hosts: Sequence[RemoteHost] = () if hosts is None else hosts.others
-        self.num_ranks_here = num_ranks if hosts is None else hosts.num_ranks_here
+        self.num_ranks_here = num_ranks if hosts is None else hosts.place.num_here
         self._prepared: tuple[str, ShardSizes] | None = None
         self._num_fruitless = 0
         self._is_closed = False
@@ -91,6 +91,11 @@ class RankGroup:
     def expert_rows(self) -> ExpertRows:
         """Rows that the experts of each rank of the leader's stage or context have computed so far."""
         return self._shared.expert_rows
+
+    @property
+    def state_hosts(self) -> Sequence[RemoteHost]:
+        """The other hosts in the order of their parts of the state, see `MemoryPool.host`."""
+        return self.other_hosts if self.links.num_stages == 1 else self.other_hosts[::-1]
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.compute import shared_pages
-from tandem.compute.native.exchange import make_memory
-from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.compute.native.links import HostPlace, LinksMirror, make_links_memory
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.core.machine import random_id
 from tandem.ranks.forwarding import forward
@@ -36,7 +35,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Epoch:
     number: int
-    mirror: ExchangeMirror
+    place: HostPlace
+    mirror: LinksMirror
     ranks: Mapping[int, LocalRank]
     threads: list[threading.Thread] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ class LedHost:
         self._link, self._on_place = link, on_place
         self._kv_memory = shared_pages.make_memory()
         self._kv = HostKV(endpoint, self._kv_memory, self._answer)
-        self._place = (0, 0, 0)
+        self._place: HostPlace | None = None
         self._epoch: _Epoch | None = None
         self._closed = threading.Event()
         self._does: dict[FrameKind, Callable[[Frame], None]] = {
@@ -158,11 +158,11 @@ class LedHost:
         place = self._link.receive_bytes(frame.size)
         if len(place) != PLACE.size:
             raise TransportError(f"a place of {len(place)} bytes")
-        first, num_here, num_ranks = PLACE.unpack(place)
-        if not 0 < first < first + num_here <= num_ranks:
-            raise TransportError(f"a place of {num_here} ranks from {first} on, of {num_ranks}")
-        self._place = first, num_here, num_ranks
-        _log.info("joined with ranks %d to %d of %d", first, first + num_here - 1, num_ranks)
+        own = HostPlace(*PLACE.unpack(place))
+        if not own.is_possible:
+            raise TransportError(f"a place that no host of a group has: {own}")
+        self._place = own
+        _log.info("joined with ranks %d to %d of %d", own.first, own.ranks.stop - 1, own.num_ranks)
         self._on_place()
 
     def _size_kv(self, frame: Frame) -> None:
@@ -185,26 +185,27 @@ class LedHost:
 
     def _begin(self, frame: Frame) -> None:
         self._end_ranks()
-        first, num_here, num_ranks = self._place
-        if not num_here:
+        place = self._place
+        if place is None:
             raise TransportError("ranks are to be started before there is a place for them")
-        memory = make_memory(num_ranks)
+        memory = make_links_memory(place.num_ranks, place.num_sections)
         try:
-            mirror = ExchangeMirror(memory, num_ranks)
-            ranks = {rank: LocalRank(memory, self._kv_memory, SILENCE_S) for rank in range(first, first + num_here)}
+            mirror = LinksMirror(memory, place)
+            ranks = {rank: LocalRank(memory, self._kv_memory, SILENCE_S) for rank in place.ranks}
         finally:
             os.close(memory)
-        epoch = self._epoch = _Epoch(frame.epoch, mirror, ranks)
+        epoch = self._epoch = _Epoch(frame.epoch, place, mirror, ranks)
         process_ids = b"".join(NUMBER.pack(led.process_id) for led in ranks.values())
         self._link.send(Frame(FrameKind.STARTED, epoch=epoch.number, size=len(process_ids)), process_ids)
 
-        def publish(rank: int, number: int, view: memoryview) -> None:
-            self._link.send(Frame(FrameKind.PUBLISH, rank, epoch.number, number, len(view)), view)
+        def publish(lane: int, number: int, view: memoryview) -> None:
+            self._link.send(Frame(FrameKind.PUBLISH, lane, epoch.number, number, len(view)), view)
 
         for rank, led in ranks.items():
             pump = threading.Thread(target=self._pump, args=(epoch, rank, led), name=f"tandem-rank-{rank}", daemon=True)
             pump.start()
-            epoch.threads.extend((pump, forward(mirror, rank, publish)))
+            epoch.threads.append(pump)
+        epoch.threads.extend(forward(mirror, lane, publish) for lane in mirror.lanes_of(place.ranks))
 
     def _pump(self, epoch: _Epoch, rank: int, led: LocalRank) -> None:
         """Passes on what a rank says, and in the end that it has ended."""
@@ -238,8 +239,9 @@ class LedHost:
         if epoch is None:
             self._link.receive_bytes(frame.size)
             return
-        if frame.rank in epoch.ranks or frame.rank >= self._place[2]:
-            raise TransportError(f"bytes of rank {frame.rank} come from elsewhere")
+        rank = epoch.mirror.rank_of(frame.rank)
+        if rank in epoch.ranks or not epoch.mirror.is_read_by(frame.rank, epoch.place.ranks):
+            raise TransportError(f"bytes of rank {rank} come from elsewhere")
         self._link.receive_into(epoch.mirror.room_for(frame.rank, frame.number, frame.size))
         epoch.mirror.publish(frame.rank, frame.size)
 

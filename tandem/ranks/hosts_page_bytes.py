@@ -18,7 +18,7 @@ class HostsPageBytes:
 
     Args:
         own: of the leader's host.
-        others: in the order of their ranks.
+        others: in the order of their parts of the pool.
     """
 
     def __init__(self, own: LocalPageBytes, pool: MemoryPool, others: Sequence[RemoteHost]) -> None:
@@ -47,21 +47,24 @@ class HostsPageBytes:
         return [next(found[host]) for host in hosts]
 
     def _of_copies(self, wanted: Sequence[Sequence[PagePart]]) -> list[int]:
-        own, *others = self._inspected([Inspect(tuple(map(tuple, wanted)), ())] * self._pool.num_hosts)
-        for other, found in zip(self._others, others, strict=True):
+        found_there = self._inspected([Inspect(tuple(map(tuple, wanted)), ())] * self._pool.num_hosts)
+        own = found_there.pop(self._pool.host)
+        for other, found in zip(self._others, found_there, strict=True):
             if found != own:
                 raise TransportError(f"{other.name} has another copy of what all ranks share: it is damaged")
         return list(own.crc32s)
 
     def _inspected(self, asked: Sequence[Inspect]) -> list[Inspected]:
         """Of each host, which look at the same time. Raises `TransportError`."""
+        there = [each for host, each in enumerate(asked) if host != self._pool.host]
         futures = [
             other.ask(each) if each.crc32s or each.are_finite else None
-            for other, each in zip(self._others, asked[1:], strict=True)
+            for other, each in zip(self._others, there, strict=True)
         ]
-        crc32s, finite = self._own.crc32s(asked[0].crc32s), self._own.are_finite(asked[0].are_finite)
-        found = [Inspected(tuple(crc32s), tuple(finite))]
-        for other, future, each in zip(self._others, futures, asked[1:], strict=True):
+        here = asked[self._pool.host]
+        own = Inspected(tuple(self._own.crc32s(here.crc32s)), tuple(self._own.are_finite(here.are_finite)))
+        found: list[Inspected] = []
+        for other, future, each in zip(self._others, futures, there, strict=True):
             if future is None:
                 found.append(Inspected((), ()))
                 continue
@@ -72,6 +75,7 @@ class HostsPageBytes:
             if not isinstance(answer, Inspected) or len(answer.crc32s) != len(each.crc32s):
                 raise TransportError(f"{other.name} cannot look at its pages: {answer}")
             found.append(answer)
+        found.insert(self._pool.host, own)
         return found
 
     def _host_of(self, rank: int) -> int:

@@ -40,7 +40,7 @@ class HostsTransport:
     Args:
         own: of the leader's host, for `pool`.
         pool: the leader's, which has room for the blocks of all hosts.
-        others: in the order of their ranks.
+        others: in the order of their parts of the pool.
 
     Raises:
         ConfigurationError: a host cannot let peers read its KV, or not where they could reach it.
@@ -68,15 +68,19 @@ class HostsTransport:
                 pool.num_hosts,
                 host,
             )
-            for host in range(1, pool.num_hosts)
+            for host in range(pool.num_hosts)
+            if host != pool.host
         ]
         asked = [other.ask(call) for other, call in zip(others, calls, strict=True)]
-        self._addresses = [own.address]
+        self._addresses: list[Address] = []
         for other, future in zip(others, asked, strict=True):
             answer = future.result(_OPEN_S)
             if not isinstance(answer, PoolOpened):
                 raise ConfigurationError(f"{other.name} cannot let peers read its KV: {_words(answer)}")
             self._addresses.append(_reachable(other, Address(answer.host, answer.port), own.address))
+        self._addresses.insert(pool.host, own.address)
+        self._by_place: list[RemoteHost | None] = list(others)
+        self._by_place.insert(pool.host, None)
 
     def card(self) -> bytes:
         return self._own.card_of(self._addresses)
@@ -105,22 +109,21 @@ class HostsTransport:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        """NOTE: the own part first, whose arguments are checked at once."""
         if len(remote_blocks) != len(local_blocks):
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)  # which refuses it
         remote, local = np.asarray(remote_blocks, dtype=np.int64), np.asarray(local_blocks, dtype=np.int64)
         begun: list[Transfer] = []
-        for host in range(self._pool.num_hosts):
+        for host, other in enumerate(self._by_place):
             theirs, ours = remote, local
             if self._pool.num_ranks > 1:
                 mine = local * peer.unit_bytes // self._pool.bytes_per_host == host
                 theirs, ours = remote[mine], local[mine]
             if not len(ours):
                 continue
-            if host == 0:
+            if other is None:
                 begun.append(self._own.read(peer, theirs.tolist(), ours.tolist(), deadline_s))
             else:
-                begun.append(self._read_there(self._others[host - 1], peer, theirs, ours, deadline_s))
+                begun.append(self._read_there(other, peer, theirs, ours, deadline_s))
         if not begun:
             return self._own.read(peer, remote_blocks, local_blocks, deadline_s)
         return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)

@@ -8,9 +8,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.compute.native.links import HostPlace, LinksMirror
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.core.machine import monotonic_s
 from tandem.ranks.forwarding import forward
@@ -41,6 +42,7 @@ class JoinedHosts:
 
     Args:
         bind: host and port; port 0 = any free one.
+        num_stages, num_contexts: of the group; hosts have whole stages, if there are several.
         release: what hosts must have too; None = this process's.
 
     `on_leaving` is called, on a thread of its own, when one of them is to be stopped.
@@ -50,11 +52,19 @@ class JoinedHosts:
     """
 
     def __init__(
-        self, bind: tuple[str, int], proof: Proof, num_hosts: int, num_ranks: int, *, release: str | None = None
+        self,
+        bind: tuple[str, int],
+        proof: Proof,
+        num_hosts: int,
+        num_ranks: int,
+        *,
+        num_stages: int = 1,
+        num_contexts: int = 1,
+        release: str | None = None,
     ) -> None:
-        self._proof, self._num_hosts, self._num_ranks = proof, num_hosts, num_ranks
+        self._proof, self._num_hosts = proof, num_hosts
         self._release = own_release() if release is None else release
-        self.num_ranks_here = num_ranks // num_hosts
+        self.place = HostPlace(0, num_ranks // num_hosts, num_ranks, num_stages, num_contexts)
         self.on_leaving: Callable[[], None] = _nobody
         self._hosts: dict[int, RemoteHost] = {}
         self._halves: dict[bytes, JoiningHost] = {}
@@ -100,7 +110,7 @@ class JoinedHosts:
         """
         for thread in self._forwarders:
             thread.join()
-        mirror = ExchangeMirror(memory, self._num_ranks)
+        mirror = LinksMirror(memory, self.place)
         ranks: dict[int, LedRank] = {}
         with self._changed:
             hosts = self.others
@@ -111,8 +121,13 @@ class JoinedHosts:
             for led in ranks.values():
                 led.close()
             raise
-        send = partial(self._publish, epoch, hosts)
-        self._forwarders = [forward(mirror, rank, send) for rank in range(self.num_ranks_here)]
+
+        def send(lane: int, number: int, view: memoryview) -> None:
+            for host in hosts:
+                if mirror.is_read_by(lane, host.place.ranks):
+                    host.tell(Frame(FrameKind.PUBLISH, lane, epoch, number, len(view)), view)
+
+        self._forwarders = [forward(mirror, lane, send) for lane in mirror.lanes_of(self.place.ranks)]
         return ranks
 
     def set_kv_bytes(self, num_bytes: int) -> None:
@@ -131,10 +146,6 @@ class JoinedHosts:
         self._stop_listening()
         for host in list(self._hosts.values()):
             host.close()
-
-    def _publish(self, epoch: int, hosts: Sequence[RemoteHost], rank: int, number: int, view: memoryview) -> None:
-        for host in hosts:
-            host.tell(Frame(FrameKind.PUBLISH, rank, epoch, number, len(view)), view)
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
@@ -220,12 +231,11 @@ class JoinedHosts:
             to_host, to_leader = sorted((half, other), key=lambda each: each.direction)
             assert to_host.direction == Direction.TO_HOST
             link = Link(to_leader.connection, to_host.connection, partial(_are_accepted, half, other))
-            here = self.num_ranks_here
             name = f"host {places[0]} of {self._num_hosts} ({half.address.rpartition(':')[0]})"
-            place = places[0] * here, here, self._num_ranks
+            place = replace(self.place, first=places[0] * self.place.num_here)
             self._hosts[places[0]] = RemoteHost(name, link, place, self._lose, self._tell_leaving)
             self._changed.notify_all()
-        _log.info("%s has joined with ranks %d to %d", name, place[0], place[0] + here - 1)
+        _log.info("%s has joined with ranks %d to %d", name, place.ranks.start, place.ranks.stop - 1)
 
     def _lose(self, lost: RemoteHost) -> None:
         """NOTE: while others are waited for, its place is free again."""

@@ -10,11 +10,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.compute.native.links import HostPlace, LinksMirror
 from tandem.core.errors import RanksLostError, TransportError
 from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded
@@ -101,14 +101,14 @@ class _Epoch:
     """`others`: the hosts that have to be given what this one's ranks publish."""
 
     number: int
-    mirror: ExchangeMirror
+    mirror: LinksMirror
     ranks: Mapping[int, RemoteRank]
     others: Sequence["RemoteHost"]
     has_started: threading.Event
 
 
 class RemoteHost:
-    """A host that has joined, with the ranks `first` to `first + num_here - 1` of `num_ranks`.
+    """A host that has joined, with the ranks of `place`.
 
     `on_lost` is called once on a thread of its own, `on_leaving` when it is to be stopped.
     """
@@ -117,12 +117,12 @@ class RemoteHost:
         self,
         name: str,
         link: Link,
-        place: tuple[int, int, int],
+        place: HostPlace,
         on_lost: Callable[["RemoteHost"], None],
         on_leaving: Callable[["RemoteHost"], None],
     ) -> None:
         self.name, self._link = name, link
-        self._first, self._num_here, self._num_ranks = place
+        self.place = place
         self._on_lost, self._on_leaving = on_lost, on_leaving
         self._lock = threading.Lock()
         self._epoch: _Epoch | None = None
@@ -140,16 +140,15 @@ class RemoteHost:
             FrameKind.LEAVING: self._leave,
             FrameKind.KV_ANSWER: self._take_answer,
         }
-        self.tell(Frame(FrameKind.PLACE, size=PLACE.size), PLACE.pack(*place))
+        self.tell(Frame(FrameKind.PLACE, size=PLACE.size), PLACE.pack(*astuple(place)))
         self._thread = threading.Thread(target=self._read, name="tandem-host", daemon=True)
         self._thread.start()
 
-    def begin(self, number: int, mirror: ExchangeMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
+    def begin(self, number: int, mirror: LinksMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
         """Has it start the ranks of an epoch. Raises `RanksLostError` where it is lost."""
         with self._lock:
             self.check()
-            here = range(self._first, self._first + self._num_here)
-            ranks = {rank: RemoteRank(self, rank, number) for rank in here}
+            ranks = {rank: RemoteRank(self, rank, number) for rank in self.place.ranks}
             epoch = self._epoch = _Epoch(number, mirror, ranks, others, threading.Event())
         self.tell(Frame(FrameKind.BEGIN, epoch=number))
         if not epoch.has_started.wait(_START_S):
@@ -259,12 +258,15 @@ class RemoteHost:
         if epoch is None:
             self._link.receive_bytes(frame.size)
             return
-        self._rank(epoch, frame)
-        view = epoch.mirror.room_for(frame.rank, frame.number, frame.size)
+        lane, mirror = frame.rank, epoch.mirror
+        if mirror.rank_of(lane) not in epoch.ranks:
+            raise TransportError(f"it speaks for rank {mirror.rank_of(lane)}, which it does not have")
+        view = mirror.room_for(lane, frame.number, frame.size)
         self._link.receive_into(view)
-        epoch.mirror.publish(frame.rank, frame.size)
+        mirror.publish(lane, frame.size)
         for other in epoch.others:
-            other.tell(frame, view)
+            if mirror.is_read_by(lane, other.place.ranks):
+                other.tell(frame, view)
 
     def _take(self, frame: Frame) -> None:
         if frame.size > _MAX_WORD_BYTES:
@@ -278,14 +280,14 @@ class RemoteHost:
         """NOTE: without an epoch there are no counts."""
         if not frame.size:
             return
-        counts = self._numbers(frame, self._num_ranks)
+        counts = self._numbers(frame, self.place.num_ranks)
         epoch = self._current(frame)
         if epoch is not None:
             for rank in epoch.ranks:
                 epoch.mirror.set_beats(rank, counts[rank])
 
     def _start(self, frame: Frame) -> None:
-        process_ids = self._numbers(frame, self._num_here)
+        process_ids = self._numbers(frame, self.place.num_here)
         epoch = self._current(frame)
         if epoch is not None:
             for rank, process_id in zip(epoch.ranks.values(), process_ids, strict=True):

@@ -30,7 +30,7 @@ class MemoryPool:
         stages: as in a `RankedLayout`.
         num_hosts: among which the ranks are divided evenly. Each has room for all blocks, and fills those of its own
             ranks; where ranks share one part, each host has a copy of it.
-        host: this one of them.
+        host: this one of them, in the order of their parts of the blocks.
     """
 
     address: int

@@ -49,7 +49,7 @@ def device_name(assembly: Assembly) -> str:
 
 
 def pool_of_arena(assembly: Assembly, num_hosts: int = 1) -> MemoryPool:
-    """The KV memory of all ranks as a `MemoryPool` for transports of this host, the first."""
+    """The KV memory of all ranks as a `MemoryPool` for transports of this host, whose ranks have the last layers."""
     pages, ranked = assembly.pages.pages, assembly.pages.ranked
     num_ranks, num_blocks, page_bytes = pages.shape
     return MemoryPool(
@@ -62,6 +62,7 @@ def pool_of_arena(assembly: Assembly, num_hosts: int = 1) -> MemoryPool:
         piece_bytes=ranked.piece_bytes if ranked.is_shared and not pages.is_cuda else None,
         stages=ranked.stages,
         num_hosts=num_hosts,
+        host=num_hosts - 1 if ranked.stages else 0,
     )
 
 

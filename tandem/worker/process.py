@@ -165,7 +165,7 @@ async def serving_worker(
         compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
-        pool, others = pool_of_arena(assembly, settings.hosts), () if ranks is None else ranks.other_hosts
+        pool, others = pool_of_arena(assembly, settings.hosts), () if ranks is None else ranks.state_hosts
         transports = await asyncio.to_thread(
             _open_transports, settings, pool, identity, site, registry, credentials.tls, others
         )

@@ -53,17 +53,24 @@ def open_ranks(
     if settings.num_ranks == 1:
         return config, None
     config = share_of(config, settings.num_ranks // settings.hosts)
+    num_stages, num_contexts = settings.pp, settings.cp
     if settings.hosts == 1:
-        num_stages, num_contexts = settings.pp, settings.cp
         return config, RankGroup(
             config, settings.num_ranks, num_stages=num_stages, num_contexts=num_contexts, system=system
         )
-    hosts = JoinedHosts(settings.ranks_address, proof_of(credentials), settings.hosts, settings.tp)
+    hosts = JoinedHosts(
+        settings.ranks_address,
+        proof_of(credentials),
+        settings.hosts,
+        settings.num_ranks,
+        num_stages=num_stages,
+        num_contexts=num_contexts,
+    )
     hosts.on_leaving = on_leaving
     with ExitStack() as opened:
         opened.callback(hosts.close)
         hosts.wait(settings.join_timeout_s)
-        group = RankGroup(config, settings.tp, hosts=hosts)
+        group = RankGroup(config, settings.num_ranks, num_stages=num_stages, num_contexts=num_contexts, hosts=hosts)
         opened.pop_all()
         return config, group
 

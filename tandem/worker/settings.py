@@ -120,12 +120,18 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @model_validator(mode="after")
     def _divides_ranks(self) -> Self:
-        if self.tp % self.hosts:
+        if self.pp == 1 and self.tp % self.hosts:
             raise ValueError(f"tp={self.tp} is not divided evenly by hosts={self.hosts}; give tp 2, 4 or 8")
-        if self.hosts > 1 and self.pp > 1:
-            raise ValueError(f"pp={self.pp} with hosts={self.hosts}: stages are on one host yet; give pp=1 or hosts=1")
-        if self.hosts > 1 and self.cp > 1:
-            raise ValueError(f"cp={self.cp} with hosts={self.hosts}: contexts share one memory; give cp=1 or hosts=1")
+        if self.pp > 1 and self.pp % self.hosts:
+            raise ValueError(
+                f"pp={self.pp} with hosts={self.hosts}: each host has whole stages of layers; give as many stages as "
+                "hosts or a multiple, or fewer hosts"
+            )
+        if self.hosts > 1 and self.pp == 1 and self.cp > 1:
+            raise ValueError(
+                f"cp={self.cp} with hosts={self.hosts}: contexts of a stage share one memory; give cp=1, hosts=1, or "
+                f"pp={self.hosts}"
+            )
         if self.cp > 1 and self.role is not Role.PREFILL:
             raise ValueError(
                 f"cp={self.cp} for a {self.role} worker: it divides prompts, and a decode step has one token of each "

@@ -45,17 +45,33 @@ def rank_host(port: int, *arguments: str, secret: bytes = SECRET) -> Iterator[ps
 
 @contextmanager
 def engine_over_hosts(
-    config: EngineConfig, num_ranks: int, num_hosts: int, *, deadline_s: float = 60.0, tls: Path | None = None
+    config: EngineConfig,
+    num_ranks: int,
+    num_hosts: int,
+    *,
+    num_stages: int = 1,
+    num_contexts: int = 1,
+    deadline_s: float = 60.0,
+    tls: Path | None = None,
 ) -> Iterator[tuple[Engine, RankGroup, Sequence[psutil.Popen]]]:
     """An engine whose ranks are on so many hosts, its own included; their group, and the processes of the others."""
     config = share_of(config, num_ranks // num_hosts)
     with ExitStack() as opened:
-        hosts = JoinedHosts(("127.0.0.1", 0), proof(tls), num_hosts, num_ranks)
+        hosts = JoinedHosts(
+            ("127.0.0.1", 0), proof(tls), num_hosts, num_ranks, num_stages=num_stages, num_contexts=num_contexts
+        )
         opened.callback(hosts.close)
         flags = [] if tls is None else ["--tls-dir", str(tls)]
         others = [opened.enter_context(rank_host(hosts.port, *flags)) for _ in range(num_hosts - 1)]
         hosts.wait(JOIN_S)
-        group = RankGroup(config, num_ranks, deadline_s=deadline_s, hosts=hosts)
+        group = RankGroup(
+            config,
+            num_ranks,
+            num_stages=num_stages,
+            num_contexts=num_contexts,
+            deadline_s=deadline_s,
+            hosts=hosts,
+        )
         opened.callback(group.close)
         engine = assemble(config, ranks=group).engine
         yield engine, group, others

@@ -30,7 +30,8 @@ class ExchangeMirror:
     """Of the memory of `descriptor`, which may be closed after this. Of each rank, one thread at a time makes calls.
 
     Args:
-        num_ranks: of the whole group.
+        num_ranks: that exchange in it.
+        offset: of it in the memory, see `_Segment`.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class ExchangeMirror:
         num_ranks: int,
         *,
         buffer_bytes: int = BUFFER_BYTES,
+        offset: int = 0,
         library: ctypes.CDLL | None = None,
     ) -> None:
         library = load_library() if library is None else library
         self._num_ranks, self._buffer_bytes = num_ranks, buffer_bytes
-        self._map = mmap.mmap(descriptor, num_bytes(num_ranks, buffer_bytes))
+        self._map = mmap.mmap(descriptor, num_bytes(num_ranks, buffer_bytes), offset=offset)
         self._view = memoryview(self._map)
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         values = [[memory, rank, num_ranks, buffer_bytes, _NO_DEADLINE_NS, 0, 0, 0] for rank in range(num_ranks)]

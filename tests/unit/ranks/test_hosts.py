@@ -51,6 +51,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(checkpoints.save_tiny_qwen2(path, dtype="bfloat16", **saved))
 
 
+@pytest.fixture(scope="module")
+def checkpoint_of_four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("four")
+    saved = {"vocab_size": NUM_TOKENS, "eos_token_id": NUM_TOKENS - 1, "num_hidden_layers": 4}
+    return write_byte_tokenizer(checkpoints.save_tiny_qwen2(path, dtype="bfloat16", **saved))
+
+
 @contextmanager
 def listening(num_hosts: int = 2, release: str = RELEASE) -> Iterator[JoinedHosts]:
     hosts = JoinedHosts(("127.0.0.1", 0), proof(), num_hosts, num_hosts, release=release)
@@ -82,6 +89,35 @@ def test_hosts_have_the_bits_of_one_rank(checkpoint: Path, num_ranks: int, num_h
         assert report.hosts == (*[""] * here, *names)
         assert sorted(report.pids[here:]) == sorted(rank.pid for rank in ranks)
     assert found == one_rank(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("width", "num_stages", "num_contexts", "num_hosts"),
+    [
+        (1, 2, 1, 2),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in ((2, 2, 1, 2), (1, 4, 1, 2), (1, 4, 1, 4), (1, 2, 2, 2), (2, 4, 1, 4))
+        ),
+    ],
+)
+def test_stages_on_several_hosts_have_the_bits_of_one_rank(
+    checkpoint_of_four_layers: Path, width: int, num_stages: int, num_contexts: int, num_hosts: int
+) -> None:
+    """Of four hosts, two that do not lead pass the residual stream to each other by the leader."""
+    num_ranks = width * num_stages * num_contexts
+    config = ranked_config(checkpoint_of_four_layers, max_num_batched_tokens=100)
+    with engine_over_hosts(config, num_ranks, num_hosts, num_stages=num_stages, num_contexts=num_contexts) as (
+        engine,
+        group,
+        _,
+    ):
+        found = answers(engine)
+        here = num_ranks // num_hosts
+        assert len(set(group.stages[:here])) == num_stages // num_hosts
+        assert all(group.hosts[here:])
+        assert not any(group.hosts[:here])
+    assert found == one_rank(checkpoint_of_four_layers)
 
 
 def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_killed(

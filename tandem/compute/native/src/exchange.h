@@ -9,7 +9,7 @@
 //
 // Ranks of other hosts have buffers and counters here too, which a mirror fills with what those ranks wrote at theirs. It
 // sends what ranks of this host publish. A rank publishes k + 2 only when all others are at k + 1, so all have its k: a
-// buffer is not filled again before the mirror has sent it.
+// buffer is not filled again before the mirror has sent it. Neither is that of a pipe, whose reader has taken k by then.
 #pragma once
 #include <linux/futex.h>
 #include <sched.h>
@@ -117,7 +117,9 @@ class Exchange {
     for (int64_t sent = 0; sent < size && !g.failure; sent += g.buffer_bytes) {
       const uint32_t now = uint32_t(++g.count);
       if (!wait_for(1, now - 2)) return;
-      std::memcpy(buffer(0), data + sent, size_t(min64(g.buffer_bytes, size - sent)));
+      const int64_t bytes = min64(g.buffer_bytes, size - sent);
+      std::memcpy(buffer(0), data + sent, size_t(bytes));
+      counter_of(0).sizes[now & 1].store(bytes);
       publish(now);
     }
   }
