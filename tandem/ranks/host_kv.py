@@ -125,6 +125,7 @@ class HostKV:
             owner=pages,
             num_ranks=call.num_ranks,
             piece_bytes=call.piece_bytes,
+            stages=call.stages,
             num_hosts=call.num_hosts,
             host=call.host,
         )

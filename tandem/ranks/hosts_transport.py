@@ -65,6 +65,7 @@ class HostsTransport:
                 pool.num_blocks,
                 pool.num_ranks,
                 pool.piece_bytes,
+                pool.stages,
                 pool.num_hosts,
                 host,
             )

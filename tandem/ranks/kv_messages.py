@@ -19,6 +19,7 @@ class OpenPool:
     num_blocks: int
     num_ranks: int
     piece_bytes: int | None
+    stages: tuple[int, ...]
     num_hosts: int
     host: int
 

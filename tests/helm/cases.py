@@ -101,6 +101,10 @@ FLAGS: dict[str, Values] = {
         "decode": {"ranks": {"tensor": 8, "hosts": 4}},
         "monitoring": {"enabled": True},
     },
+    "hosts-stages": {
+        "prefill": {"ranks": {"pipeline": 2, "context": 2, "hosts": 2}},
+        "decode": {"ranks": {"tensor": 2, "pipeline": 2, "hosts": 2}},
+    },
     "hosts-hpa": {
         "prefill": {"enabled": False},
         "decode": {"ranks": {"tensor": 2, "hosts": 2}, "autoscaling": {"hpa": {"enabled": True}}},

@@ -287,6 +287,28 @@ def test_ranks_are_processes_of_one_pod() -> None:
     assert "TANDEM_CP" not in contexts.env("decode")
 
 
+def test_pods_of_a_group_have_whole_stages() -> None:
+    made = rendered("hosts-stages")
+    leaders = {}
+    for pool in ("prefill", "decode"):
+        spec = made.get("LeaderWorkerSet", pool)["spec"]["leaderWorkerTemplate"]
+        assert spec["size"] == 2
+        (container,) = spec["leaderTemplate"]["spec"]["containers"]
+        leaders[pool] = {each["name"].removeprefix("TANDEM_"): each.get("value") for each in container["env"]}
+    assert {name: leaders["decode"].get(name) for name in ("TP", "PP", "CP", "HOSTS")} == {
+        "TP": "2",
+        "PP": "2",
+        "CP": None,
+        "HOSTS": "2",
+    }
+    assert {name: leaders["prefill"].get(name) for name in ("TP", "PP", "CP", "HOSTS")} == {
+        "TP": None,
+        "PP": "2",
+        "CP": "2",
+        "HOSTS": "2",
+    }
+
+
 def test_ranks_in_several_pods_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts join where the leader listens, with the settings that both of them read."""
     spec = rendered("hosts").get("LeaderWorkerSet", "decode")["spec"]["leaderWorkerTemplate"]

@@ -29,9 +29,13 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("decode", {"ranks": {"pipeline": 3}, "resources": {"requests": {"cpu": 2}}}),
         r"decode\.ranks\.pipeline=3 with decode\.resources\.requests\.cpu=2: .* ask for 3 or more",
     ),
-    "stages on several hosts": (
-        at("decode.ranks", {"tensor": 2, "hosts": 2, "pipeline": 2}) | at("prefill.enabled", False),
-        r"decode\.ranks\.pipeline=2 with decode\.ranks\.hosts=2: .* set one of them to 1",
+    "a stage on several hosts": (
+        at("decode.ranks", {"tensor": 2, "hosts": 2, "pipeline": 3}),
+        r"decode\.ranks\.pipeline=3 with decode\.ranks\.hosts=2: .* set as many stages as pods, or a multiple",
+    ),
+    "contexts on several hosts": (
+        at("prefill.ranks", {"tensor": 2, "hosts": 2, "context": 2}),
+        r"prefill\.ranks\.context=2 with prefill\.ranks\.hosts=2: .* or prefill\.ranks\.pipeline=2",
     ),
     "contexts of decode": (
         at("decode.ranks.context", 2),

@@ -75,8 +75,8 @@ async def alone(path: Path) -> list[list[int]]:
 async def check(
     path: Path, prefill: Side, decode: Side, *, is_shared: bool = False, expected: list[list[int]] | None = None
 ) -> None:
-    """`is_shared`: ranks of a host have one copy of the state, so that it is pulled once for each host. `expected`: of
-    `alone`, if it is known.
+    """`is_shared`: ranks of a host have one copy of the state, so that it is pulled once for each host, of a stage's
+    layers. `expected`: of `alone`, if it is known.
     """
     expected = expected or await alone(path)
     async with ranked_pair(path, prefill, decode) as pair:
@@ -89,7 +89,7 @@ async def check(
         assert counters.num_fetched_tokens == len(PROMPT)
         width, num_stages, num_hosts, _ = size_of(decode)
         assert core.ranked.num_ranks == num_stages * (1 if is_shared else width)
-        whole = sum(used_bytes) * (num_hosts if is_shared else 1)
+        whole = sum(used_bytes) * (num_hosts if is_shared and num_stages == 1 else 1)
         assert NUM_BLOCKS * min(used_bytes) <= moved(transfers) <= NUM_BLOCKS * whole
         if len(used_bytes) == 1:
             assert moved(transfers) == NUM_BLOCKS * whole

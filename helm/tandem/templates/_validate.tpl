@@ -115,17 +115,20 @@
 {{- define "tandem.validateRanks" -}}
 {{- $tensor := int .pool.ranks.tensor -}}
 {{- $hosts := int .pool.ranks.hosts -}}
-{{- if gt $hosts $tensor -}}
+{{- $pipeline := int .pool.ranks.pipeline -}}
+{{- $context := int .pool.ranks.context -}}
+{{- if and (eq $pipeline 1) (gt $hosts $tensor) -}}
 {{- fail (printf "%s.ranks.hosts=%d with %s.ranks.tensor=%d: each pod needs a rank; set hosts to %d or fewer" .name $hosts .name $tensor $tensor) -}}
 {{- end -}}
 {{- if and (gt $hosts 1) .root.Values.planner.enabled -}}
 {{- fail (printf "%s.ranks.hosts=%d with planner.enabled: the planner scales Deployments alone yet: set planner.enabled=false, and scale the LeaderWorkerSet by hand, HPA or KEDA" .name $hosts) -}}
 {{- end -}}
-{{- $pipeline := int .pool.ranks.pipeline -}}
-{{- if and (gt $hosts 1) (gt $pipeline 1) -}}
-{{- fail (printf "%s.ranks.pipeline=%d with %s.ranks.hosts=%d: stages of layers are processes of one pod yet; set one of them to 1" .name $pipeline .name $hosts) -}}
+{{- if and (gt $pipeline 1) (gt (mod $pipeline $hosts) 0) -}}
+{{- fail (printf "%s.ranks.pipeline=%d with %s.ranks.hosts=%d: each pod has whole stages of layers; set as many stages as pods, or a multiple" .name $pipeline .name $hosts) -}}
 {{- end -}}
-{{- $context := int .pool.ranks.context -}}
+{{- if and (gt $hosts 1) (gt $context 1) (eq $pipeline 1) -}}
+{{- fail (printf "%s.ranks.context=%d with %s.ranks.hosts=%d: contexts of a stage are processes of one pod; set one of them to 1, or %s.ranks.pipeline=%d" .name $context .name $hosts .name $hosts) -}}
+{{- end -}}
 {{- if and (gt $context 1) (ne .name "prefill") -}}
 {{- fail (printf "%s.ranks.context=%d: prompts are divided, and a decode step has one token of each request: set prefill.ranks.context, and %s.ranks.context=1" .name $context .name) -}}
 {{- end -}}

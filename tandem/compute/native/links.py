@@ -181,7 +181,7 @@ class HostPlace:
 
 
 class LinksMirror:
-    """What a host mirrors of a group's exchanges: that of all ranks, and pipes between stages on different hosts.
+    """Mirror of what crosses hosts of a group: the exchange of all ranks, and pipes between stages on different hosts.
 
     A *lane* is what one rank publishes in one of them. Lane r is that of rank r in the exchange of all n ranks, lane
     n + r where it sends to the next stage, and lane 2 n + r where it takes from the stage before.

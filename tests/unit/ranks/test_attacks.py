@@ -248,6 +248,7 @@ LIES = {
     "an unknown kind": (HEADER.pack(99, 1, 1, 0, 0), "kind 99"),
     "a long message": (Frame(FrameKind.MESSAGE, 1, 1, size=1 << 20).pack(), "a message of 1048576 bytes"),
     "another's rank": (Frame(FrameKind.PUBLISH, 0, 1, 1, 8).pack(), "it speaks for rank 0"),
+    "a lane that there is not": (Frame(FrameKind.PUBLISH, 3, 1, 1, 8).pack(), "there is no lane 3"),
     "another's message": (Frame(FrameKind.MESSAGE, 0, 1, size=1).pack() + b"x", "it speaks for rank 0"),
     "a later exchange": (Frame(FrameKind.PUBLISH, 1, 1, 2, 8).pack(), "as exchange 2, after 0"),
     "an exchange again": (2 * (Frame(FrameKind.PUBLISH, 1, 1, 1, 8).pack() + bytes(8)), "as exchange 1, after 1"),
@@ -351,7 +352,7 @@ def test_random_frames_end_a_host_with_an_error_of_ours(seed: int) -> None:
     draw = random.Random(seed)
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
         running = pool.submit(LedHost(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
-        theirs.sendall(Frame(FrameKind.PLACE, size=PLACE.size).pack() + PLACE.pack(1, 1, 2))
+        theirs.sendall(Frame(FrameKind.PLACE, size=PLACE.size).pack() + PLACE.pack(1, 1, 2, 1, 1))
         with suppress(OSError):
             for _ in range(50):
                 theirs.sendall(random_frame(draw))
@@ -371,11 +372,17 @@ def test_random_frames_of_a_host_end_its_link_and_nothing_else(leading: Leading,
     assert "with host 1 of 2" in leading.why_lost() or leading.rank.wait(20)
 
 
-@pytest.mark.parametrize("place", [(0, 1, 2), (1, 0, 2), (1, 2, 2), (9, 9, 9)])
-def test_a_place_that_cannot_be_is_refused(place: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        *((0, 1, 2, 1, 1), (1, 0, 2, 1, 1), (1, 2, 2, 1, 1), (9, 9, 9, 1, 1), (8, 8, 16, 1, 1), (2, 3, 8, 1, 1)),
+        *((1, 1, 2, 0, 1), (1, 1, 2, 1, 0), (1, 1, 2, 1, 2), (1, 1, 4, 2, 1), (2, 2, 4, 3, 1), (2, 2, 8, 2, 2)),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(place: tuple[int, ...]) -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
         running = pool.submit(LedHost(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(Frame(FrameKind.PLACE, size=PLACE.size).pack() + PLACE.pack(*place))
-        with pytest.raises(TransportError, match="a place of"):
+        with pytest.raises(TransportError, match="a place that no host of a group has"):
             running.result(timeout=20)

@@ -33,7 +33,7 @@ def address(tmp_path: Path) -> Iterator[Address]:
     OURS.write(tmp_path / "host", CertifiedRole.WORKER)
     files = TlsFiles(tmp_path / "host", CertifiedRole.WORKER)
     kv = HostKV(KVEndpoint(SECRET, tls=files), memory, lambda _, answer: answers.put(answer))
-    kv.take(1, OpenPool(identity().incarnation, COMPATIBILITY, PAGE_BYTES, 2 * NUM_BLOCKS, 2, None, 2, 1))
+    kv.take(1, OpenPool(identity().incarnation, COMPATIBILITY, PAGE_BYTES, 2 * NUM_BLOCKS, 2, None, (), 2, 1))
     opened = answers.get(timeout=10)
     assert isinstance(opened, PoolOpened)
     yield Address(opened.host, opened.port)

@@ -120,12 +120,14 @@ def test_stages_on_several_hosts_have_the_bits_of_one_rank(
     assert found == one_rank(checkpoint_of_four_layers)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
 def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_killed(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, num_stages: int
 ) -> None:
     tls = tmp_path / "tls"
     Authority("chat.default").write(tls, CertifiedRole.WORKER)
-    with engine_over_hosts(ranked_config(checkpoint), 2, 2, tls=tls) as (engine, group, (other,)):
+    config = ranked_config(checkpoint)
+    with engine_over_hosts(config, 2, 2, num_stages=num_stages, tls=tls) as (engine, group, (other,)):
         engine.add_request(PROMPTS["choices"], PARAMS["greedy"], request_id="a")
         before = drain(engine)["a", 0][-1]
         psutil.Process(group.process_ids[1]).kill()
@@ -153,10 +155,14 @@ def lost_host(engine: Engine) -> str:
     return str(lost.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_host_is_found_within_two_seconds_and_ends_the_group(checkpoint: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "num_stages"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 1), (signal.SIGKILL, 2), (signal.SIGSTOP, 2)]
+)
+def test_a_lost_host_is_found_within_two_seconds_and_ends_the_group(
+    checkpoint: Path, number: signal.Signals, num_stages: int
+) -> None:
     """A host that is stopped is one that a network no longer reaches: its link stays open, and nothing comes."""
-    with engine_over_hosts(ranked_config(checkpoint), 2, 2) as (engine, group, (other,)):
+    with engine_over_hosts(ranked_config(checkpoint), 2, 2, num_stages=num_stages) as (engine, group, (other,)):
         noticed = threading.Event()
         group.on_lost = noticed.set
         (rank,) = other.children()

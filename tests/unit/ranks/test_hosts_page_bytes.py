@@ -33,14 +33,15 @@ class FakeHost:
         return future
 
 
-def pool_of(pages: torch.Tensor, num_hosts: int) -> MemoryPool:
-    num_ranks = len(pages)
-    size = num_ranks * NUM_BLOCKS
-    return MemoryPool(pages.data_ptr(), PAGE_BYTES, size, "cpu", pages, num_ranks=num_ranks, num_hosts=num_hosts)
+def pool_of(pages: torch.Tensor, num_hosts: int, place: int) -> MemoryPool:
+    size = len(pages) * NUM_BLOCKS
+    return MemoryPool(
+        pages.data_ptr(), PAGE_BYTES, size, "cpu", pages, num_ranks=len(pages), num_hosts=num_hosts, host=place
+    )
 
 
-def spread(pages: torch.Tensor, num_hosts: int) -> tuple[HostsPageBytes, list[FakeHost]]:
-    """Pages of all ranks, of which each host has its own alone; all of them have a single one."""
+def spread(pages: torch.Tensor, num_hosts: int, place: int = 0) -> tuple[HostsPageBytes, list[FakeHost]]:
+    """Pages of all ranks, of which each host has its own alone; all of them have a single one. `place`: the own."""
     hosts = []
     for host in range(num_hosts):
         here = pages.clone()
@@ -49,8 +50,9 @@ def spread(pages: torch.Tensor, num_hosts: int) -> tuple[HostsPageBytes, list[Fa
             here[: host * span] = 0
             here[(host + 1) * span :] = 0
         hosts.append(FakeHost(f"host {host}", here))
-    own, *others = hosts
-    return HostsPageBytes(LocalPageBytes(own.pages), pool_of(pages, num_hosts), others), others  # type: ignore[arg-type]
+    own, others = hosts[place], hosts[:place] + hosts[place + 1 :]
+    pool = pool_of(pages, num_hosts, place)
+    return HostsPageBytes(LocalPageBytes(own.pages), pool, others), others  # type: ignore[arg-type]
 
 
 def random_parts(rng: random.Random, num_ranks: int) -> Sequence[PagePart]:
@@ -61,19 +63,22 @@ def random_parts(rng: random.Random, num_ranks: int) -> Sequence[PagePart]:
     return [part() for _ in range(rng.randrange(1, 7))]
 
 
-@pytest.mark.parametrize(("num_ranks", "num_hosts"), [(2, 2), (4, 2), (4, 4), (1, 3)])
-def test_checksums_are_those_of_all_pages_in_one_place(num_ranks: int, num_hosts: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "num_hosts", "place"), [(2, 2, 0), (4, 2, 0), (4, 4, 0), (1, 3, 0), (2, 2, 1), (4, 4, 3), (4, 4, 1)]
+)
+def test_checksums_are_those_of_all_pages_in_one_place(num_ranks: int, num_hosts: int, place: int) -> None:
     rng = random.Random(num_ranks)
     pages = torch.frombuffer(bytearray(rng.randbytes(num_ranks * NUM_BLOCKS * PAGE_BYTES)), dtype=torch.uint8)
     pages = pages.view(num_ranks, NUM_BLOCKS, PAGE_BYTES)
     wanted = [random_parts(rng, num_ranks) for _ in range(20)]
-    assert spread(pages, num_hosts)[0].crc32s(wanted) == LocalPageBytes(pages).crc32s(wanted)
+    assert spread(pages, num_hosts, place)[0].crc32s(wanted) == LocalPageBytes(pages).crc32s(wanted)
 
 
-def test_numbers_are_looked_at_where_they_are() -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_numbers_are_looked_at_where_they_are(place: int) -> None:
     pages = torch.zeros(4, NUM_BLOCKS, PAGE_BYTES, dtype=torch.uint8)
     pages[2, 1, :4].view(torch.float32)[0] = torch.nan
-    found, _ = spread(pages, 2)
+    found, _ = spread(pages, 2, place)
     parts = NumberParts(0, (1, 2), 0, 4, "float32")
     assert found.are_finite([replace(parts, rank=rank) for rank in (3, 2, 1, 0)]) == [True, False, True, True]
 

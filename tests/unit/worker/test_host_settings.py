@@ -19,8 +19,8 @@ TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
         ({"tp": 2, "hosts": 2}, "hosts=2 needs ranks_bind, where the others join"),
         (TWO | {"tp": 1}, "tp=1 is not divided evenly by hosts=2"),
         (TWO | {"hosts": 3, "tp": 8}, "tp=8 is not divided evenly by hosts=3"),
-        (TWO | {"pp": 2}, "pp=2 with hosts=2: stages are on one host yet; give pp=1 or hosts=1"),
-        (TWO | {"cp": 2}, "cp=2 with hosts=2: contexts share one memory; give cp=1 or hosts=1"),
+        (TWO | {"pp": 3}, "pp=3 with hosts=2: each host has whole stages of layers; give as many stages as hosts"),
+        (TWO | {"cp": 2}, "cp=2 with hosts=2: contexts of a stage share one memory; give cp=1, hosts=1, or pp=2"),
         ({"cp": 2}, "cp=2 for a decode worker: .* give cp to prefill workers, and tp to this one"),
         (TWO | {"ranks_bind": "127.0.0.1"}, "it is not host:port"),
     ],
@@ -28,6 +28,10 @@ TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
 def test_ranks_that_cannot_be_divided_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         DecodeSettings(model="m", **values)
+
+
+def test_hosts_may_have_one_rank_of_a_stage_each() -> None:
+    assert DecodeSettings(model="m", **TWO | {"tp": 1, "pp": 4}).num_ranks == 4
 
 
 def test_a_prefill_worker_has_contexts_of_ranks() -> None:

@@ -24,6 +24,9 @@ FAMILIES = BUILDERS | RECURRENT_BUILDERS
 TWO_HOSTS = (2, 1, 2)
 FOUR_ON_TWO = (4, 1, 2)
 FOUR_HOSTS = (4, 1, 4)
+STAGES = (1, 2, 2)  # one a host
+WIDE_STAGES = (2, 2, 2)
+STAGES_OF_CONTEXTS = (1, 2, 2, 2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,11 +56,19 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         (TWO_HOSTS, 1),
         (1, TWO_HOSTS),
         (TWO_HOSTS, TWO_HOSTS),
+        (STAGES, STAGES),
         *(
             pytest.param(prefill, decode, marks=pytest.mark.slow)
             for prefill, decode in [
                 *((TWO_HOSTS, FOUR_ON_TWO), (FOUR_ON_TWO, TWO_HOSTS), (2, FOUR_HOSTS), (FOUR_HOSTS, 2)),
                 *((FOUR_HOSTS, FOUR_ON_TWO), (2, TWO_HOSTS), (TWO_HOSTS, (1, 2, 1))),
+                *(
+                    (STAGES, 1),
+                    (1, STAGES),
+                    (STAGES, TWO_HOSTS),
+                    (WIDE_STAGES, STAGES),
+                    (STAGES_OF_CONTEXTS, WIDE_STAGES),
+                ),
             ]
         ),
     ],
@@ -67,13 +78,19 @@ def test_hosts_hand_over_and_take_over(model_of: Callable[[str], Path], prefill:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("prefill", "decode"), [(TWO_HOSTS, 1), (1, TWO_HOSTS), (FOUR_ON_TWO, TWO_HOSTS)])
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        *((TWO_HOSTS, 1), (1, TWO_HOSTS), (FOUR_ON_TWO, TWO_HOSTS)),
+        *((STAGES, 1), (1, WIDE_STAGES), (WIDE_STAGES, TWO_HOSTS), (TWO_HOSTS, STAGES)),
+    ],
+)
 def test_each_host_pulls_its_copy_of_latents(model_of: Callable[[str], Path], prefill: Side, decode: Side) -> None:
     asyncio.run(check(model_of("deepseek_v3"), prefill, decode, is_shared=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("prefill", "decode"), [(TWO_HOSTS, 1), (2, FOUR_ON_TWO)])
+@pytest.mark.parametrize(("prefill", "decode"), [(TWO_HOSTS, 1), (2, FOUR_ON_TWO), (STAGES, TWO_HOSTS), (1, STAGES)])
 @pytest.mark.parametrize("family", ["kimi_linear", "qwen3_next"])
 def test_recurrent_states_of_hosts_are_handed_over(
     model_of: Callable[[str], Path], family: str, prefill: Side, decode: Side
