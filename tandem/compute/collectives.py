@@ -93,8 +93,8 @@ class RankLinks:
 
     group: of all ranks. shard: of those of its stage and context, among which layers are split.
     before, after: pipes from the stage before and to the next, of the same context; None = there is none.
-    earlier, later: pipes within the stage from the context with the tokens before and to the one with those after,
-        which is the first for the last; None = there is one context.
+    earlier, later: pipes within the stage from the context with the tokens before and to the one with those after; the
+        first follows the last. None = there is one context.
     """
 
     group: Collectives

@@ -385,6 +385,6 @@ def _identity(model: LoadedModel, drafter: str | None) -> ModelIdentity:
 
 
 def _num_hosts(ranks: Ranks) -> int:
-    """Among which all are divided."""
+    """Number of hosts among which the ranks are divided."""
     links = ranks.links
     return links.shard.num_ranks * links.num_stages * links.num_contexts // ranks.num_ranks_here
