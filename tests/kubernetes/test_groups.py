@@ -28,23 +28,28 @@ NUM_CLIENTS, NUM_GROUPS, SIZE = 3, 2, 2
 PATIENCE_S = 300.0
 OPERATORS_PORT = 8001
 VICTIM = "tandem-decode-0"
-VALUES = {
-    **{pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")},
-    "decode": {"replicas": NUM_GROUPS, "ranks": {"tensor": SIZE, "hosts": SIZE}},
-}
+POOLS = {pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["tensor", "pipeline"])
 def groups(
-    cluster: Cluster, background: Background, images: Images, old_chart: Path, journal: Journal
+    cluster: Cluster,
+    background: Background,
+    images: Images,
+    old_chart: Path,
+    journal: Journal,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Release]:
-    """Installed, with every group ready; gone at the end."""
+    """Installed, with every group ready; gone at the end. The pods of a group divide each layer, or the layers."""
+    decode = {"replicas": NUM_GROUPS, "ranks": {request.param: SIZE, "hosts": SIZE}}
     with background.entered(running_groups(cluster.api, journal.tell)):
-        release = Release(cluster, background, old_chart, merged(values_for(images), VALUES))
+        release = Release(cluster, background, old_chart, merged(values_for(images), {**POOLS, "decode": decode}))
         begun_s = time.monotonic()
         release.install()
         release.until(lambda: len(whole_groups(release)) == NUM_GROUPS, "both groups ready", PATIENCE_S)
-        journal.tell(f"{NUM_GROUPS} groups of {SIZE} pods ready {time.monotonic() - begun_s:.1f} s after helm install")
+        journal.tell(
+            f"{NUM_GROUPS} groups of {SIZE} pods by {request.param} ready {time.monotonic() - begun_s:.1f} s after helm install"
+        )
         yield release
         release.uninstall()
         release.close()
