@@ -47,9 +47,8 @@ def groups(
         begun_s = time.monotonic()
         release.install()
         release.until(lambda: len(whole_groups(release)) == NUM_GROUPS, "both groups ready", PATIENCE_S)
-        journal.tell(
-            f"{NUM_GROUPS} groups of {SIZE} pods by {request.param} ready {time.monotonic() - begun_s:.1f} s after helm install"
-        )
+        took_s = time.monotonic() - begun_s
+        journal.tell(f"{NUM_GROUPS} groups of {SIZE} pods by {request.param} ready {took_s:.1f} s after helm install")
         yield release
         release.uninstall()
         release.close()
