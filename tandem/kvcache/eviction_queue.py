@@ -5,7 +5,7 @@ there. Entries that count no longer are dropped when they reach the front or the
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +43,19 @@ class EvictionQueue:
         """Whether each of these blocks is in the queue."""
         return np.not_equal(self._place_column[block_ids], 0)
 
-    def append(self, block_id: int) -> None:
-        """Add a block that is evicted last."""
-        if self._end == len(self._entries):
+    def extend(self, block_ids: Sequence[int]) -> None:
+        """Add blocks, which are not in the queue, in this order at its end."""
+        if self._end + len(block_ids) > len(self._entries):
             self._compact()
-        self._entries[self._end] = block_id
-        self._places[block_id] = self._end
-        self._end += 1
-        self._num_blocks += 1
+        entries, places = self._entries, self._places
+        for place, block_id in enumerate(block_ids, self._end):
+            entries[place] = block_id
+            places[block_id] = place
+        self._end += len(block_ids)
+        self._num_blocks += len(block_ids)
 
-    def extend(self, block_ids: BlockIds) -> None:
-        """`append` each of these, which are not in the queue, in this order."""
+    def extend_column(self, block_ids: BlockIds) -> None:
+        """`extend`, for many blocks."""
         if self._end + len(block_ids) > len(self._entries):
             self._compact()
         end = self._end + len(block_ids)
@@ -71,14 +73,16 @@ class EvictionQueue:
         self._places[block_id] = self._first
         self._num_blocks += 1
 
-    def remove(self, block_id: int) -> None:
-        """Take out a block, wherever it is."""
-        assert self._places[block_id], f"block {block_id} is not in the queue"
-        self._places[block_id] = 0
-        self._num_blocks -= 1
+    def remove(self, block_ids: Sequence[int]) -> None:
+        """Take out blocks, wherever they are."""
+        places = self._places
+        for block_id in block_ids:
+            assert places[block_id], f"block {block_id} is not in the queue"
+            places[block_id] = 0
+        self._num_blocks -= len(block_ids)
 
-    def remove_all(self, block_ids: BlockIds) -> None:
-        """`remove` each of these, all of which are in the queue."""
+    def remove_column(self, block_ids: BlockIds) -> None:
+        """`remove`, for many blocks, all of which are in the queue."""
         self._place_column[block_ids] = 0
         self._num_blocks -= len(block_ids)
 
@@ -92,7 +96,7 @@ class EvictionQueue:
     def pop(self) -> int:
         """Take out the block that is evicted next; there is one."""
         block_id = self.first
-        self.remove(block_id)
+        self.remove((block_id,))
         return block_id
 
     def check(self) -> None:
