@@ -285,10 +285,10 @@ class KVCacheManager:
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if blocks[index] != NULL_BLOCK:
-                    self._cache.insert(blocks[index], hashes[index], parent, group)
-        for group in range(len(table.groups)):
-            self._cache.note_stretches(hashes, group, table.num_committed, num_full)
+                if block_id := blocks[index]:
+                    self._cache.insert(block_id, hashes[index], parent, group)
+        for group, blocks in enumerate(table.groups):
+            self._cache.note_stretches(hashes, blocks, group, table.num_committed, num_full)
         self._landed(owner, self._hashes_in_flight[owner][:num_new])
         self._hashes_in_flight[owner] = self._hashes_in_flight[owner][num_new:]
         table.num_committed = num_full

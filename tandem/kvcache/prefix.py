@@ -55,8 +55,12 @@ class PrefixCache(Protocol):
         """Whether this block is in the cache."""
         ...
 
-    def note_stretches(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> None:
-        """Blocks `[first, end)` of a chain were inserted: find those that complete a stretch by one look-up."""
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
+        """Blocks `[first, end)` of a chain were offered, of all of which an owner has `block_ids`: find those stretches
+        by one look-up each that they complete.
+        """
         ...
 
     def discard(self, block_id: int) -> None:
@@ -91,7 +95,7 @@ class HashPrefixCache:
         self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
         self._keys: dict[int, tuple[bytes, int]] = {}
         self._stretches: tuple[dict[bytes, array[int]], ...] = tuple({} for _ in range(num_groups))
-        self._stretch_of: dict[int, bytes] = {}  # by block its stretch's last hash
+        self._stretch_ends = array("i", bytes(4 * (num_blocks + 1)))  # by block the last of its stretch; 0 = none
         self._stretch_blocks = stretch_blocks
         self._emit = emit
 
@@ -127,41 +131,47 @@ class HashPrefixCache:
             self._emit(BlockStored(block_hash, parent_hash, group))
         return True
 
-    def note_stretches(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> None:
-        size = self._stretch_blocks
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
+        size, stretch_ends = self._stretch_blocks, self._stretch_ends
         for stop in range((first // size + 1) * size, end + 1, size):
-            blocks = [self._blocks[group].get(block_hash) for block_hash in hashes[stop - size : stop]]
-            if None not in blocks and self._stretch_of.keys().isdisjoint(blocks):
-                block_ids = array("i", cast(list[int], blocks))
-                self._stretches[group][hashes[stop - 1]] = block_ids
-                self._stretch_of.update(dict.fromkeys(block_ids, hashes[stop - 1]))
+            found = block_ids[stop - size : stop]
+            if not all(map(self.groups.__getitem__, found)):  # NOTE: others have some of these contents
+                blocks = map(self._blocks[group].get, hashes[stop - size : stop])
+                found = array("i", takewhile(_is_there, cast("map[int]", blocks)))
+            if len(found) == size and not any(map(stretch_ends.__getitem__, found)):
+                self._stretches[group][hashes[stop - 1]] = found
+                last_id = found[-1]
+                for block_id in found:
+                    stretch_ends[block_id] = last_id
 
     def holds(self, block_id: int) -> bool:
         return self.groups[block_id] != 0
 
     def discard(self, block_id: int) -> None:
-        block_hash, group = self._keys.pop(block_id)
-        del self._blocks[group][block_hash]
+        block_hash, group = self._keys[block_id]
+        if last_id := self._stretch_ends[block_id]:
+            for other in self._stretches[group].pop(self._keys[last_id][0]):
+                self._stretch_ends[other] = 0
+        del self._keys[block_id], self._blocks[group][block_hash]
         self.groups[block_id] = 0
-        if block_id in self._stretch_of:
-            for other in self._stretches[group].pop(self._stretch_of[block_id]):
-                del self._stretch_of[other]
         if self._emit is not None:
             self._emit(BlockRemoved(block_hash, group))
 
     def check(self) -> None:
         expected = {block_id: group + 1 for block_id, (_, group) in self._keys.items()}
         assert expected == {block_id: number for block_id, number in enumerate(self.groups) if number}
-        stretch_of = {}
+        stretch_ends = array("i", bytes(4 * len(self.groups)))
         for group, stretches in enumerate(self._stretches):
             for last_hash, block_ids in stretches.items():
                 keys = [self._keys.get(block_id) for block_id in block_ids]
                 assert all(key is not None and key[1] == group for key in keys), "a stretch has a block that is gone"
                 assert keys[-1] == (last_hash, group), "a stretch ends with another block"
-                stretch_of.update(dict.fromkeys(block_ids, last_hash))
-        assert stretch_of == self._stretch_of, "blocks are thought to be in stretches that are not known"
-        num_blocks = sum(map(len, self._stretches)) * self._stretch_blocks
-        assert num_blocks == len(stretch_of), "two stretches have a block"
+                for block_id in block_ids:
+                    assert not stretch_ends[block_id], "two stretches have a block"
+                    stretch_ends[block_id] = block_ids[-1]
+        assert stretch_ends == self._stretch_ends, "a block is thought to be in another stretch"
 
 
 class NoPrefixCache:
@@ -179,7 +189,9 @@ class NoPrefixCache:
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
         return False
 
-    def note_stretches(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> None:
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
         pass
 
     def holds(self, block_id: int) -> bool:

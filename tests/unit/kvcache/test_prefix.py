@@ -53,10 +53,10 @@ def counted_chain(length: int) -> tuple[list[bytes], Counter[bytes]]:
 
 def cache_of_chain(hashes: list[bytes], num_held: int) -> HashPrefixCache:
     """Block `i + 1` holds the content of index `i`."""
-    cache = HashPrefixCache(1, len(hashes) + 1)
+    cache = HashPrefixCache(1, 2 * len(hashes))
     for index in range(num_held):
         cache.insert(index + 1, hashes[index], None, 0)
-    cache.note_stretches(hashes, 0, 0, num_held)
+    cache.note_stretches(hashes, ids(*range(1, num_held + 1)), 0, 0, num_held)
     return cache
 
 
@@ -91,7 +91,8 @@ def test_a_stretch_of_which_a_block_is_gone_is_not_used(index: int) -> None:
     cache.insert(num_blocks + 1, hashes[index], None, 0)
     expected = ids(*range(1, index + 1), num_blocks + 1, *range(index + 2, num_blocks + 1))
     assert cache.leading(hashes, 0, 0, num_blocks) == expected
-    cache.note_stretches(hashes, 0, index, num_blocks)
+    own = ids(*range(1, index + 1), *range(num_blocks + 1, 2 * num_blocks - index + 1))
+    cache.note_stretches(hashes, own, 0, index, num_blocks)
     cache.check()
     assert cache.leading(hashes, 0, 0, num_blocks) == expected
 
@@ -103,7 +104,7 @@ def test_chains_that_part_within_a_stretch_are_found_both() -> None:
     for start, hashes in ((1, first), (501, second)):
         for index, block_hash in enumerate(hashes):
             cache.insert(start + index, block_hash, None, 0)
-        cache.note_stretches(hashes, 0, 0, len(hashes))
+        cache.note_stretches(hashes, ids(*range(start, start + len(hashes))), 0, 0, len(hashes))
     num_common, num_blocks = len(common), len(first)
     of_second = ids(*range(1, num_common + 1), *range(501 + num_common, 501 + num_blocks))
     for _ in range(2):

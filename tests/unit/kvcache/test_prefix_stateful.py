@@ -35,14 +35,17 @@ class StretchesOfChains(RuleBasedStateMachine):
     def commit(self, letters: list[int], group: int, first: int) -> None:
         """Insert what a request computed: the blocks from some of its first on."""
         hashes = chain(letters)
+        if len(self.free) < len(hashes):
+            return
+        own = array("i", (self.blocks.get((group, block_hash), 0) for block_hash in hashes[:first]))
+        own += array("i", self.free[: len(hashes) - first])
         for index in range(first, len(hashes)):
-            if not self.free:
-                break
-            is_new = self.cache.insert(self.free[0], hashes[index], None, group)
+            is_new = self.cache.insert(own[index], hashes[index], None, group)
             assert is_new == ((group, hashes[index]) not in self.blocks)
             if is_new:
-                self.blocks[group, hashes[index]] = self.free.pop(0)
-        self.cache.note_stretches(hashes, group, first, len(hashes))
+                self.blocks[group, hashes[index]] = own[index]
+                self.free.remove(own[index])
+        self.cache.note_stretches(hashes, own, group, first, len(hashes))
 
     @precondition(lambda self: self.blocks)
     @rule(index=st.integers(0, NUM_BLOCKS))
