@@ -22,7 +22,7 @@ from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.checkpoints import Checkpoints
 from tandem.kvcache.needs import Needs
 from tandem.kvcache.pinned_prefixes import PinnedPrefixes
-from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
