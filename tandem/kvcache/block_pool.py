@@ -10,11 +10,18 @@ by hash until it is evicted, least recently used first. *Free*: none of these.
 """
 
 import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TypeGuard
 
+import numpy as np
+
+from tandem.kvcache.eviction_queue import BlockIds, EvictionQueue
 from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
+
+_MANY = 48  # blocks, from which on operations on columns are faster than a loop
 
 
 class BlockPool:
@@ -38,16 +45,23 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self._cache = cache
-        self._references = [0] * (num_blocks + 1)
+        # NOTE: each is an array for single blocks, and the same memory as a column for many
+        self._references, self._sizes = (array("i", bytes(4 * (num_blocks + 1))) for _ in range(2))
+        self._is_pinned = bytearray(num_blocks + 1)
+        self._reference_column = np.frombuffer(self._references, dtype=np.int32)
+        self._size_column = np.frombuffer(self._sizes, dtype=np.int32)
+        self._pinned_column = np.frombuffer(self._is_pinned, dtype=np.bool_)
+        self._group_column = np.frombuffer(cache.groups, dtype=np.int16)
+        self._scratch = np.zeros(num_blocks + 1, dtype=np.int32)
+        self._size_column[1:] = 1
         self._free = list(range(1, num_blocks + 1))
         self._pages: dict[int, tuple[int, ...]] = {}  # of blocks of several, by id
         self._spare: dict[int, list[tuple[int, ...]]] = {}  # free pages of such blocks, by their number
         self._num_spare = 0
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = EvictionQueue(num_blocks)
         self._limited_groups = limited_groups
         self._most_cached = most_cached
-        self._limited: OrderedDict[int, None] = OrderedDict()  # those of `_cached` that are of a limited group
-        self._pinned: set[int] = set()
+        self._limited = EvictionQueue(num_blocks if limited_groups else 0)  # those of `_cached` of a limited group
         self._num_used = 0
         self._num_pinned = 0
         self._num_cached = 0
@@ -76,13 +90,14 @@ class BlockPool:
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Number of pages of these blocks that `acquire` would remove from `num_available`."""
-        return self.num_pages(filter(self._cached.__contains__, block_ids))
+        if not _are_many(block_ids):
+            return self.num_pages(filter(self._cached.place_of, block_ids))
+        many = np.frombuffer(block_ids, dtype=np.int32)
+        return self._num_pages(many[self._cached.are_in(many)])
 
     def num_pages(self, block_ids: Iterable[int]) -> int:
         """Of these blocks together."""
-        if not self._pages:
-            return sum(1 for _ in block_ids)
-        return sum(map(self._size, block_ids))
+        return sum(map(self._sizes.__getitem__, block_ids))
 
     def pages_of(self, block_id: int) -> tuple[int, ...]:
         """The pages of a block in use, its own id first."""
@@ -90,7 +105,7 @@ class BlockPool:
 
     def is_wanted(self, block_id: int) -> bool:
         """Whether more than one owner references the block, or it is pinned."""
-        return self._references[block_id] > 1 or block_id in self._pinned
+        return self._references[block_id] > 1 or bool(self._is_pinned[block_id])
 
     def is_used(self, block_id: int) -> bool:
         """Whether the block is referenced."""
@@ -99,19 +114,19 @@ class BlockPool:
     def pin(self, block_id: int) -> None:
         """Protect a block in the prefix cache from eviction until `unpin`; an idle one leaves `num_available`."""
         assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be pinned"
-        assert block_id not in self._pinned, f"block {block_id} is pinned already"
-        self._pinned.add(block_id)
+        assert not self._is_pinned[block_id], f"block {block_id} is pinned already"
+        self._is_pinned[block_id] = True
         if block_id in self._cached:
-            self._uncache(block_id)
-            self._num_pinned += self._size(block_id)
+            self._uncache((block_id,))
+            self._num_pinned += self._sizes[block_id]
 
     def unpin(self, block_id: int) -> None:
         """Undo `pin`. An unreferenced block is evicted next, since it is not needed any more or has a copy."""
-        self._pinned.remove(block_id)
+        assert self._is_pinned[block_id], f"block {block_id} is not pinned"
+        self._is_pinned[block_id] = False
         if self._references[block_id] == 0:
-            self._num_pinned -= self._size(block_id)
-            self._put_in_cache(block_id)
-            self._cached.move_to_end(block_id, last=False)
+            self._num_pinned -= self._sizes[block_id]
+            self._put_in_cache(block_id, is_next=True)
 
     def allocate(self, count: int, pages_per_block: int = 1) -> list[int]:
         """Take `count` blocks with one reference each, evicting cached ones when no free page is left.
@@ -128,32 +143,42 @@ class BlockPool:
         return blocks
 
     def acquire(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks found in the prefix cache. NOTE: of a long prompt there are thousands."""
-        references, pinned, cached = self._references, self._pinned, self._cached
-        pages, limited = self._pages, self._limited
+        """Add a reference to blocks in use or found in the prefix cache, none of them twice.
+
+        NOTE: of a long prompt there are thousands.
+        """
+        if _are_many(block_ids):
+            self._acquire_many(_column(block_ids))
+            return
+        references, is_pinned = self._references, self._is_pinned
+        cached: list[int] = []
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
                 continue
-            if references[block_id] == 0:
-                size = len(pages[block_id]) if block_id in pages else 1
-                self._num_used += size
-                if block_id in pinned:
-                    self._num_pinned -= size
-                else:
-                    del cached[block_id]
-                    self._num_cached -= size
-                    if block_id in limited:
-                        del limited[block_id]
-                        self._num_limited -= size
-            references[block_id] += 1
+            count = references[block_id]
+            references[block_id] = count + 1
+            if count:
+                continue
+            if is_pinned[block_id]:
+                self._num_used += self._sizes[block_id]
+                self._num_pinned -= self._sizes[block_id]
+            else:
+                cached.append(block_id)
+        if cached:
+            self._num_used += self.num_pages(cached)
+            self._uncache(cached)
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference from each block. Blocks given first are evicted first: pass the end of a chain first.
 
         NOTE: of a long prompt there are thousands.
         """
-        references, pinned, cached, pages = self._references, self._pinned, self._cached, self._pages
-        holds, has_limit = self._cache.holds, bool(self._limited_groups)
+        if _are_many(block_ids) and (many := self._distinct(block_ids)) is not None:
+            self._release_many(many)
+            return
+        references, groups, is_pinned = self._references, self._cache.groups, self._is_pinned
+        has_limit = bool(self._limited_groups)
+        cached: list[int] = []
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
                 continue
@@ -162,17 +187,16 @@ class BlockPool:
             references[block_id] = count - 1
             if count > 1:
                 continue
-            size = len(pages[block_id]) if block_id in pages else 1
-            self._num_used -= size
-            if block_id in pinned:
-                self._num_pinned += size
-            elif not holds(block_id):
-                self._free_block(block_id)
-            elif has_limit:
-                self._put_in_cache(block_id)
+            if has_limit or is_pinned[block_id] or not groups[block_id]:
+                self._num_used -= self._sizes[block_id]
+                self._let_go(block_id)
             else:
-                cached[block_id] = None
-                self._num_cached += size
+                cached.append(block_id)
+        if cached:
+            num_pages = self.num_pages(cached)
+            self._num_used -= num_pages
+            self._num_cached += num_pages
+            self._cached.extend(cached)
 
     def check(self, expected: Counter[int]) -> None:
         """Check the module's invariant, given the number of references that owners hold on each block.
@@ -180,7 +204,10 @@ class BlockPool:
         Raises:
             AssertionError: naming the first block or count that is wrong.
         """
-        singles, cached = set(self._free), set(self._cached)
+        self._cache.check()
+        self._cached.check()
+        self._limited.check()
+        singles, cached, limited = set(self._free), set(self._cached), set(self._limited)
         spare = [pages for several in self._spare.values() for pages in several]
         assert len(singles) == len(self._free), "a block is free twice"
         assert self._num_spare == sum(map(len, spare)), "pages of freed blocks are miscounted"
@@ -189,16 +216,21 @@ class BlockPool:
         assert not singles & set(others), "a page is free and belongs to a block"
         followers = {page for block_id, pages in self._pages.items() for page in pages if page != block_id}
         free = singles.union(*spare)
-        assert self.num_pages(self._limited) == self._num_limited <= max(0, self._most_cached), "too many states cached"
-        assert set(self._limited) <= cached, "a block is limited that is not cached"
+        assert self.num_pages(limited) == self._num_limited <= max(0, self._most_cached), "too many states cached"
+        assert limited == {block_id for block_id in cached if self._is_limited(block_id)}, "another block is limited"
+        sizes = {block_id: len(pages) for block_id, pages in self._pages.items()}
+        assert all(size == sizes.get(block_id, 1) for block_id, size in enumerate(self._sizes) if block_id), (
+            "a block has another number of pages"
+        )
         assert self.num_pages(cached) == self._num_cached, "cached blocks are miscounted"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         num_known = self.num_free + self.num_cached + self.num_used + self.num_pinned
         assert num_known == self.num_blocks, "free + cached + used + pinned != total"
-        pinned = {block_id for block_id in self._pinned if not self._references[block_id]}
+        all_pinned = set(np.flatnonzero(self._pinned_column).tolist())
+        pinned = {block_id for block_id in all_pinned if not self._references[block_id]}
         num_pinned = self.num_pages(pinned)
         assert num_pinned == self.num_pinned, f"{self.num_pinned} blocks are counted as pinned; {num_pinned} are"
-        assert not self._pinned & (free | cached), "a pinned block can be handed out"
+        assert not all_pinned & (free | cached), "a pinned block can be handed out"
         for block_id in range(1, self.num_blocks + 1):
             references = self._references[block_id]
             assert references == expected[block_id], (
@@ -207,17 +239,67 @@ class BlockPool:
             if block_id in followers:
                 assert not references, f"page {block_id} of another block is referenced itself"
                 continue
-            assert block_id not in self._pinned or self._cache.holds(block_id), (
-                f"pinned block {block_id} is not findable"
-            )
+            assert block_id not in all_pinned or self._cache.holds(block_id), f"pinned block {block_id} is not findable"
             idle = block_id in free or block_id in cached or block_id in pinned
             assert idle == (references == 0), f"block {block_id} with {references} references, idle={idle}"
             assert block_id not in free or not self._cache.holds(block_id), f"free block {block_id} is findable"
             assert block_id not in cached or self._cache.holds(block_id), f"cached block {block_id} is not findable"
 
-    def _size(self, block_id: int) -> int:
-        pages = self._pages.get(block_id)
-        return 1 if pages is None else len(pages)
+    def _distinct(self, block_ids: "array[int]") -> BlockIds | None:
+        """Many blocks as a column; None if one occurs twice."""
+        many = _column(block_ids)
+        numbers = np.arange(len(many), dtype=np.int32)
+        self._scratch[many] = numbers
+        return None if np.count_nonzero(self._scratch[many] != numbers) else many
+
+    def _num_pages(self, block_ids: BlockIds) -> int:
+        return int(self._size_column[block_ids].sum()) if self._pages else len(block_ids)
+
+    def _acquire_many(self, block_ids: BlockIds) -> None:
+        counts = self._reference_column[block_ids]
+        self._reference_column[block_ids] = counts + 1
+        cached = block_ids[self._cached.are_in(block_ids)]
+        num_idle = len(cached)
+        if self._num_pinned:
+            pinned = block_ids[(counts == 0) & self._pinned_column[block_ids]]
+            num_idle += len(pinned)
+            num_pages = self._num_pages(pinned)
+            self._num_used += num_pages
+            self._num_pinned -= num_pages
+        assert num_idle + np.count_nonzero(counts) == len(block_ids), "a block is acquired that is free"
+        num_pages = self._num_pages(cached)
+        self._num_used += num_pages
+        self._num_cached -= num_pages
+        self._cached.remove_column(cached)
+        if len(self._limited):
+            limited = cached[self._limited.are_in(cached)]
+            self._num_limited -= self._num_pages(limited)
+            self._limited.remove_column(limited)
+
+    def _release_many(self, block_ids: BlockIds) -> None:
+        counts = self._reference_column[block_ids] - 1
+        assert not np.count_nonzero(counts < 0), f"block {block_ids[counts.argmin()]} was released too often"
+        self._reference_column[block_ids] = counts
+        idle = block_ids[counts == 0]
+        self._num_used -= self._num_pages(idle)
+        groups = self._group_column[idle]
+        is_cached = (groups != 0) & ~self._pinned_column[idle]
+        if any((groups == group + 1).any() for group in self._limited_groups):
+            is_cached[:] = False  # NOTE: these are let go one by one, in order
+        cached = idle[is_cached]
+        self._cached.extend_column(cached)
+        self._num_cached += self._num_pages(cached)
+        for block_id in idle[~is_cached].tolist():
+            self._let_go(block_id)
+
+    def _let_go(self, block_id: int) -> None:
+        """Of a block whose last reference was dropped."""
+        if self._is_pinned[block_id]:
+            self._num_pinned += self._sizes[block_id]
+        elif self._cache.groups[block_id]:
+            self._put_in_cache(block_id)
+        else:
+            self._free_block(block_id)
 
     def _take_page(self) -> int:
         while not self._free:
@@ -235,14 +317,15 @@ class BlockPool:
         else:
             pages = tuple(heapq.heappop(self._free) for _ in range(count))
         self._pages[pages[0]] = pages
+        self._sizes[pages[0]] = count
         return pages[0]
 
     def _free_pages(self) -> None:
         """Let any block take some page that is free in a group of others; where there is none, evict a block."""
         several = next((spare for spare in self._spare.values() if spare), None)
         if several is None:
-            block_id, _ = self._cached.popitem(last=False)
-            self._forget_cached(block_id)
+            block_id = self._cached.pop()
+            self._forget_cached((block_id,))
             self._cache.discard(block_id)
             self._free_block(block_id)
             return
@@ -255,29 +338,49 @@ class BlockPool:
         if pages is None:
             heapq.heappush(self._free, block_id)
         else:
+            self._sizes[block_id] = 1
             self._spare.setdefault(len(pages), []).append(pages)
             self._num_spare += len(pages)
 
-    def _put_in_cache(self, block_id: int) -> None:
-        size = self._size(block_id)
-        self._cached[block_id] = None
+    def _put_in_cache(self, block_id: int, *, is_next: bool = False) -> None:
+        """Cache a block. `is_next`: it is the next to be evicted."""
+        size = self._sizes[block_id]
+        if is_next:
+            self._cached.prepend(block_id)
+        else:
+            self._cached.extend((block_id,))
         self._num_cached += size
-        if self._limited_groups and self._cache.group_of(block_id) in self._limited_groups:
-            self._limited[block_id] = None
+        if self._limited_groups and self._is_limited(block_id):
+            self._limited.extend((block_id,))
             self._num_limited += size
             while self._num_limited > self._most_cached:
-                oldest = next(iter(self._limited))
-                self._uncache(oldest)
+                oldest = self._limited.first
+                self._uncache((oldest,))
                 self._cache.discard(oldest)
                 self._free_block(oldest)
 
-    def _uncache(self, block_id: int) -> None:
-        del self._cached[block_id]
-        self._forget_cached(block_id)
+    def _is_limited(self, block_id: int) -> bool:
+        return self._cache.groups[block_id] - 1 in self._limited_groups
 
-    def _forget_cached(self, block_id: int) -> None:
-        size = self._size(block_id)
-        self._num_cached -= size
-        if block_id in self._limited:
-            del self._limited[block_id]
-            self._num_limited -= size
+    def _uncache(self, block_ids: Sequence[int]) -> None:
+        self._cached.remove(block_ids)
+        self._forget_cached(block_ids)
+
+    def _forget_cached(self, block_ids: Sequence[int]) -> None:
+        self._num_cached -= self.num_pages(block_ids)
+        if self._limited_groups:
+            limited = list(filter(self._limited.place_of, block_ids))
+            self._num_limited -= self.num_pages(limited)
+            self._limited.remove(limited)
+
+
+def _are_many(block_ids: Iterable[int]) -> "TypeGuard[array[int]]":
+    """Whether operations on a column pay. Only what is packed is one already."""
+    return isinstance(block_ids, array) and len(block_ids) >= _MANY
+
+
+def _column(block_ids: "array[int]") -> BlockIds:
+    """Without the null block."""
+    many = np.frombuffer(block_ids, dtype=np.int32)
+    # NOTE: numbers are compared, which for dozens takes a tenth of the time of `all`
+    return many if np.count_nonzero(many) == len(many) else many[many != NULL_BLOCK]

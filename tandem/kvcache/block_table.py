@@ -1,5 +1,6 @@
 """Block table: the blocks that hold one owner's tokens, per KV group."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ class BlockTable:
     """Block table of one owner. Entry `i` of `groups[g]` is for tokens `[i * block_size, (i + 1) * block_size)`.
 
     An entry is the null block once no query attends to its tokens any more, and from the start if the group stores
-    nothing there. All lists have the same length and only grow. `num_dropped[g]` leading entries are null;
-    `num_held[g]` entries in total are not.
+    nothing there. All have the same length and only grow, 32 bits an entry. `num_dropped[g]` leading entries are null,
+    at first no others; `num_held[g]` entries in total are not.
 
     num_matched: leading blocks found in the prefix cache.
     checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
@@ -41,7 +42,7 @@ class BlockTable:
         admission, are computed.
     """
 
-    groups: tuple[list[int], ...]
+    groups: tuple["array[int]", ...]
     num_dropped: list[int]
     num_promised_tokens: int = 0
     num_committed: int = 0
@@ -52,7 +53,9 @@ class BlockTable:
     _filled: set[tuple[int, int]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.num_held = [len(blocks) - blocks.count(NULL_BLOCK) for blocks in self.groups]
+        self.num_held = [
+            len(blocks) - num_dropped for blocks, num_dropped in zip(self.groups, self.num_dropped, strict=True)
+        ]
 
     @property
     def num_blocks(self) -> int:
@@ -71,14 +74,14 @@ class BlockTable:
         self.num_held[group] += 1
         self._filled.add((group, index))
 
-    def drop_before(self, group: int, num_blocks: int) -> list[int]:
+    def drop_before(self, group: int, num_blocks: int) -> "array[int]":
         """Replace the entries before `num_blocks` by the null block; returns those that were real, last first."""
         blocks = self.groups[group]
         start, end = self.num_dropped[group], min(num_blocks, len(blocks))
         if end <= start:
-            return []
+            return array("i")
         dropped = blocks[start:end][::-1]
-        blocks[start:end] = [NULL_BLOCK] * (end - start)
+        blocks[start:end] = _nulls(end - start)
         self.num_dropped[group] = end
         self.num_held[group] -= len(dropped) - dropped.count(NULL_BLOCK)
         self._filled.difference_update([(group, index) for index in range(start, end)] if self._filled else ())
@@ -90,7 +93,7 @@ class BlockTable:
         if len(entries) == end - len(blocks):
             blocks.extend(block_ids)
         else:
-            blocks.extend([NULL_BLOCK] * (end - len(blocks)))
+            blocks.extend(_nulls(end - len(blocks)))
             for index, block_id in zip(entries, block_ids, strict=True):
                 blocks[index] = block_id
         self.num_held[group] += len(block_ids)
@@ -99,7 +102,7 @@ class BlockTable:
         """Append null entries up to `num_blocks`, for tokens that no later query attends to."""
         blocks = self.groups[group]
         assert self.num_dropped[group] == len(blocks), "a real block lies before the entries to skip"
-        blocks.extend([NULL_BLOCK] * (num_blocks - len(blocks)))
+        blocks.extend(_nulls(num_blocks - len(blocks)))
         self.num_dropped[group] = num_blocks
 
     def ranges(self, first_indices: Sequence[int], end: int) -> tuple[BlockRange, ...]:
@@ -111,3 +114,7 @@ class BlockTable:
         while start < min(end, len(blocks)) and blocks[start] == NULL_BLOCK:
             start += 1
         return BlockRange(start, tuple(blocks[start:end]))
+
+
+def _nulls(count: int) -> "array[int]":
+    return array("i", (NULL_BLOCK,)) * count

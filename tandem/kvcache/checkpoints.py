@@ -8,7 +8,6 @@ Invariant: a checkpoint only takes a block that is promised to no request, so it
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockTable
@@ -52,7 +51,7 @@ class Checkpoints:
         """Index of the last block that a prompt shares with another one, if it is beyond the `num_matched` blocks from
         whose states it goes on. Layers that keep every token have it, and others will part there too.
         """
-        shared = (self._cache.leading(islice(hashes, num_matched, None), group) for group in self._growing)
+        shared = (self._cache.leading(hashes, group, num_matched, len(hashes)) for group in self._growing)
         num_more = min(map(len, shared), default=0)
         return frozenset({num_matched + num_more - 1} if num_more else ())
 

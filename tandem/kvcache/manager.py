@@ -7,6 +7,7 @@ owner's block table or to a hold.
 """
 
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.kvcache.checkpoints import Checkpoints
 from tandem.kvcache.needs import Needs
 from tandem.kvcache.pinned_prefixes import PinnedPrefixes
-from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.promised_blocks import PromisedBlocks
 from tandem.kvcache.spec import KVLayout
 from tandem.kvcache.usage import HeldState, KVCacheUsage
@@ -40,7 +41,7 @@ class HoldKind(StrEnum):
 @dataclass(slots=True)
 class _Hold:
     kind: HoldKind
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 class KVCacheManager:
@@ -75,7 +76,7 @@ class KVCacheManager:
         self._watermark_blocks = watermark_blocks
         self._emit = emit
         self._cache: PrefixCache = (
-            HashPrefixCache(len(layout.groups), self._tell) if prefix_caching else NoPrefixCache()
+            HashPrefixCache(len(layout.groups), num_blocks, self._tell) if prefix_caching else NoPrefixCache(num_blocks)
         )
         self._needs = Needs(layout, max_chunk_tokens)
         self._pages_per_block = [group.pages_per_block for group in layout.groups]
@@ -131,14 +132,14 @@ class KVCacheManager:
         groups = range(len(self.layout.groups))
         return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
 
-    def coming(self, hashes: Sequence[bytes], first: int) -> tuple[int, int]:
-        """(Number of blocks from index `first` on that the chain can share once they arrive, number that arrive).
+    def coming(self, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
+        """(Number of blocks `[first, end)` of a chain that can be shared once they arrive, number that arrive).
 
         Both refer to the owner expecting blocks from another worker that shares most with the chain.
         """
-        if first >= len(hashes) or not self._coming[hashes[first]]:
+        if first >= end or not self._coming[hashes[first]]:
             return 0, 0
-        return max(self._coming_to(owner, hashes, first) for owner in self._owners_waiting)
+        return max(self._coming_to(owner, hashes, first, end) for owner in self._owners_waiting)
 
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside the blocks promised to other owners."""
@@ -182,9 +183,9 @@ class KVCacheManager:
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
-        groups, num_matched = tuple(map(list, match.block_ids)), match.num_blocks
+        groups, num_matched = tuple(block_ids[:] for block_ids in match.block_ids), match.num_blocks
         checkpoints |= self._checkpoints.parting(hashes, num_matched)
-        table = BlockTable(groups, match.num_dropped, num_tokens, num_matched, 0, num_matched, checkpoints)
+        table = BlockTable(groups, list(match.num_dropped), num_tokens, num_matched, 0, num_matched, checkpoints)
         self._renew_promise(table)
         self._tables[owner] = table
         self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :]) if self.prefix_caching else ()
@@ -242,21 +243,19 @@ class KVCacheManager:
 
     def hold(self, name: str, block_ids: Iterable[int], kind: HoldKind) -> None:
         """Protect blocks that are referenced already from reuse until `drop(name)`; later calls add to the hold."""
-        block_ids = list(block_ids)
-        is_used = self._pool.is_used
-        assert all(map(is_used, filter(None, block_ids))), "only blocks in use can be held without room for them"
+        block_ids = array("i", block_ids)
+        assert all(map(self._pool.is_used, filter(None, block_ids))), "only blocks in use can be held without room"
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
-        """Lease the longest cached prefix of a chain, as far as promises to other owners allow. Returns its number of
-        blocks and the blocks of each group."""
+        """Lease a chain's longest cached prefix, if promises to others allow; returns its length and its blocks."""
         match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:
             return 0, ()
-        ranges = [BlockRange(n, ids[n:]) for ids, n in zip(match.block_ids, match.num_dropped, strict=True)]
+        ranges = [BlockRange(n, tuple(ids[n:])) for ids, n in zip(match.block_ids, match.num_dropped, strict=True)]
         for found in ranges:
-            self._keep(name, found.block_ids, HoldKind.LEASED)
+            self._keep(name, array("i", found.block_ids), HoldKind.LEASED)
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
@@ -264,14 +263,14 @@ class KVCacheManager:
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
-        self._holds.setdefault(name, _Hold(kind)).block_ids += block_ids
+        self._holds.setdefault(name, _Hold(kind)).block_ids.extend(block_ids)
         return block_ids
 
     def drop(self, name: str) -> None:
         """End a hold; ending it again does nothing."""
         hold = self._holds.pop(name, None)
         if hold is not None:
-            self._pool.release(reversed(hold.block_ids))
+            self._pool.release(hold.block_ids[::-1])
 
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
         """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far.
@@ -286,11 +285,12 @@ class KVCacheManager:
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if blocks[index] != NULL_BLOCK:
-                    self._cache.insert(blocks[index], hashes[index], parent, group)
-        in_flight = self._hashes_in_flight[owner]
-        self._landed(owner, in_flight[:num_new])
-        self._hashes_in_flight[owner] = in_flight[num_new:]
+                if block_id := blocks[index]:
+                    self._cache.insert(block_id, hashes[index], parent, group)
+        for group, blocks in enumerate(table.groups):
+            self._cache.note_stretches(hashes, blocks, group, table.num_committed, num_full)
+        self._landed(owner, self._hashes_in_flight[owner][:num_new])
+        self._hashes_in_flight[owner] = self._hashes_in_flight[owner][num_new:]
         table.num_committed = num_full
 
     def close(self, owner: str) -> None:
@@ -300,7 +300,7 @@ class KVCacheManager:
         self._owners_waiting.discard(owner)
         self._num_promised -= table.num_promised
         for blocks in table.groups:
-            self._pool.release(reversed(blocks))
+            self._pool.release(blocks[::-1])
 
     def pages_of(self, groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
         """By id the pages of blocks that have several, among these of each group, which are in use or null."""
@@ -359,7 +359,7 @@ class KVCacheManager:
     def _held(self, kind: HoldKind) -> set[int]:
         return {block_id for hold in self._holds.values() if hold.kind is kind for block_id in hold.block_ids}
 
-    def _keep(self, name: str, block_ids: Sequence[int], kind: HoldKind) -> None:
+    def _keep(self, name: str, block_ids: "array[int]", kind: HoldKind) -> None:
         if not block_ids:
             return
         self._pool.acquire(block_ids)
@@ -376,12 +376,12 @@ class KVCacheManager:
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 
-    def _coming_to(self, owner: str, hashes: Sequence[bytes], first: int) -> tuple[int, int]:
+    def _coming_to(self, owner: str, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
         table, coming = self._tables[owner], self._hashes_in_flight[owner]
         start = first - table.num_committed
         if not 0 <= start < len(coming) or coming[start] != hashes[first]:
             return 0, 0
-        most = min(len(hashes) - first, len(coming) - start)
+        most = min(end - first, len(coming) - start)
         num_shared = bisect_left(range(most), True, key=lambda i: hashes[first + i] != coming[start + i])
         # NOTE: the owner has blocks of a bounded group only from what its own end sees on
         needed = self._needs.first_blocks((first + num_shared) * self.layout.block_size)

@@ -5,7 +5,8 @@ how much can be granted; `promised_blocks` does the accounting.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange
@@ -74,10 +75,10 @@ class PinnedPrefixes:
         slots = self.blocks.slots_of((group, block_hash))
         return slots[0] + 1 if slots else None
 
-    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
-        """`lookup` of a chain, up to the first content that neither tier holds."""
-        found = (self.lookup(block_hash, group) for block_hash in hashes)
-        return list(iter(lambda: next(found, None), None))
+    def leading(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> "array[int]":
+        """`lookup` of a chain's blocks `[first, end)`, up to the first content that neither tier holds."""
+        found = (self.lookup(block_hash, group) for block_hash in hashes[first:end])
+        return array("i", iter(lambda: next(found, None), None))
 
     def begin_restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> tuple[HostRead, ...]:
         """Returns the copies that fill reserved blocks from both tiers; protects sources until `blocks.end_reads`."""

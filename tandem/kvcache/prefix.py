@@ -3,10 +3,11 @@
 Invariant: a hash maps to at most one block per group, and a block has at most one hash.
 """
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from operator import is_not
 from typing import Protocol, cast
 
@@ -14,6 +15,8 @@ from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
 from tandem.kvcache.spec import KVLayout
 
 NULL_BLOCK = 0
+STRETCH_BLOCKS = 32  # of a chain that are found by one look-up
+_is_there = partial(is_not, None)
 
 
 class BlockLookup(Protocol):
@@ -23,20 +26,25 @@ class BlockLookup(Protocol):
         """Returns the location of this content for this group, or None."""
         ...
 
-    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
-        """Returns the locations of a chain's blocks for this group, up to the first that has none."""
+    def leading(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> "array[int]":
+        """Returns the locations of a chain's blocks `[first, end)` for this group, up to the first that has none."""
         ...
 
 
 class PrefixCache(Protocol):
-    """Map from block hashes to block ids. The block pool owns references and eviction order."""
+    """Map from block hashes to block ids. The block pool owns references and eviction order.
+
+    `groups`: by block id, one more than the KV group of a block in the cache; 0 = it is not there. 16 bits each.
+    """
+
+    groups: "array[int]"
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         """Returns the block that holds this content for this group, or None."""
         ...
 
-    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
-        """Returns the blocks that hold the beginning of a chain for this group."""
+    def leading(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> "array[int]":
+        """Returns the blocks of a chain from `first` on, up to `end` or the first that is missing for this group."""
         ...
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
@@ -47,95 +55,171 @@ class PrefixCache(Protocol):
         """Whether this block is in the cache."""
         ...
 
-    def group_of(self, block_id: int) -> int:
-        """The KV group of a block in the cache."""
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
+        """Blocks `[first, end)` of a chain were offered, of all of which an owner has `block_ids`: find those stretches
+        by one look-up each that they complete.
+        """
         ...
 
     def discard(self, block_id: int) -> None:
         """Remove a block whose memory is about to be reused."""
         ...
 
+    def check(self) -> None:
+        """Check the invariants.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        ...
+
 
 class HashPrefixCache:
-    """Prefix cache with one dictionary per group. Emits a `BlockStored` or `BlockRemoved` event for each change."""
+    """Prefix cache with one dictionary per group. Emits a `BlockStored` or `BlockRemoved` event for each change.
 
-    def __init__(self, num_groups: int, emit: BlockEventSink | None = None) -> None:
+    A stretch is `STRETCH_BLOCKS` blocks of a chain, the first at a multiple of that many, found by the hash of its last
+    block. It is forgotten as soon as one of its blocks is discarded. A block is in one stretch at most: where chains
+    part within a stretch, the first one has it, and the others are searched block by block there.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_blocks: int,
+        emit: BlockEventSink | None = None,
+        stretch_blocks: int = STRETCH_BLOCKS,
+    ) -> None:
+        self.groups = array("h", bytes(2 * (num_blocks + 1)))
         self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
         self._keys: dict[int, tuple[bytes, int]] = {}
+        self._stretches: tuple[dict[bytes, array[int]], ...] = tuple({} for _ in range(num_groups))
+        self._stretch_ends = array("i", bytes(4 * (num_blocks + 1)))  # by block the last of its stretch; 0 = none
+        self._stretch_blocks = stretch_blocks
         self._emit = emit
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         return self._blocks[group].get(block_hash)
 
-    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
+    def leading(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> "array[int]":
         """NOTE: in C, since a long prompt has thousands of blocks that are all here."""
-        found = map(self._blocks[group].get, hashes)
-        return cast(list[int], list(takewhile(partial(is_not, None), found)))
+        size, get, found = self._stretch_blocks, self._blocks[group].get, array("i")
+        while first < end:
+            if first % size == 0:
+                last_hashes = map(hashes.__getitem__, range(first + size - 1, end, size))
+                stretches = map(self._stretches[group].get, last_hashes)
+                many = b"".join(takewhile(_is_there, cast("map[array[int]]", stretches)))
+                found.frombytes(many)
+                first += len(many) // found.itemsize
+            stop = min(end, (first // size + 1) * size)
+            more = array("i", takewhile(_is_there, cast("map[int]", map(get, hashes[first:stop]))))
+            found.extend(more)
+            if len(more) < stop - first:
+                return found
+            first = stop
+        return found
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
-        assert block_id not in self._keys, f"block {block_id} is already cached"
+        assert not self.groups[block_id], f"block {block_id} is already cached"
         if block_hash in self._blocks[group]:
             return False
         self._blocks[group][block_hash] = block_id
         self._keys[block_id] = (block_hash, group)
+        self.groups[block_id] = group + 1
         if self._emit is not None:
             self._emit(BlockStored(block_hash, parent_hash, group))
         return True
 
-    def holds(self, block_id: int) -> bool:
-        return block_id in self._keys
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
+        size, stretch_ends = self._stretch_blocks, self._stretch_ends
+        for stop in range((first // size + 1) * size, end + 1, size):
+            found = block_ids[stop - size : stop]
+            if not all(map(self.groups.__getitem__, found)):  # NOTE: others have some of these contents
+                blocks = map(self._blocks[group].get, hashes[stop - size : stop])
+                found = array("i", takewhile(_is_there, cast("map[int]", blocks)))
+            if len(found) == size and not any(map(stretch_ends.__getitem__, found)):
+                self._stretches[group][hashes[stop - 1]] = found
+                last_id = found[-1]
+                for block_id in found:
+                    stretch_ends[block_id] = last_id
 
-    def group_of(self, block_id: int) -> int:
-        return self._keys[block_id][1]
+    def holds(self, block_id: int) -> bool:
+        return self.groups[block_id] != 0
 
     def discard(self, block_id: int) -> None:
-        block_hash, group = self._keys.pop(block_id)
-        del self._blocks[group][block_hash]
+        block_hash, group = self._keys[block_id]
+        if last_id := self._stretch_ends[block_id]:
+            for other in self._stretches[group].pop(self._keys[last_id][0]):
+                self._stretch_ends[other] = 0
+        del self._keys[block_id], self._blocks[group][block_hash]
+        self.groups[block_id] = 0
         if self._emit is not None:
             self._emit(BlockRemoved(block_hash, group))
+
+    def check(self) -> None:
+        expected = {block_id: group + 1 for block_id, (_, group) in self._keys.items()}
+        assert expected == {block_id: number for block_id, number in enumerate(self.groups) if number}
+        stretch_ends = array("i", bytes(4 * len(self.groups)))
+        for group, stretches in enumerate(self._stretches):
+            for last_hash, block_ids in stretches.items():
+                keys = [self._keys.get(block_id) for block_id in block_ids]
+                assert all(key is not None and key[1] == group for key in keys), "a stretch has a block that is gone"
+                assert keys[-1] == (last_hash, group), "a stretch ends with another block"
+                for block_id in block_ids:
+                    assert not stretch_ends[block_id], "two stretches have a block"
+                    stretch_ends[block_id] = block_ids[-1]
+        assert stretch_ends == self._stretch_ends, "a block is thought to be in another stretch"
 
 
 class NoPrefixCache:
     """Prefix cache that stores nothing, used for `prefix_caching=False`."""
 
+    def __init__(self, num_blocks: int) -> None:
+        self.groups = array("h", bytes(2 * (num_blocks + 1)))
+
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         return None
 
-    def leading(self, hashes: Iterable[bytes], group: int) -> list[int]:
-        return []
+    def leading(self, hashes: Sequence[bytes], group: int, first: int, end: int) -> "array[int]":
+        return array("i")
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
         return False
 
+    def note_stretches(
+        self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
+    ) -> None:
+        pass
+
     def holds(self, block_id: int) -> bool:
         return False
 
-    def group_of(self, block_id: int) -> int:
-        raise AssertionError(f"block {block_id} was never cached")
-
     def discard(self, block_id: int) -> None:
         raise AssertionError(f"block {block_id} was never cached")
+
+    def check(self) -> None:
+        assert not any(self.groups), "a block is cached"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """Longest cached prefix: its `num_blocks` leading blocks are available in every group.
 
-    `block_ids[group]` has `num_blocks` entries; the null block where the group's next query does not attend.
+    `block_ids[group]` has `num_blocks` entries, 32 bits each. The first `num_dropped[group]` are the null block: the
+    group's next query does not attend there.
     """
 
     num_blocks: int
-    block_ids: tuple[tuple[int, ...], ...]
+    block_ids: tuple["array[int]", ...]
+    num_dropped: tuple[int, ...]
 
     @property
     def num_held(self) -> list[int]:
         """Number of non-null blocks of each group."""
-        return [len(block_ids) - block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
-
-    @property
-    def num_dropped(self) -> list[int]:
-        """Number of leading null blocks of each group."""
-        return [block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
+        return [self.num_blocks - num_dropped for num_dropped in self.num_dropped]
 
 
 def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
@@ -152,7 +236,8 @@ def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]
             served = search.num_served(group, num_blocks)
             agreed = agreed and served == num_blocks
             num_blocks = served
-    return PrefixMatch(num_blocks, tuple(search.block_ids(group, num_blocks) for group in range(len(layout.groups))))
+    firsts = tuple(search.first_needed(group, num_blocks) for group in range(len(layout.groups)))
+    return PrefixMatch(num_blocks, tuple(search.block_ids(*each, num_blocks) for each in enumerate(firsts)), firsts)
 
 
 class _Search:
@@ -162,34 +247,34 @@ class _Search:
         self._cache = cache
         self._layout = layout
         self._hashes = hashes
-        self._leading: dict[int, list[int]] = {}
+        self._leading: dict[int, array[int]] = {}
 
     def num_served(self, group: int, limit: int) -> int:
         """Number of blocks of the longest prefix of at most `limit` that this group can serve."""
-        if self._first_needed(group, limit) == 0:
+        if self.first_needed(group, limit) == 0:
             return min(limit, len(self._from_first(group, limit)))
         end = limit
         for index in range(limit - 1, -1, -1):
-            if index < self._first_needed(group, end):
+            if index < self.first_needed(group, end):
                 return end
             if self._cache.lookup(self._hashes[index], group) is None:
                 end = index
         return end
 
-    def block_ids(self, group: int, num_blocks: int) -> tuple[int, ...]:
-        """The group's blocks of a prefix that it can serve."""
-        first = min(self._first_needed(group, num_blocks), num_blocks)
+    def block_ids(self, group: int, first: int, num_blocks: int) -> "array[int]":
+        """The group's blocks of a prefix that it can serve, null before `first`."""
         if first == 0:
             found = self._from_first(group, num_blocks)[:num_blocks]
         else:
-            found = self._cache.leading(self._hashes[first:num_blocks], group)
+            found = self._cache.leading(self._hashes, group, first, num_blocks)
         assert len(found) == num_blocks - first, "a matched block vanished from the prefix cache"
-        return (NULL_BLOCK,) * first + tuple(found)
+        return array("i", bytes(first * found.itemsize)) + found
 
-    def _first_needed(self, group: int, num_blocks: int) -> int:
-        return self._layout.first_needed(group, num_blocks * self._layout.block_size)
+    def first_needed(self, group: int, num_blocks: int) -> int:
+        """The first of `num_blocks` blocks that the next query attends to."""
+        return min(self._layout.first_needed(group, num_blocks * self._layout.block_size), num_blocks)
 
-    def _from_first(self, group: int, limit: int) -> list[int]:
+    def _from_first(self, group: int, limit: int) -> "array[int]":
         if group not in self._leading:
-            self._leading[group] = self._cache.leading(islice(self._hashes, limit), group)
+            self._leading[group] = self._cache.leading(self._hashes, group, 0, limit)
         return self._leading[group]

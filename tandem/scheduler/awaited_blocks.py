@@ -29,25 +29,25 @@ class AwaitedBlocks:
     def waits(self, request: Request, match: PrefixMatch) -> bool:
         """Whether the request should wait rather than start now from `match`, its cached prefix."""
         request.awaited_hash = None
-        reusable = request.block_hashes[: (request.num_tokens - 1) // self._kv.layout.block_size]
-        if request.needs_whole_prompt or match.num_blocks >= len(reusable):
+        num_reusable = min(len(request.block_hashes), (request.num_tokens - 1) // self._kv.layout.block_size)
+        if request.needs_whole_prompt or match.num_blocks >= num_reusable:
             return False
-        next_hash = reusable[match.num_blocks]
+        next_hash = request.block_hashes[match.num_blocks]
         if self._kv.is_being_computed(next_hash):
             self._computing.add((match.num_blocks, next_hash))
             return True
-        num_awaited = self._num_awaited(request, match.num_blocks, reusable)
+        num_awaited = self._num_awaited(request, match.num_blocks, num_reusable)
         if num_awaited:
-            request.awaited_hash = reusable[num_awaited - 1]
+            request.awaited_hash = request.block_hashes[num_awaited - 1]
         return num_awaited > 0
 
-    def _num_awaited(self, request: Request, num_held: int, reusable: list[bytes]) -> int:
+    def _num_awaited(self, request: Request, num_held: int, num_reusable: int) -> int:
         """Number of leading blocks present once the awaited ones have arrived from other workers; 0: do not wait."""
         if request.handoff.lease_id is not None:
             return 0
         block_size = self._kv.layout.block_size
         first = max(num_held, 0 if request.is_computed_elsewhere else request.num_expected_tokens // block_size)
-        num_shared, num_coming = self._kv.coming(reusable, first)
+        num_shared, num_coming = self._kv.coming(request.block_hashes, first, num_reusable)
         if request.is_computed_elsewhere:
             is_better = not request.is_offered
         else:

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache
 
-CACHES: dict[str, Callable[[], PrefixCache]] = {"hash": lambda: HashPrefixCache(2), "none": NoPrefixCache}
+CACHES: dict[str, Callable[[], PrefixCache]] = {"hash": lambda: HashPrefixCache(2, 9), "none": lambda: NoPrefixCache(9)}
 
 
 @pytest.fixture(params=CACHES.values(), ids=list(CACHES))
@@ -48,6 +48,17 @@ def test_a_discarded_block_can_serve_another_content(cache: PrefixCache) -> None
     assert not cache.holds(1)
     accepted = cache.insert(1, b"b", b"a", 1)
     assert cache.lookup(b"b", 1) == (1 if accepted else None)
+
+
+def test_groups_of_blocks_are_told_by_number(cache: PrefixCache) -> None:
+    accepted = [cache.insert(block_id, b"a", None, group) for block_id, group in ((3, 0), (4, 1))]
+    assert list(cache.groups) == [0, 0, 0, accepted[0], 2 * accepted[1], 0, 0, 0, 0, 0]
+    cache.check()
+    for block_id, is_held in zip((3, 4), accepted, strict=True):
+        if is_held:
+            cache.discard(block_id)
+    assert not any(cache.groups)
+    cache.check()
 
 
 def test_discarding_what_is_not_held_is_a_bug(cache: PrefixCache) -> None:

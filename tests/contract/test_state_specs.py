@@ -68,7 +68,7 @@ def test_only_where_a_checkpoint_was_taken(interval: int, block_size: int, first
 def test_a_match_is_the_longest_that_all_groups_can_serve(layout: KVLayout, data: st.DataObject) -> None:
     hashes: list[bytes] = []
     extend_hashes(b"root", hashes, [1] * (12 * BLOCK_SIZE), BLOCK_SIZE)
-    cache, oracle = HashPrefixCache(len(layout.groups)), BlockOracle(layout, 1000)
+    cache, oracle = HashPrefixCache(len(layout.groups), 1000), BlockOracle(layout, 1000)
     for group in range(len(layout.groups)):
         for index in layout.publishable(group, 0, 12):
             if data.draw(st.integers(0, 5)):

@@ -147,7 +147,7 @@ class HeadDrafter:
         held = blocks[: math.ceil(followed.num_computed / self._kv.layout.block_size)]
         if not all(held):  # NOTE: what no further row attends to was released
             return None
-        return DraftState(followed.first, followed.num_computed, self._arena.pages[held].view(-1))
+        return DraftState(followed.first, followed.num_computed, self._arena.pages[held.tolist()].view(-1))
 
     def take(self, request_id: str, state: DraftState) -> None:
         self._taken[request_id] = state
@@ -187,7 +187,7 @@ class HeadDrafter:
             return
         assert followed.table is not None
         (blocks,) = followed.table.groups
-        self._arena.pages[blocks[:num_blocks]] = state.data.view(num_blocks, -1)
+        self._arena.pages[blocks[:num_blocks].tolist()] = state.data.view(num_blocks, -1)
         followed.first, followed.num_computed = state.first, state.num_rows
 
     def _start(self, followed: HeadRows, position: int) -> None:

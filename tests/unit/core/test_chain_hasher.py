@@ -39,6 +39,17 @@ def test_prompts_that_part_somewhere_are_told_apart() -> None:
         assert hasher.hashes(ROOT, other, BLOCK) == expected(other)
 
 
+def test_stretches_that_end_alike_are_told_apart() -> None:
+    """They are looked up by their last block, and the latest is kept."""
+    hasher, end = ChainHasher(), [7] * BLOCK
+    for first in (1, 2, 1, 2):
+        prompt = [first] * (STRETCH - BLOCK) + end
+        assert hasher.hashes(ROOT, prompt + prompt, BLOCK) == expected(prompt + prompt)
+        num_hashed = hasher.num_hashed
+        assert hasher.hashes(ROOT, prompt, BLOCK) == expected(prompt)
+        assert hasher.num_hashed == num_hashed
+
+
 def test_models_tenants_and_block_sizes_do_not_mix() -> None:
     hasher, prompt = ChainHasher(), [7] * (2 * STRETCH)
     for model, block_size in (("weights", 16), ("others", 16), ("weights", 32)):

@@ -1,5 +1,7 @@
 """Reads and writes of the model, step after step, worked out by hand."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +37,10 @@ def make_request(name: str, num_tokens: int, **params: Any) -> Request:
     return Request(name, prompt, SamplingParams(**params), 0, b"root", frozenset(), 10)
 
 
+def table_of(*groups: Sequence[int]) -> BlockTable:
+    return BlockTable(tuple(array("i", blocks) for blocks in groups), [0] * len(groups))
+
+
 def step(*items: ScheduledRequest, released: tuple[str, ...] = ()) -> SchedulerOutput:
     return SchedulerOutput((), items, released)
 
@@ -42,7 +48,7 @@ def step(*items: ScheduledRequest, released: tuple[str, ...] = ()) -> SchedulerO
 def test_a_chunk_beside_a_decode(builder: InputBuilder, deltas: StepDeltas) -> None:
     long, short = make_request("long", 20), make_request("short", 3)
     long.num_computed_tokens, short.num_computed_tokens = 6, 2
-    tables = BlockTable(([4, 5], [6, 7]), [0, 0]), BlockTable(([1], [2]), [0, 0])
+    tables = table_of([4, 5], [6, 7]), table_of([1], [2])
     inputs = builder.build(step(deltas.schedule(long, 4, tables[0]), deltas.schedule(short, 1, tables[1])))
     assert inputs.input_ids.tolist() == [106, 107, 108, 109, 102]
     assert inputs.positions.tolist() == [6, 7, 8, 9, 2]
@@ -59,7 +65,7 @@ def test_a_chunk_beside_a_decode(builder: InputBuilder, deltas: StepDeltas) -> N
 def test_hidden_states_are_asked_for_where_logits_are(builder: InputBuilder, deltas: StepDeltas) -> None:
     """Of a prompt's last token, of all tokens of a prompt that is scored, of none of an unfinished prompt."""
     chunk, scored = make_request("chunk", 20), make_request("scored", 12, prompt_logprobs=1)
-    tables = BlockTable(([4, 5], [6, 7]), [0, 0]), BlockTable(([1, 2], [3, 8]), [0, 0])
+    tables = table_of([4, 5], [6, 7]), table_of([1, 2], [3, 8])
     scored.num_computed_tokens = 9
     inputs = builder.build(step(deltas.schedule(chunk, 4, tables[0]), deltas.schedule(scored, 3, tables[1])))
     assert inputs.wanted is not None
@@ -79,7 +85,7 @@ def test_hidden_states_are_asked_for_where_logits_are(builder: InputBuilder, del
 def test_a_step_of_single_tokens_leaves_none_out(builder: InputBuilder, deltas: StepDeltas) -> None:
     """So it fits the captured decode graphs, whatever their requests are at."""
     chunk, last = make_request("chunk", 20), make_request("last", 1)
-    tables = BlockTable(([4], [6]), [0, 0]), BlockTable(([1], [3]), [0, 0])
+    tables = table_of([4], [6]), table_of([1], [3])
     inputs = builder.build(step(deltas.schedule(chunk, 1, tables[0]), deltas.schedule(last, 1, tables[1])))
     assert inputs.wanted is None
     assert inputs.sample_rows.tolist() == [1]
@@ -89,7 +95,7 @@ def test_a_step_of_single_tokens_leaves_none_out(builder: InputBuilder, deltas: 
 
 def test_blocks_that_left_the_window_become_the_null_block(builder: InputBuilder, deltas: StepDeltas) -> None:
     """They were left in place once: harmless only while no backend touches a masked block."""
-    request, table = make_request("a", 24), BlockTable(([1, 2], [3, 4]), [0, 0])
+    request, table = make_request("a", 24), table_of([1, 2], [3, 4])
     builder.build(step(deltas.schedule(request, 16, table)))
     request.num_computed_tokens = 16
     table.drop_before(1, 1)
@@ -102,9 +108,9 @@ def test_blocks_that_left_the_window_become_the_null_block(builder: InputBuilder
 
 def test_a_released_row_is_reused_without_its_past(builder: InputBuilder, deltas: StepDeltas) -> None:
     for name, block in (("a", 1), ("b", 2)):
-        builder.build(step(deltas.schedule(make_request(name, 3), 3, BlockTable(([block], [block]), [0, 0]))))
+        builder.build(step(deltas.schedule(make_request(name, 3), 3, table_of([block], [block]))))
     deltas.forget("a")
-    again = deltas.schedule(make_request("a", 3), 3, BlockTable(([9], [8]), [0, 0]))
+    again = deltas.schedule(make_request("a", 3), 3, table_of([9], [8]))
     full, windowed = builder.build(step(again, released=("a", "b"))).batches
     assert (full.block_tables.tolist(), windowed.block_tables.tolist()) == ([[9]], [[8]])
 
@@ -113,7 +119,7 @@ def test_the_last_row_moves_into_a_gap(deltas: StepDeltas) -> None:
     """So the batch is always the first rows of the tables: nothing is copied, whatever the contexts."""
     builder = InputBuilder(LAYOUT, max_num_requests=3, max_model_len=64, device=torch.device("cpu"), wanted_groups=(1,))
     first, second, third = (
-        deltas.schedule(make_request(name, 9), 9, BlockTable(([base, base + 1], [base + 2, base + 3]), [0, 0]))
+        deltas.schedule(make_request(name, 9), 9, table_of([base, base + 1], [base + 2, base + 3]))
         for name, base in (("a", 10), ("b", 20), ("c", 30))
     )
     builder.build(step(first, second, third))
@@ -132,8 +138,7 @@ def test_the_last_row_moves_into_a_gap(deltas: StepDeltas) -> None:
 
 def test_requests_that_are_left_out_of_a_step_keep_their_rows(builder: InputBuilder, deltas: StepDeltas) -> None:
     items = [
-        deltas.schedule(make_request(name, 3), 3, BlockTable(([block], [block]), [0, 0]))
-        for name, block in (("a", 1), ("b", 2))
+        deltas.schedule(make_request(name, 3), 3, table_of([block], [block])) for name, block in (("a", 1), ("b", 2))
     ]
     builder.build(step(*items))
     items = [replace(item, blocks=None) for item in items]

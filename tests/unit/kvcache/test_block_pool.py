@@ -8,7 +8,7 @@ from tandem.kvcache.prefix import HashPrefixCache
 
 def pool_of(num_blocks: int, *cached: int) -> tuple[BlockPool, HashPrefixCache]:
     """A pool whose blocks `cached` hold content and were let go in this order."""
-    cache = HashPrefixCache(1)
+    cache = HashPrefixCache(1, num_blocks)
     pool = BlockPool(num_blocks, cache)
     blocks = pool.allocate(num_blocks)
     for block_id in cached:

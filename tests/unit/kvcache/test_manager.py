@@ -1,6 +1,11 @@
 """Single promises of the block manager; random histories are in `test_manager_stateful`."""
 
+import sys
+from array import array
 from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -8,6 +13,7 @@ from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import extend_hashes
 from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import STRETCH_BLOCKS
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
 
 
@@ -166,7 +172,7 @@ def test_a_refused_growth_allocates_nothing() -> None:
     table = opened(manager, "a", [1] * 8)
     assert manager.grow("a", 0, 8)
     assert not manager.grow("a", 8, 9)
-    assert table.groups == ([1, 2],)
+    assert table.groups == (array("i", [1, 2]),)
     manager.check()
 
 
@@ -209,3 +215,56 @@ def test_a_reservation_redeems_its_promise() -> None:
     assert manager.num_unpromised == 4
     opened(manager, "other", [2] * 16)
     manager.check()
+
+
+class CountedHash(bytes):
+    """A block hash that counts its look-ups in dictionaries."""
+
+    num_looked_up: ClassVar[int] = 0
+
+    def __hash__(self) -> int:
+        CountedHash.num_looked_up += 1
+        return super().__hash__()
+
+
+def num_lines(act: Callable[[], object]) -> int:
+    """Lines of the product that `act` runs; a loop's count in every pass."""
+    num, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal num
+        num += event == "line" and frame.f_globals["__name__"].startswith("tandem.")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return num
+
+
+def test_the_next_turn_of_a_known_chat_costs_what_is_new_of_it() -> None:
+    """Neither loops nor look-ups follow the blocks that are known, but for one look-up of each stretch."""
+    costs, num_new = [], 20
+    for num_known in (10 * STRETCH_BLOCKS, 200 * STRETCH_BLOCKS):
+        num_blocks = num_known + num_new
+        manager = manager_of(num_blocks + 8, None, chunk=num_blocks * BLOCK_SIZE)
+        hashes = [CountedHash(index.to_bytes(3)) for index in range(num_blocks)]
+
+        def take_turn(end: int, manager: KVCacheManager = manager, hashes: list[CountedHash] = hashes) -> None:
+            num_tokens = end * BLOCK_SIZE + 1
+            match = manager.match(hashes[:end], num_tokens)
+            assert manager.can_open(match, num_tokens)
+            manager.open("turn", match, hashes[:end], num_tokens)
+            manager.grow("turn", match.num_blocks * BLOCK_SIZE, num_tokens)
+            manager.commit("turn", hashes[:end], num_tokens)
+            manager.close("turn")
+
+        take_turn(num_known)
+        assert manager.match(hashes, num_blocks * BLOCK_SIZE + 1).num_blocks == num_known
+        CountedHash.num_looked_up = 0
+        lines = num_lines(partial(take_turn, num_blocks))
+        costs.append((lines, CountedHash.num_looked_up - num_known // STRETCH_BLOCKS))
+        manager.check()
+    assert costs[0] == costs[1]

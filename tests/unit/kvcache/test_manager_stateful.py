@@ -1,6 +1,7 @@
 """Random open/grow/commit/close against `BlockOracle`, for every kind of layout, with leases and pins by others."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,13 +45,17 @@ class Owner:
 
 
 class BlockAccounting(RuleBasedStateMachine):
+    """`scale`: how many times as long prompts, chunks and the pool are, so that blocks are many at once."""
+
     layout: ClassVar[KVLayout]
+    scale: ClassVar[int] = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.oracle = BlockOracle(self.layout, NUM_BLOCKS)
+        self.num_blocks, self.max_chunk = self.scale * NUM_BLOCKS, self.scale * MAX_CHUNK
+        self.oracle = BlockOracle(self.layout, self.num_blocks)
         self.manager = KVCacheManager(
-            self.layout, NUM_BLOCKS, max_chunk_tokens=MAX_CHUNK, emit=self.oracle.events.append
+            self.layout, self.num_blocks, max_chunk_tokens=self.max_chunk, emit=self.oracle.events.append
         )
         self.owners: dict[str, Owner] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
@@ -58,6 +63,9 @@ class BlockAccounting(RuleBasedStateMachine):
         self.num_opened = 0
         self.any_outgrew = False
         self.any_held = False
+
+    def scaled(self, token_ids: list[int]) -> list[int]:
+        return [token_id for token_id in token_ids for _ in range(self.scale)]
 
     def pick(self, index: int) -> str:
         return sorted(self.owners)[index % len(self.owners)]
@@ -77,6 +85,7 @@ class BlockAccounting(RuleBasedStateMachine):
 
     @rule(token_ids=prompts, expects=st.booleans())
     def open(self, token_ids: list[int], expects: bool) -> None:
+        token_ids = self.scaled(token_ids)
         owner = Owner(token_ids, 0, len(token_ids), shares=False)
         owner.extend(0)
         match = self.manager.match(owner.hashes, len(token_ids))
@@ -131,7 +140,8 @@ class BlockAccounting(RuleBasedStateMachine):
     def lease(self, index: int, start: int, length: int) -> None:
         name = self.pick(index)
         table, owner = self.manager._tables[name], self.owners[name]
-        lease, end = self.new_name("lease"), min(start + length, table.num_blocks)
+        start *= self.scale
+        lease, end = self.new_name("lease"), min(start + self.scale * length, table.num_blocks)
         ranges = self.manager.lease(name, len(owner.token_ids), start, end, lease)
         for group, found, blocks in zip(self.layout.groups, ranges, table.groups, strict=True):
             needed = group.spec.needed(len(owner.token_ids) - 1) // BLOCK_SIZE
@@ -143,7 +153,7 @@ class BlockAccounting(RuleBasedStateMachine):
     def lease_cached(self, token_ids: list[int]) -> None:
         """A peer asks for what is cached of a chain."""
         hashes: list[bytes] = []
-        extend_hashes(ROOT, hashes, token_ids, BLOCK_SIZE)
+        extend_hashes(ROOT, hashes, self.scaled(token_ids), BLOCK_SIZE)
         name, unpromised = self.new_name("lease"), self.manager.num_unpromised
         num_blocks, ranges = self.manager.hold_cached(name, hashes)
         longest = self.oracle.longest_match(hashes, len(hashes) * BLOCK_SIZE + 1)
@@ -158,7 +168,7 @@ class BlockAccounting(RuleBasedStateMachine):
     @rule(count=st.integers(0, 30))
     def borrow(self, count: int) -> None:
         others, unpromised = self.oracle.referenced(), self.manager.num_unpromised
-        name = self.new_name("scratch")
+        name, count = self.new_name("scratch"), self.scale * count
         block_ids = self.manager.borrow(name, count)
         assert len(set(block_ids)) == len(block_ids) == min(count, unpromised)
         assert not any(others[b] for b in block_ids)
@@ -182,7 +192,7 @@ class BlockAccounting(RuleBasedStateMachine):
         ready = sorted(name for name, owner in self.owners.items() if not owner.fetch)
         name = ready[index % len(ready)]
         owner = self.owners[name]
-        end = min(owner.num_computed + chunk, len(owner.token_ids))
+        end = min(owner.num_computed + self.scale * chunk, len(owner.token_ids))
         if end == owner.num_computed:
             owner.extend(1)
             end += 1
@@ -244,18 +254,18 @@ class BlockAccounting(RuleBasedStateMachine):
             group.spec.is_bounded for group in self.layout.groups
         )
 
-    def check_matched_content(self, block_ids: tuple[tuple[int, ...], ...], hashes: list[bytes]) -> None:
+    def check_matched_content(self, block_ids: Sequence[Sequence[int]], hashes: list[bytes]) -> None:
         for group, blocks in enumerate(block_ids):
             for index, block_id in enumerate(blocks):
                 assert block_id == 0 or self.contents[block_id] == (group, hashes[index]), "wrong content was matched"
 
-    def check_room(self, groups: tuple[list[int], ...], start: int, end: int) -> None:
+    def check_room(self, groups: Sequence[Sequence[int]], start: int, end: int) -> None:
         for group, blocks in zip(self.layout.groups, groups, strict=True):
             first = group.spec.needed(start) // BLOCK_SIZE
             assert len(blocks) * BLOCK_SIZE >= end
             assert all(blocks[first:]), "a visible block is missing"
-            reach = 1001 - group.spec.needed(1000)  # NOTE: longer than any chain here
-            limit = -(-(reach + MAX_CHUNK) // BLOCK_SIZE) + 1 if group.spec.is_bounded else len(blocks)
+            reach = 1001 - group.spec.needed(1000)  # NOTE: farther than any window here
+            limit = -(-(reach + self.max_chunk) // BLOCK_SIZE) + 1 if group.spec.is_bounded else len(blocks)
             assert sum(b != 0 for b in blocks) <= limit, "a group holds more than its window and a chunk"
 
     @invariant()
@@ -269,7 +279,7 @@ class BlockAccounting(RuleBasedStateMachine):
         assert usage.used + usage.leased + usage.transferring == len(oracle.referenced())
         assert usage.cached == len(oracle.idle) == len(set(oracle.idle))
         states = (usage.free, usage.cached, usage.used, usage.leased, usage.transferring)
-        assert sum(states) == usage.total == NUM_BLOCKS
+        assert sum(states) == usage.total == self.num_blocks
         assert min(states) >= 0
 
     @invariant()
@@ -291,7 +301,7 @@ class BlockAccounting(RuleBasedStateMachine):
             self.drop(0)
         usage = self.manager.usage
         assert (usage.used, usage.leased, usage.transferring) == (0, 0, 0)
-        assert self.manager.num_unpromised == NUM_BLOCKS
+        assert self.manager.num_unpromised == self.num_blocks
 
 
 class FullAttention(BlockAccounting):
@@ -310,6 +320,16 @@ class TwoFullOneSliding(BlockAccounting):
     layout = layout_of(None, None, 4)
 
 
+class LongFullAttention(BlockAccounting):
+    layout = layout_of(None)
+    scale = 8
+
+
+class LongFullAndSliding(BlockAccounting):
+    layout = layout_of(None, 6)
+    scale = 8
+
+
 # Shrinking takes minutes and CI only needs to know; drop `phases` to shrink a failure.
 BUDGET = settings(
     max_examples=60,
@@ -320,10 +340,15 @@ BUDGET = settings(
     phases=(Phase.explicit, Phase.generate),
 )
 
-for _machine in (FullAttention, FullAndSliding, OnlySliding, TwoFullOneSliding):
+for _machine in (
+    *(FullAttention, FullAndSliding, OnlySliding, TwoFullOneSliding),
+    *(LongFullAttention, LongFullAndSliding),
+):
     _machine.TestCase.settings = BUDGET
 
 TestFullAttention = FullAttention.TestCase
 TestFullAndSliding = FullAndSliding.TestCase
 TestOnlySliding = OnlySliding.TestCase
 TestTwoFullOneSliding = TwoFullOneSliding.TestCase
+TestLongFullAttention = LongFullAttention.TestCase
+TestLongFullAndSliding = LongFullAndSliding.TestCase
