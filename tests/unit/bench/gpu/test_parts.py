@@ -1,6 +1,7 @@
 """Every part's steps on the CPU, where its figures mean nothing but its way through the engine is the same."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,14 @@ def test_measurements(label: str, metric: str, tmp_path: Path) -> None:
 def test_hand_off_between_two_processes(tmp_path: Path) -> None:
     found = rehearse("handoff/qwen3-8b", tmp_path)
     assert {"40 by cuda ipc", "90 by cuda ipc"} <= {check["case"] for check in found["checks"]}
-    assert all(row["value"] >= 0 for row in found["rows"])
+    measured = Counter(
+        (row["workload"].rpartition(" ")[2], row["unit"]) for row in found["rows"] if row["system"] == "cuda ipc"
+    )
+    assert measured == {
+        (length, unit): num for length in ("40", "90") for unit, num in (("ms", 2), ("%", 1), ("GB/s", 1))
+    }
+    # NOTE: also what is exposed, since the first token's message is received after it was sent
+    assert all(sample > 0 for row in found["rows"] for sample in row["samples"])
 
 
 def test_hand_off_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
