@@ -12,7 +12,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.planning.observation import Plan
 from tandem.planning.planner import Holding, Need, SloPlanner
 from tandem.planning.planner_settings import PlannerConfig
-from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool
+from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool, traffic
 
 SERVICE_S = SPEED.prefill.prompt_ms(4000, 1000) / 1000
 
@@ -136,6 +136,13 @@ def test_a_budget_is_kept_and_its_ratio_follows_demand() -> None:
     assert "8 are allowed" in warning
     assert "prefill" in warning
     assert "not met" in long_prompts.plans[-1].warnings[-1]
+    long_answers = replace(
+        traffic(20.0), num_prompt_tokens=200 * 400, num_cached_tokens=0, num_output_tokens=200 * 2000
+    )
+    seen = replace(observation(10.0, 20.0, pool(4), pool(4)), traffic=long_answers)
+    plan = SloPlanner(tight).plan(seen)
+    assert (plan.num_prefill, plan.num_decode) == (1, 7)
+    assert "8 are allowed" in plan.warnings[0]
 
 
 def test_a_budget_counts_accelerators_not_replicas() -> None:
