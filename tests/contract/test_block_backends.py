@@ -138,17 +138,35 @@ def test_of_equal_scores_the_earliest_blocks_are_chosen() -> None:
             assert chosen.tolist() == wanted + [NOT_CHOSEN] * (4 - len(wanted))
 
 
-@pytest.mark.parametrize("spoiled", [math.nan, math.inf, -math.inf])
-def test_a_key_that_is_no_number_makes_no_choice_of_nobodys_blocks(spoiled: float) -> None:
+@pytest.mark.parametrize(
+    ("first", "others", "sign", "is_chosen"),
+    [
+        (math.nan, math.nan, 1, False),
+        (math.inf, math.inf, 1, False),
+        (-math.inf, -math.inf, 1, False),
+        (math.inf, 0.5, 1, True),
+        (math.inf, 0.5, -1, False),
+    ],
+)
+def test_a_key_that_is_no_number_makes_no_choice_of_nobodys_blocks(
+    first: float, others: float, sign: int, is_chosen: bool
+) -> None:
+    """Of 13 blocks with equal scores the fifth, with the spoiled key, has the lowest or the highest instead.
+
+    `sign`: of the first numbers of the queries. A product of infinities of both signs is no number, and is the lowest.
+    """
     step = make("float32", [(100, 3)])
     assert step.kv.index_keys is not None
     step.kv.index_keys.fill_(0.5)
-    step.kv.index_keys[step.slots[0][0][40], step.slots[0][1][40]] = spoiled
-    chosen = choose_by_index(normal(1, 3, KV_HEADS, 16, dtype=torch.float32), step.kv, step.batch, BlockChoice(8, 4))
+    key = step.kv.index_keys[step.slots[0][0][40], step.slots[0][1][40]]
+    key.fill_(others)
+    key[0] = first
+    queries = normal(1, 3, KV_HEADS, 16, dtype=torch.float32)
+    queries[..., 0] = sign * queries[..., 0].abs()
+    chosen = choose_by_index(queries, step.kv, step.batch, BlockChoice(8, 4))
+    assert chosen.shape == (3, KV_HEADS, 4)
     for row, position in zip(chosen.flatten(0, 1).tolist(), [97, 97, 98, 98, 99, 99], strict=True):
-        assert len({*row}) == 4
-        assert row[-1] == position // 8
-        assert min(row) >= 0
+        assert row == [0, 1, 5 if is_chosen else 2, position // 8]
 
 
 def test_blocks_without_whole_spans_are_refused() -> None:

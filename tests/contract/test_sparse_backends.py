@@ -131,18 +131,50 @@ def test_of_equal_scores_the_earliest_are_chosen(backend: IndexedLatentBackend) 
     assert torch.equal(chosen.long(), wanted.where(wanted <= positions[:, None], NOT_CHOSEN))
 
 
-@pytest.mark.parametrize("spoiled", [math.nan, math.inf, -math.inf])
-def test_a_key_that_is_no_number_makes_no_choice_of_nobodys_tokens(
-    backend: IndexedLatentBackend, spoiled: float
+SPOILED = {  # numbers of a key: the first, and the others; None = as they were
+    "NaN": (math.nan, math.nan),
+    "all inf": (math.inf, math.inf),
+    "all -inf": (-math.inf, -math.inf),
+    "one inf": (math.inf, None),
+}
+SIGNS = {"positive": (1, 1), "negative": (-1, -1), "of both signs": (1, -1)}  # of weights: the first, and the others
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "signs", "is_chosen"),
+    [
+        *((spoiled, "positive", False) for spoiled in ("NaN", "all inf", "all -inf")),
+        *((spoiled, "negative", True) for spoiled in ("NaN", "all inf", "all -inf")),
+        ("one inf", "positive", True),
+        ("one inf", "negative", False),
+        ("one inf", "of both signs", False),
+    ],
+)
+def test_a_product_that_is_no_number_is_zero_and_a_score_that_is_none_the_lowest(
+    backend: IndexedLatentBackend, spoiled: str, signs: str, is_chosen: bool
 ) -> None:
-    """Scores of such a key count as the lowest or the highest; chosen positions exist in any case."""
-    step = make("float32", "small", [(100, 3)])
-    step.latents.write_index_keys(torch.full((1, 24), spoiled), slots_of(step.tables[0], torch.tensor([40])))
+    """One key of a hundred is spoiled: its products are inf - inf, or inf, whose weighted sum may be inf - inf again.
+
+    Zero is the lowest score if all weights are positive, and the highest if all are negative.
+    """
+    step, place = make("float32", "small", [(100, 3)]), 40
+    step.index.queries[..., 0].abs_()
+    first, others = SIGNS[signs]
+    step.index.weights.abs_().mul_(torch.tensor([first, *[others] * 6]))
+    number, rest = SPOILED[spoiled]
+    key = step.keys[0][place : place + 1].clone() if rest is None else torch.full((1, 24), rest)
+    key[0, 0] = number
+    step.latents.write_index_keys(key, slots_of(step.tables[0], torch.tensor([place])))
     chosen = backend.choose(step.index, step.latents, prepared(backend, step), TOP_K)
-    for row, _, position in step.each():
-        assert len({*chosen[row].tolist()}) == TOP_K
-        assert chosen[row].ge(0).all()
-        assert chosen[row].le(position).all()
+    assert chosen.shape == (3, TOP_K)
+    for row, request, position in step.each():
+        positions = chosen[row].tolist()
+        assert positions == sorted({*positions})
+        assert (place in positions) == is_chosen
+        scores = step.scores(row, request, position)
+        scores[place] = -math.inf
+        found = [each for each in positions if each != place]
+        assert (scores[found] >= scores.sort(descending=True).values[len(found) - 1] - NEAR).all()
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)

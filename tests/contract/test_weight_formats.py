@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
@@ -111,19 +112,24 @@ def test_each_weight_has_the_first_format_that_does_not_refuse_it(checkpoint: Pa
 def test_codes_come_from_a_packed_file(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch and compiled kernels share one packed file. Neither packs the head, which has 199 rows."""
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    stored: set[str] = set()
     for kernels in (TorchKernels(), load_or_skip()):
         plain = loaded(checkpoint / "coded", read_toy, kernels)
         for _ in range(2):
             model = loaded(checkpoint / "coded", read_toy, kernels, packed_dir=tmp_path / "packed")
             weights = model.decoder.parameters.weights
+            assert weights[HEAD].shape[0] == 199
             for name, weight in plain.decoder.parameters.weights.items():
                 if isinstance(weight, ToyWeight):
+                    stored |= {name, f"{name}_scale"}
                     found = weights[name]
                     assert isinstance(found, ToyWeight)
                     assert torch.equal(found.codes, weight.codes)
                     assert found.codes.stride() == (1, weight.shape[0]), "in the order of the file"
                     assert torch.equal(found.scales, weight.scales)
-    assert len(list((tmp_path / "packed").glob("*.safetensors"))) == 1
+    (file,) = (tmp_path / "packed").glob("*.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        assert {*opened.keys()} == stored
 
 
 def test_a_tensor_that_a_format_wants_is_missed_by_name(coded: Path) -> None:

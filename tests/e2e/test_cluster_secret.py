@@ -112,7 +112,7 @@ def test_another_user_who_knows_the_ports_reads_no_kv(model: Path) -> None:
         assert intruder["pool"].startswith("refused: ")
         assert "secret" in intruder["pool"]
         assert intruder["status"].startswith("refused: ")
-        if os.geteuid() == 0:
+        if is_another := os.geteuid() == 0:
             assert intruder["user"] == NOBODY
             assert "Permission denied" in intruder["environment"]
 
@@ -121,6 +121,10 @@ def test_another_user_who_knows_the_ports_reads_no_kv(model: Path) -> None:
         assert not [each.cmdline() for each in processes if secret in " ".join(each.cmdline())]
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(60) == 0, terminal.lines
+    if not is_another:
+        pytest.skip(
+            "only root can start another user's process: the environment is unchecked, and the rest as one user"
+        )
 
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode", "gateway", "planner"])

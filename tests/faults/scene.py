@@ -23,6 +23,7 @@ from tests.helpers.redis_server import RedisServer
 from tests.helpers.secret import AS_GATEWAY, AS_WORKER
 
 LEASE_TTL_S = 2.0
+MAX_FRESH_S = 1.75  # of a new request; NOTE: it takes 2 s where a router still trusts one that is dead
 REPORT_S = 0.25  # how old a worker's own figures may be
 WORKER_FLAGS = (
     *("--dtype", "float32", "--max-num-batched-tokens", "128", "--max-num-running", "16"),

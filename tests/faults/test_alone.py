@@ -10,13 +10,12 @@ import pytest
 
 from tests.faults.conftest import WAIT_S
 from tests.faults.matrix import Matrix, Row
-from tests.faults.scene import LEASE_TTL_S, Scene
+from tests.faults.scene import LEASE_TTL_S, MAX_FRESH_S, Scene
 from tests.faults.states import NUM_DECODED, State, staged
 from tests.faults.streams import PATIENCE_S, Answer, Asked, Known
 
 MAX_SILENCE_S = 5.0
 MAX_WAIT_S = WAIT_S + MAX_SILENCE_S
-MAX_FRESH_S = 1.75  # NOTE: a router that still trusts the dead one takes 2 s
 FREE_S = LEASE_TTL_S + 0.5
 KILL, STOP = "kill -9", "SIGSTOP"
 

@@ -1,7 +1,8 @@
 """kill -9 and SIGSTOP of every kind of process in every state of a request, between real processes.
 
-After each: every stream ends token-exact, a new request is served within a second, no survivor holds a block. Only the
-streams of a gateway that dies are lost, and their clients are told at once.
+After each: every stream ends token-exact, a new request is served within `MAX_FRESH_S`, no survivor holds a block for
+longer than a dead peer's leases last. Only the streams of a gateway that dies are lost, and their clients see the
+connection end.
 """
 
 import time
@@ -10,12 +11,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.faults.matrix import Matrix, Row
-from tests.faults.scene import LEASE_TTL_S, Scene
+from tests.faults.scene import LEASE_TTL_S, MAX_FRESH_S, Scene
 from tests.faults.states import Staged, State, staged
 from tests.faults.streams import Asked, Known
 
 MAX_SILENCE_S = 5.0
-MAX_FRESH_S = 1.75  # NOTE: a router that still trusts the dead one takes 2 s
 FREE_S = 1.0
 SLACK_S = 0.75  # NOTE: a worker's figures are up to 0.2 s old, and it looks for ended leases every 0.25 s
 UNREAD_S = 10.0  # in which a request ends whose gateway does not read its tokens
@@ -127,8 +127,8 @@ def waiting_s(target: Staged) -> float:
 def ended_with_its_gateway(
     scene: Scene, target: Staged, signal: str, told: Known, short: Asked, since_s: float
 ) -> tuple[str, float]:
-    """Killed: clients hear of it at once. Stopped: they get the rest when it goes on, and the silence counts from then:
-    before, it lasts as long as the workers take to finish what nobody reads.
+    """Killed: clients see the connection end. Stopped: they get the rest when it goes on, and the silence counts from
+    then: before, it lasts as long as the workers take to finish what nobody reads.
     """
     if signal == STOP:
         scene.seconds_until_free(scene.workers(), time.monotonic(), UNREAD_S + waiting_s(target))

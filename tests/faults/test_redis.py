@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from tests.faults.matrix import Matrix, Row
-from tests.faults.scene import Scene
+from tests.faults.scene import MAX_FRESH_S, Scene
 from tests.faults.states import State, staged
 from tests.faults.streams import PATIENCE_S, Asked, Known
-
-MAX_FRESH_S = 1.75  # NOTE: a router that still trusts the dead one takes 2 s
 
 
 def test_a_flushed_redis_is_filled_again(

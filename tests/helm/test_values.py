@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem import __version__
 from tandem.architecture.catalogue import find_cost
+from tandem.gateway.metrics import GatewayMetrics
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.roofline import Roofline
+from tandem.router.metrics import RouterMetrics
+from tandem.telemetry.engine_metrics import WorkerMetrics
 from tests.helm.test_render import UPDATE
 from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, example, settings_schema
 
@@ -190,19 +194,28 @@ def test_default_vendors_are_those_that_workers_compute_on() -> None:
     assert _values()["acceleratorResources"] == {"nvidia": "nvidia.com/gpu"}
 
 
+def _exported(registry: CollectorRegistry) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+) ", generate_latest(registry).decode(), re.MULTILINE))
+
+
 def test_queries_name_metrics_that_are_exported() -> None:
-    """Metrics that KEDA queries in Prometheus, and those that the HPA's rule renames, exist in the code."""
-    source = "\n".join(
-        (ROOT / "tandem" / path).read_text()
-        for path in ("telemetry/engine_metrics.py", "gateway/metrics.py", "router/metrics.py")
-    )
+    """Each pool exports the metric that KEDA queries of it in Prometheus, and those that the HPA's rule renames."""
+    of_workers = CollectorRegistry()
+    WorkerMetrics(of_workers, "m")
+    worker = _exported(of_workers)
+    exported = {
+        "gateway": _exported(GatewayMetrics("m").registry),
+        "router": _exported(RouterMetrics().registry),
+        "prefill": worker,
+        "decode": worker,
+    }
     queries = (CHART / "templates" / "scaledobjects.yaml").read_text()
-    names = set(re.findall(r"\(((?:vllm:|tandem_)\w+)\{\{", queries))
-    assert len(names) == 4
-    pods = [
-        metric["pods"]["metric"]["name"]
-        for pool in ("prefill", "decode")
-        for metric in _values()[pool]["autoscaling"]["hpa"]["metrics"]
-    ]
-    for name in [*names, *(pod.replace("vllm_", "vllm:") for pod in pods)]:
-        assert name.removeprefix("vllm:") in source, name
+    named = re.findall(r'(?:eq \.name "(\w+)"|else) -\}\}\n\w+\(.*?((?:vllm:|tandem_)\w+)\{\{', queries)
+    assert [pool or "decode" for pool, _ in named] == list(exported)
+    for pool, name in zip(exported, (name for _, name in named), strict=True):
+        assert name in exported[pool], f"{pool}: {name}"
+    for pool in ("prefill", "decode"):
+        metrics = _values()[pool]["autoscaling"]["hpa"]["metrics"]
+        assert metrics
+        for metric in metrics:
+            assert metric["pods"]["metric"]["name"].replace("vllm_", "vllm:") in worker

@@ -62,8 +62,12 @@ def test_a_planted_bug_shrinks_it_and_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_planner_goes_on_where_the_leader_died() -> None:
-    """Each planner in turn dies silently and comes back, whichever leads. At last one leads, which is an invariant."""
-    faults = [Fault(FaultKind.CRASH, 2.5 + 6.0 * n, 5.0, f"planner-{n}", size=1.0) for n in range(2)]
+    """Each planner dies silently and comes back, the leader first. At last one leads, which is an invariant."""
+    leader, other, died_s = "planner-1", "planner-0", 5.5
+    faults = [Fault(FaultKind.CRASH, died_s + 9.0 * n, 5.0, name, size=1.0) for n, name in enumerate((leader, other))]
     report = run(*faults)
     assert report.violations == []
-    assert report.writes
+    first, *rest = report.writes
+    assert (first.writer, first.before, first.after) == (leader, 2, 3)
+    assert first.at_s < died_s
+    assert [(write.writer, write.before, write.after) for write in rest] == [(other, 3, 2), (other, 2, 1)]

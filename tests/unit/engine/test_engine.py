@@ -1,7 +1,9 @@
 """The engine over a real tiny model: what callers see of adding, stepping, stopping, aborting and failing."""
 
 import itertools
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,25 +74,28 @@ def test_metrics_come_with_the_last_output_only(engine: Engine) -> None:
 
 def test_a_step_runs_on_the_device_of_its_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention must find that device chosen, in any thread that steps the engine."""
-    current: list[torch.device] = []
-    seen: list[list[torch.device]] = []
+    current = threading.local()
+    seen: dict[int, set[torch.device | None]] = {}
     attend = ReferenceBackend.attend
 
     @contextmanager
     def chosen(device: torch.device) -> Iterator[None]:
-        current.append(device)
+        current.device = device
         yield
-        current.pop()
+        del current.device
 
     def watched(*arguments: Any) -> torch.Tensor:
-        seen.append(list(current))
+        seen.setdefault(threading.get_ident(), set()).add(getattr(current, "device", None))
         return attend(*arguments)
 
     monkeypatch.setattr("tandem.engine.runner.current_device", chosen)
     monkeypatch.setattr(ReferenceBackend, "attend", watched)
-    generate(engine, list(range(40)), greedy(max_tokens=2))
-    assert seen
-    assert all(devices == [torch.device("cpu")] for devices in seen)
+    prompt, params = list(range(40)), greedy(max_tokens=2)
+    generate(engine, prompt, params)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(generate, engine, prompt, params).result()
+    generate(engine, prompt, params)
+    assert list(seen.values()) == [{torch.device("cpu")}] * 2
 
 
 def test_a_step_is_as_long_as_it_would_be_without_borrowed_cores(engine: Engine) -> None:

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tandem.core.errors import TandemError
-from tandem.gateway import http_protocol, server
+from tandem.gateway import http_protocol, server, serving
 from tandem.telemetry import tracing
 from tests.helpers.fake_backend import (
     JSON_HEAD,
@@ -316,16 +316,27 @@ def test_spans_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_a_request_is_settled_before_its_client_has_the_last_word(tmp_path: Path) -> None:
-    """Holds for any time that the worker takes to close its stream."""
+def test_a_request_is_settled_before_its_client_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holds for any time that the worker takes to close its stream: the router is told without waiting for it."""
+    monkeypatch.setattr(serving, "LINGER_S", 600.0)
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         worker = cluster.workers[0]
         worker.is_slow_to_leave = True
-        await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers={"x-request-id": "my-id"})
+        body, headers, states = CHAT | {"stream": True}, {"x-request-id": "my-id"}, []
+        async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            async for line in response.aiter_lines():
+                record = cluster.gateway.gateway.history.find("my-id")
+                assert record is not None
+                states += [record.as_json()["state"]] * bool(line)
+        assert set(states[:-2]) == {"running"}, states
+        assert states[-2:] == ["done"] * 2, "the last chunk, and the end of the stream"
         found = (await client.get("/admin/requests/my-id")).json()
         assert (found["state"], found["output_tokens"], worker.num_open) == ("done", 6, 1)
         await eventually(lambda: len(cluster.routers[0].settled) == 1)
+        assert worker.num_open == 1
         worker.go.set()
         await eventually(lambda: cluster.gateway.gateway.admission.num_open == 0)
         assert not worker.cancelled_at_s

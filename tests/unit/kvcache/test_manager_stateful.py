@@ -157,7 +157,8 @@ class BlockAccounting(RuleBasedStateMachine):
         name, unpromised = self.new_name("lease"), self.manager.num_unpromised
         num_blocks, ranges = self.manager.hold_cached(name, hashes)
         longest = self.oracle.longest_match(hashes, len(hashes) * BLOCK_SIZE + 1)
-        assert num_blocks in (0, longest)
+        num_pages = longest * sum(group.pages_per_block for group in self.layout.groups)
+        assert num_blocks == longest or (num_blocks == 0 and num_pages > unpromised), "refused without need"
         assert unpromised - self.manager.num_unpromised >= 0
         if num_blocks:
             self.check_matched_content(

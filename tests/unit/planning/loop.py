@@ -56,7 +56,7 @@ class _Pool:
 
 @dataclass
 class Loop:
-    """`rate(now_s)` gives each window's arrivals; `plans` keeps every answer."""
+    """`rate(now_s)` gives each window's arrivals; `plans` keeps every answer, `queues_ms` the work that waited then."""
 
     policy: ScalingPolicy
     rate: Callable[[float], float]
@@ -64,6 +64,7 @@ class Loop:
     sizes: tuple[int, int] = (2, 2)
     plans: list[Plan] = field(default_factory=list)
     queued_ms: float = 0.0
+    queues_ms: list[float] = field(default_factory=list)
 
     def run(self, num_windows: int, interval_s: float = 10.0) -> list[tuple[int, int]]:
         """(Prefill, decode) wanted after each window."""
@@ -73,6 +74,7 @@ class Loop:
             rate = self.rate(now_s)
             work_ms = rate * interval_s * SPEED.prefill.prompt_ms(NUM_PROMPT, NUM_CACHED)
             self.queued_ms = max(0.0, self.queued_ms + work_ms - 1000 * interval_s * prefill.ready)
+            self.queues_ms.append(self.queued_ms)
             seen = Observation(
                 now_s=now_s,
                 traffic=traffic(rate, interval_s),

@@ -12,7 +12,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.planning.observation import Plan
 from tandem.planning.planner import Holding, Need, SloPlanner
 from tandem.planning.planner_settings import PlannerConfig
-from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool
+from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool, traffic
 
 SERVICE_S = SPEED.prefill.prompt_ms(4000, 1000) / 1000
 
@@ -45,17 +45,23 @@ def test_noise_moves_little(rate: float, seed: int) -> None:
         assert grown <= 3
 
 
-@pytest.mark.parametrize("startup_s", [0.0, 120.0])
-def test_a_jump_is_met_at_once_and_asked_for_once(startup_s: float) -> None:
-    """Replicas that are starting are not asked for again while the queue still grows."""
-    loop = Loop(SloPlanner(SETTINGS), lambda now_s: 10.0 if now_s < 900 else 20.0, startup_s, (3, 3))
-    sizes = loop.run(150)
-    needed = math.ceil(20.0 * SERVICE_S / SETTINGS.max_use)
-    assert sizes[92][0] >= needed
-    highest = max(num for num, _ in sizes[90:])
-    assert highest <= 2 * needed
-    ready_at = 92 + round(startup_s / 10)
-    assert all(num >= needed for num, _ in sizes[ready_at:])
+@pytest.mark.parametrize(("startup_s", "num_growing"), [(0.0, 0), (60.0, 4), (120.0, 10)])
+def test_a_jump_is_met_at_once_and_asked_for_once(startup_s: float, num_growing: int) -> None:
+    """Replicas that are starting are not asked for again while the queue still grows, for `num_growing` windows.
+
+    The second window shows the whole jump. From then on the pool keeps its size until the hold has passed.
+    """
+    loop = Loop(SloPlanner(SETTINGS), lambda now_s: 10.0 if now_s < 900 else 40.0, startup_s, (3, 3))
+    sizes = [num for num, _ in loop.run(150)]
+    needed, whole = math.ceil(40.0 * SERVICE_S / SETTINGS.max_use), 90
+    grows = [later > earlier for earlier, later in itertools.pairwise(loop.queues_ms[whole:])]
+    assert grows == [True] * num_growing + [False] * (len(grows) - num_growing)
+    assert sizes[whole - 2] < needed
+    assert sizes[whole] > needed if num_growing else sizes[whole] == needed
+    assert sizes[whole : whole + 18] == [sizes[whole]] * 18
+    assert max(sizes) == sizes[whole]
+    assert min(sizes[whole:]) >= needed
+    assert loop.queued_ms == 0.0
 
 
 def test_longer_start_up_is_met_with_more_foresight() -> None:
@@ -130,6 +136,13 @@ def test_a_budget_is_kept_and_its_ratio_follows_demand() -> None:
     assert "8 are allowed" in warning
     assert "prefill" in warning
     assert "not met" in long_prompts.plans[-1].warnings[-1]
+    long_answers = replace(
+        traffic(20.0), num_prompt_tokens=200 * 400, num_cached_tokens=0, num_output_tokens=200 * 2000
+    )
+    seen = replace(observation(10.0, 20.0, pool(4), pool(4)), traffic=long_answers)
+    plan = SloPlanner(tight).plan(seen)
+    assert (plan.num_prefill, plan.num_decode) == (1, 7)
+    assert "8 are allowed" in plan.warnings[0]
 
 
 def test_a_budget_counts_accelerators_not_replicas() -> None:

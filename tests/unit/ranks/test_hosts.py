@@ -3,6 +3,7 @@ is let in.
 """
 
 import pickle
+import re
 import signal
 import socket
 import threading
@@ -120,7 +121,7 @@ def test_stages_on_several_hosts_have_the_bits_of_one_rank(
     assert found == one_rank(checkpoint_of_four_layers)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_encrypted_group_is_formed_anew_with_its_kv_when_a_rank_elsewhere_is_killed(
     checkpoint: Path, tmp_path: Path, num_stages: int
 ) -> None:
@@ -155,8 +156,18 @@ def lost_host(engine: Engine) -> str:
     return str(lost.value)
 
 
+LOST = {  # whether a stopped host's rank or its link is found silent first is chance
+    signal.SIGKILL: r"rank 1 of 2 has ended, with host 1 of 2 \(127\.0\.0\.1\): .*",
+    signal.SIGSTOP: r"rank 1 of 2 has (stood still|ended, with host 1 of 2 \(.*\): it has been silent) for 1\.5 s",
+}
+
+
 @pytest.mark.parametrize(
-    ("number", "num_stages"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 1), (signal.SIGKILL, 2), (signal.SIGSTOP, 2)]
+    ("number", "num_stages"),
+    [
+        *((signal.SIGKILL, 1), (signal.SIGSTOP, 1), (signal.SIGKILL, 2)),
+        pytest.param(signal.SIGSTOP, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_lost_host_is_found_within_two_seconds_and_ends_the_group(
     checkpoint: Path, number: signal.Signals, num_stages: int
@@ -170,7 +181,7 @@ def test_a_lost_host_is_found_within_two_seconds_and_ends_the_group(
         began_s = time.monotonic()
         assert noticed.wait(10)
         assert time.monotonic() - began_s < 2.5, "1.5 s of silence, and a loaded machine"
-        assert "with host 1 of 2" in lost_host(engine) or number == signal.SIGSTOP
+        assert re.fullmatch(LOST[number], lost_host(engine))
         if number == signal.SIGSTOP:
             other.send_signal(signal.SIGCONT)
         assert psutil.wait_procs([rank], timeout=20)[1] == [], "its ranks end with it"

@@ -10,7 +10,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
 from tandem.rpc import methods
 from tandem.rpc.messages import GenerateUpdate
-from tandem.rpc.serve_messages import CallStatus, OtherUpdate, TextUpdate
+from tandem.rpc.serve_messages import CallStatus, OtherUpdate, ServeUpdate, TextUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tests.unit.rpc.handlers import run
 from tests.unit.rpc.test_joining import NOT_PLAIN
@@ -92,10 +92,18 @@ def test_without_room_a_request_waits_and_another_does_not() -> None:
 
 
 def test_room_for_a_request_that_has_ended_is_nothing() -> None:
-    outbox = opened(1)
-    outbox.forget(1)
-    outbox.add_credit(1, 5)
-    outbox.add_credit(77, 5)
+    """Nothing is kept for it, as for one that never was: nothing can be put."""
+
+    async def check() -> None:
+        outbox = opened(1)
+        outbox.forget(1)
+        for number in (1, 77):
+            outbox.add_credit(number, 5)
+            with pytest.raises(KeyError):
+                await outbox.put(number, update(7))
+        assert outbox.drain() == ServeUpdate((), ())
+
+    run(check)
 
 
 @pytest.mark.parametrize("item", [update(1, "\ud800"), update(1, "\ud800", FinishReason.STOP)], ids=["plain", "last"])

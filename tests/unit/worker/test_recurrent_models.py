@@ -292,6 +292,7 @@ def test_clients_that_leave_at_random_moments_leave_nothing(hybrid: Path, expect
         async with pair_of(hybrid, prefill={"max_num_batched_tokens": 16}) as pair:
             generator = random.Random(3)
             prompts = [prompt_of(generator.randint(1, 120), seed=seed % 5) for seed in range(24)]
+            num_left = 0
             for start in range(0, len(prompts), 8):
                 calls = [call_of(pair, request_id=str(i), prompt_token_ids=prompts[i]) for i in range(start, start + 8)]
                 tasks = [asyncio.create_task(generated(pair.to_decode, call)) for call in calls]
@@ -303,7 +304,9 @@ def test_clients_that_leave_at_random_moments_leave_nothing(hybrid: Path, expect
                 results = await asyncio.gather(*tasks, return_exceptions=True)
                 for index, result in enumerate(results, start):
                     is_left = isinstance(result, asyncio.CancelledError)
+                    num_left += is_left
                     assert is_left or result == alone(hybrid, prompts[index], GREEDY)
+            assert 6 <= num_left <= 18
             await at_rest(pair.prefill, pair.decode)
             assert await generated(pair.to_decode, call_of(pair)) == expected
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, UntrustedPeerError, WorkerLostError
+from tandem.core.errors import IncompatiblePeerError, TransportError, UntrustedPeerError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import Peer
@@ -199,7 +199,7 @@ def test_those_who_are_not_there_do_not_stop_the_meeting(llama: Path) -> None:
             await source.lose()
             assert sources.links == ()
             await sources.meet([])
-            with pytest.raises(TandemError):
+            with pytest.raises(WorkerLostError, match=r"a session with 127\.0\.0\.1:1 was lost"):
                 await sources.connect(gone)
             await sources.close()
 
