@@ -57,7 +57,7 @@ class SimulatedForward:
         """NOTE: exchanged after the KV of the step, as those of a model."""
         self._exchange.share(None)
 
-    def settle(self, inputs: object, counts: object) -> None:
+    def settle(self, step: object, inputs: object, counts: object) -> None:
         """No effect: no state is carried on."""
 
     def _work(self, seconds: float) -> None:
