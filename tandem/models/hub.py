@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import DryRunError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is that of the HTTP library it uses
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+)
 
 from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
@@ -220,12 +225,10 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
     """Those of the repository, or without a network of what is here, and its commit; of a model in parts the first
     file, and no projectors.
     """
-    try:
-        found = huggingface_hub.snapshot_download(
-            named.repository, revision=named.revision or None, allow_patterns=f"*{_GGUF}", dry_run=True
-        )
-        names, commit = [each.filename for each in found], found[0].commit_hash if found else ""
-    except (DryRunError, HfHubHTTPError, OSError) as error:
+    try:  # NOTE: a trial download asks for each file that is not here, for 23 s where nothing answers
+        found = huggingface_hub.HfApi().model_info(named.repository, revision=named.revision or None)
+        names, commit = [each.rfilename for each in found.siblings or ()], found.sha or ""
+    except (HTTPError, OSError) as error:
         in_any_case = "".join(f"[{each.lower()}{each.upper()}]" if each.isalpha() else each for each in part)
         snapshot = snapshot or _download(named, (f"*{in_any_case}*{_GGUF}",))
         names, commit = [str(path.relative_to(snapshot)) for path in snapshot.rglob(f"*{_GGUF}")], snapshot.name

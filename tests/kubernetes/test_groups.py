@@ -31,27 +31,34 @@ VICTIM = "tandem-decode-0"
 POOLS = {pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")}
 
 
+@pytest.fixture(scope="module")
+def controller(cluster: Cluster, background: Background, journal: Journal) -> Iterator[None]:
+    """What makes groups of pods."""
+    with background.entered(running_groups(cluster.api, journal.tell)):
+        yield
+
+
 @pytest.fixture(scope="module", params=["tensor", "pipeline"])
 def groups(
     cluster: Cluster,
     background: Background,
     images: Images,
     old_chart: Path,
+    controller: None,
     journal: Journal,
     request: pytest.FixtureRequest,
 ) -> Iterator[Release]:
     """Installed, with every group ready; gone at the end. The pods of a group divide each layer, or the layers."""
     decode = {"replicas": NUM_GROUPS, "ranks": {request.param: SIZE, "hosts": SIZE}}
-    with background.entered(running_groups(cluster.api, journal.tell)):
-        release = Release(cluster, background, old_chart, merged(values_for(images), {**POOLS, "decode": decode}))
-        begun_s = time.monotonic()
-        release.install()
-        release.until(lambda: len(whole_groups(release)) == NUM_GROUPS, "both groups ready", PATIENCE_S)
-        took_s = time.monotonic() - begun_s
-        journal.tell(f"{NUM_GROUPS} groups of {SIZE} pods by {request.param} ready {took_s:.1f} s after helm install")
-        yield release
-        release.uninstall()
-        release.close()
+    release = Release(cluster, background, old_chart, merged(values_for(images), {**POOLS, "decode": decode}))
+    begun_s = time.monotonic()
+    release.install()
+    release.until(lambda: len(whole_groups(release)) == NUM_GROUPS, "both groups ready", PATIENCE_S)
+    took_s = time.monotonic() - begun_s
+    journal.tell(f"{NUM_GROUPS} groups of {SIZE} pods by {request.param} ready {took_s:.1f} s after helm install")
+    yield release
+    release.uninstall()
+    release.close()
 
 
 @pytest.fixture(scope="module")

@@ -147,6 +147,7 @@ def test_a_gguf_file_of_a_repository_is_served_alone(
     assert fetched == {"tiny-Q8_0.gguf"}
     again = resolve(hub, tmp_path, name, options)  # NOTE: it is gone, so the file comes from the cache
     assert again.stdout == done.stdout
+    assert "Retrying" not in again.stderr, "it waits for a hub that does not answer"
 
 
 def test_all_files_of_a_model_in_parts_are_fetched(tmp_path: Path) -> None:
