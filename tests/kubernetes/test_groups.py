@@ -33,7 +33,7 @@ POOLS = {pool: {"replicas": 1} for pool in ("gateway", "router", "prefill")}
 
 @pytest.fixture(scope="module")
 def controller(cluster: Cluster, background: Background, journal: Journal) -> Iterator[None]:
-    """What makes groups of pods."""
+    """The controller that makes groups of pods, running."""
     with background.entered(running_groups(cluster.api, journal.tell)):
         yield
 
