@@ -143,12 +143,9 @@ class BlockPool:
         return blocks
 
     def acquire(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks in use or found in the prefix cache, none of them twice.
-
-        NOTE: of a long prompt there are thousands.
-        """
-        if _are_many(block_ids):
-            self._acquire_many(_column(block_ids))
+        """Add a reference to blocks in use or found in the prefix cache. NOTE: of a long prompt there are thousands."""
+        if _are_many(block_ids) and (many := self._distinct(block_ids)) is not None:
+            self._acquire_many(many)
             return
         references, is_pinned = self._references, self._is_pinned
         cached: list[int] = []

@@ -1,3 +1,4 @@
+from array import array
 from collections import Counter
 
 import pytest
@@ -98,3 +99,18 @@ def test_pages_of_a_freed_block_serve_the_next_of_as_many_and_any_other_when_nee
     pool.release([again])
     assert sorted(pool.allocate(5)) == [1, 2, 3, 4, 6]
     pool.check(Counter(range(1, 7)))
+
+
+def test_a_block_that_is_named_twice_among_many_gets_two_references() -> None:
+    """Idle, and in use; as columns and one by one."""
+    cached = range(1, 61)
+    pool, _ = pool_of(70, *cached)
+    given = array("i", [*cached, 7, 60])
+    pool.acquire(given)
+    pool.check(Counter(given))
+    pool.acquire(given)
+    pool.check(Counter([*given, *given]))
+    for _ in range(2):
+        pool.release(given[::-1])
+    pool.check(Counter())
+    assert pool.num_cached == 60
