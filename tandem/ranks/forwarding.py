@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from tandem.compute.native.links import LinksMirror
+from tandem.compute.native.links_mirror import LinksMirror
 
 
 def forward(mirror: LinksMirror, lane: int, send: Callable[[int, int, memoryview], None]) -> threading.Thread:

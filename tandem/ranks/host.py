@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.compute import shared_pages
-from tandem.compute.native.links import HostPlace, LinksMirror, make_links_memory
+from tandem.compute.native.links_layout import make_links_memory
+from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.core.machine import random_id
 from tandem.ranks.forwarding import forward

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tandem.compute.native.links import HostPlace, LinksMirror
+from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.core.machine import monotonic_s
 from tandem.ranks.forwarding import forward

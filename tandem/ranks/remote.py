@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from tandem.compute.native.links import HostPlace, LinksMirror
+from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.core.errors import RanksLostError, TransportError
 from tandem.ranks.frames import MAX_WORDS_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.kv_messages import Failed, KVAnswer, KVCall, ReadEnded

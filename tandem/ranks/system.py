@@ -12,7 +12,8 @@ import torch
 
 from tandem.compute import shared_pages
 from tandem.compute.collectives import RankLinks
-from tandem.compute.native.links import SharedLinks, make_links_memory
+from tandem.compute.native.links import SharedLinks
+from tandem.compute.native.links_layout import make_links_memory
 from tandem.core.expert_rows import ExpertRows
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.led import LedRank, LocalRank

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from tandem.compute.native.exchange import BUFFER_BYTES, make_memory
-from tandem.compute.native.links import SharedLinks, make_links_memory
+from tandem.compute.native.links import SharedLinks
+from tandem.compute.native.links_layout import make_links_memory
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError, RanksLostError, TransportError
 from tandem.engine.ranks import ShardSizes

@@ -6,7 +6,9 @@ import threading
 import pytest
 import torch
 
-from tandem.compute.native.links import HostPlace, LinksMirror, SharedLinks, make_links_memory
+from tandem.compute.native.links import SharedLinks
+from tandem.compute.native.links_layout import make_links_memory
+from tandem.compute.native.links_mirror import HostPlace, LinksMirror
 from tandem.ranks.forwarding import forward
 from tests.helpers.native_kernels import load_or_skip
 

@@ -1,0 +1,118 @@
+"""Mirror of a group's exchanges on one of its hosts: ranks of this host read what those of others have published.
+
+What is exchanged within a stage stays on one host if there are several stages, since hosts have whole ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.architecture.tensors import MAX_RANKS
+from tandem.compute.native.exchange_mirror import ExchangeMirror
+from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pipe_offset
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """Ranks of one of the hosts of a group. With several stages each host has whole ones.
+
+    Args:
+        first, num_here: ranks `first` to `first + num_here - 1` of `num_ranks`; other hosts have as many.
+        num_stages, num_contexts: of the group.
+    """
+
+    first: int
+    num_here: int
+    num_ranks: int
+    num_stages: int = 1
+    num_contexts: int = 1
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether it may be that of a host that does not lead."""
+        sizes = self.num_here, self.num_ranks, self.num_sections
+        if min(sizes) < 1 or self.num_ranks > MAX_RANKS or self.num_ranks % self.num_sections:
+            return False
+        if self.num_ranks % self.num_here or self.first % self.num_here:
+            return False
+        stage = self.num_ranks // self.num_stages
+        is_whole = self.num_here % stage == 0 if self.num_stages > 1 else self.num_contexts == 1
+        return is_whole and 0 < self.first < self.num_ranks
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.num_here)
+
+    @property
+    def num_sections(self) -> int:
+        return self.num_stages * self.num_contexts
+
+
+class LinksMirror:
+    """Mirror of what crosses hosts of a group: the exchange of all ranks, and pipes between stages on different hosts.
+
+    A *lane* is what one rank publishes in one of them. Lane r is that of rank r in the exchange of all n ranks, lane
+    n + r where it sends to the next stage, and lane 2 n + r where it takes from the stage before.
+
+    Args:
+        descriptor: of memory by `make_links_memory`, which may be closed after this.
+    """
+
+    def __init__(self, descriptor: int, place: HostPlace) -> None:
+        self._place = place
+        num_ranks, num_sections = place.num_ranks, place.num_sections
+        width = num_ranks // num_sections
+        self._group = ExchangeMirror(descriptor, num_ranks, buffer_bytes=group_buffer_bytes(num_sections))
+        self._mirrors = [self._group]
+        self._lanes = {rank: (self._group, rank) for rank in range(num_ranks)}
+        self._readers: dict[int, int] = {}  # of the lanes of pipes, the rank that reads them
+        step = width * place.num_contexts  # between ranks of neighbouring stages
+        for sender in range(step, num_ranks):
+            receiver = sender - step
+            if sender // place.num_here == receiver // place.num_here:
+                continue
+            section, number = num_sections - 1 - sender // width, sender % width
+            offset = pipe_offset(num_ranks, num_sections, PipeKind.STREAM, section, number)
+            pipe = ExchangeMirror(descriptor, 2, offset=offset)
+            self._mirrors.append(pipe)
+            for lane, end, reader in ((num_ranks + sender, 0, receiver), (2 * num_ranks + receiver, 1, sender)):
+                self._lanes[lane], self._readers[lane] = (pipe, end), reader
+
+    def lanes_of(self, ranks: range) -> Sequence[int]:
+        """Lanes on which these ranks publish for other hosts."""
+        return [lane for lane in self._lanes if self.rank_of(lane) in ranks]
+
+    def rank_of(self, lane: int) -> int:
+        """The rank that publishes there. Raises `ValueError` for a lane that there is not."""
+        if lane not in self._lanes:
+            raise ValueError(f"there is no lane {lane} between hosts with {self._place.num_ranks} ranks")
+        return lane % self._place.num_ranks
+
+    def is_read_by(self, lane: int, ranks: range) -> bool:
+        """Whether one of these ranks, which are of another host than the lane's, reads what is published there."""
+        return lane not in self._readers or self._readers[lane] in ranks
+
+    def await_next(self, lane: int) -> tuple[int, memoryview] | None:
+        """See `ExchangeMirror.await_next`, as the others."""
+        mirror, rank = self._lanes[lane]
+        return mirror.await_next(rank)
+
+    def room_for(self, lane: int, number: int, size: int) -> memoryview:
+        mirror, rank = self._lanes[lane]
+        return mirror.room_for(rank, number, size)
+
+    def publish(self, lane: int, size: int) -> None:
+        mirror, rank = self._lanes[lane]
+        mirror.publish(rank, size)
+
+    @property
+    def beats(self) -> Sequence[int]:
+        """Number of heartbeats of each rank."""
+        return self._group.beats
+
+    def set_beats(self, rank: int, count: int) -> None:
+        self._group.set_beats(rank, count)
+
+    def end(self) -> None:
+        """Ends what is mirrored: every rank that waits there, or will, gives up within 50 ms."""
+        for mirror in self._mirrors:
+            mirror.end()
