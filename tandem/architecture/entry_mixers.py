@@ -1,5 +1,5 @@
-"""Token mixers whose queries attend to a window of rows that are key and value at once, and to entries that are made of
-several tokens each (DeepSeek-V4).
+"""Token mixers whose queries attend to a window of rows, one a token, each key and value at once, and to *entries*:
+rows that stand for `span` tokens each, compressed from them (DeepSeek-V4).
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ class SharedRowAttentionSpec(BareMixer):
     Args:
         q_a, q_norm: from the hidden state to a latent, of which `q` makes queries, which `head_norm` norms.
         kv, kv_norm: from the hidden state to a row.
-        o_groups: of each group of heads, a map of what they find, side by side.
-        o: of what these give, side by side.
+        o_groups: for each group of heads a linear map of its heads' outputs, concatenated.
+        o: linear map of the groups' results, concatenated.
         sinks: as in an `AttentionSpec`.
     """
 
@@ -52,7 +52,7 @@ class SharedRowAttentionSpec(BareMixer):
         yield self.sinks
 
     def state(self, dtype: str) -> StateSpec | None:
-        """The rows, if they are all that it keeps."""
+        """State of the rows; a mixer that keeps entries too has further states."""
         return RowsSpec(self.head_dim, dtype, self.window)
 
     def with_rope(self, rope: RopeSpec) -> Self:
@@ -61,7 +61,7 @@ class SharedRowAttentionSpec(BareMixer):
 
     @property
     def window_cost(self) -> MixerCost:
-        """Of the window: a row is read once, as key and as value."""
+        """Cost of attention to the window: a row is read once, as key and as value."""
         return MixerCost(self.head_dim, 4 * self.num_heads * self.head_dim, self.window)
 
     @property
@@ -71,14 +71,16 @@ class SharedRowAttentionSpec(BareMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """An entry of `size` numbers of each `span` tokens: `norm` of the sum of the tokens' contents, each times a weight.
-    Of each number the weights are the softmax over the tokens of its gates, to which `bias` adds by place in the span.
+    """Compression of each `span` tokens into one entry of `size` numbers: the normed sum of the tokens' contents, each
+    times a weight. For each number the weights are the softmax over the tokens of its gates plus `bias`, which depends
+    on the token's place in the span.
 
-    With two `series` the first half of a token's contents and gates goes into the entry of the next span, the second
-    into that of its own: so an entry is made of 2 x `span` tokens, the first of as many as there are.
+    With two `series` spans overlap. The first half of a token's contents and gates goes into the entry of the next
+    span, the second half into that of its own. So an entry is made of 2 x `span` tokens, the first of `span`.
 
     Args:
-        contents, gates: from the hidden state to `series` x `size` numbers.
+        contents, gates: linear maps of the hidden state to `series` x `size` numbers each, the values and the logits of
+            their weights.
         bias: [span, series x size].
     """
 
@@ -96,14 +98,14 @@ class PoolSpec:
         yield self.bias
 
     def states(self, dtype: str) -> tuple[StateSpec, ...]:
-        """Contents and gates of the tokens whose entries are still to be made."""
+        """Contents and gates of the tokens whose entries are still to be made, each a `PartsSpec`."""
         parts = PartsSpec(self.series * self.size, dtype, self.span, self.series)
         return (parts, parts)
 
     @property
     def cost(self) -> MixerCost:
-        """A token's share of an entry: all contents and gates are read once in each series, with five operations for
-        each content.
+        """Cost of a token's share of its entries: its contents and gates are read once, with five operations for each
+        content.
         """
         size = self.series * self.size
         return MixerCost(2 * size, 5 * size, window=1)
@@ -111,8 +113,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryIndexerSpec:
-    """Scores all entries for a query, whose best `top_k` are attended to; of equal scores the earlier entry's counts
-    more. Scores are those of an `IndexerSpec`, with keys that `pool` makes and queries whose last elements are rotated.
+    """Scores all entries for a query, whose best `top_k` are attended to; ties go to the earlier entry. Scores are those
+    of an `IndexerSpec`, with keys that `pool` makes and queries whose last elements are rotated.
     """
 
     pool: PoolSpec
@@ -133,9 +135,9 @@ class EntryIndexerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryAttentionSpec(SharedRowAttentionSpec):
-    """The same, in one softmax with attention to the entries of `pool` whose spans end at the query's position or
-    before: to those that `indexer` chooses, None = to all. An entry is rotated by the position of its span's first
-    token.
+    """`SharedRowAttentionSpec` that also attends, in the same softmax, to entries of `pool` whose spans end at the
+    query's position or before: to those that `indexer` chooses, None = to all. An entry is rotated by the position of
+    its span's first token.
     """
 
     pool: PoolSpec
@@ -145,7 +147,7 @@ class EntryAttentionSpec(SharedRowAttentionSpec):
     def of(
         cls, attention: SharedRowAttentionSpec, *, pool: PoolSpec, indexer: EntryIndexerSpec | None
     ) -> "EntryAttentionSpec":
-        """`attention` to entries too."""
+        """Returns `attention`, extended to attend to entries."""
         parts = {field.name: getattr(attention, field.name) for field in fields(attention)}
         return cls(**parts, pool=pool, indexer=indexer)
 

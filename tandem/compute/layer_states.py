@@ -1,4 +1,4 @@
-"""One layer's state in the arena: views of its pages by kind of state, which layers and backends read and write."""
+"""One layer's state in the memory for KV (the arena): views of its pages by kind of state, for layers and backends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class LayerChosenKV(LayerKV):
-    """One layer's view of the arena where it keeps K and V, and what blocks of them are chosen by."""
+    """One layer's view of the arena where it keeps K and V, and index keys or summaries of K by which blocks of tokens
+    are chosen (sparse attention). A summary has one row of `head_dim` numbers for each `span` tokens.
+    """
 
     index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = there are none
     summaries: Mapping[str, torch.Tensor]  # by plane, [num_blocks, num_kv_heads, block_size, head_dim / span]
@@ -35,7 +37,9 @@ class LayerChosenKV(LayerKV):
         _write_rows(self.index_keys, keys, slot_mapping)
 
     def summary(self, name: str) -> torch.Tensor:
-        """[num_blocks, num_kv_heads, block_size / span, head_dim], of a block size that `span` divides."""
+        """The plane `name`, a row for each `span` tokens: [num_blocks, num_kv_heads, block_size / span, head_dim].
+        `span` divides the block size.
+        """
         numbers = self.summaries[name]
         num_blocks, num_heads, block_size, part = numbers.shape
         return numbers.view(num_blocks, num_heads, block_size // self.span, part * self.span)
@@ -43,7 +47,7 @@ class LayerChosenKV(LayerKV):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """One layer's view of the arena where it keeps a row a token."""
+    """One layer's view of the arena where it keeps a row a token: `RowsSpec` and `PartsSpec`."""
 
     rows: torch.Tensor  # [num_blocks, block_size, size]
 
@@ -94,7 +98,7 @@ class LayerEntries:
 
 @dataclass(frozen=True, slots=True)
 class LayerIndexedLatents(LayerLatents):
-    """One layer's view of the arena where it keeps latents, and keys that they are chosen by."""
+    """One layer's view of the arena where it keeps latents, and index keys by which tokens are chosen."""
 
     index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = another layer has them
 
@@ -106,7 +110,8 @@ class LayerIndexedLatents(LayerLatents):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerRecurrent:
-    """One layer's view of the arena where it keeps a recurrent state; a block holds that after its last token.
+    """One layer's view of the arena where it keeps a recurrent state: a matrix for each head, and the last
+    inputs of the convolution (`columns`). Each block stores the state as it was after the block's last token.
 
     A block has `num_pages` pages. The matrices of the heads of all layers of the KV group fill them one after another,
     `heads_per_page` in a page, and this layer's begin with number `first_head`. Its columns lie in one page.
@@ -125,21 +130,25 @@ class LayerRecurrent:
     head_slots: torch.Tensor  # [num_heads]
 
     def read_matrices(self, pages: torch.Tensor) -> torch.Tensor:
-        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, num_heads, rows, columns]."""
+        """A copy of the matrices in the blocks of these page numbers, [num_blocks, num_pages]: [num_blocks, num_heads,
+        rows, columns].
+        """
         assert self.matrices is not None
         return self.matrices[pages[:, self.head_pages], self.head_slots]
 
     def write_matrices(self, pages: torch.Tensor, matrices: torch.Tensor) -> None:
-        """The other way round."""
+        """Writes what `read_matrices` reads."""
         assert self.matrices is not None
         self.matrices[pages[:, self.head_pages], self.head_slots] = matrices
 
     def read_columns(self, pages: torch.Tensor) -> torch.Tensor:
-        """A copy of those in blocks of `pages` [num_blocks, num_pages]: [num_blocks, taps - 1, channels]."""
+        """A copy of the columns in the blocks of these page numbers, [num_blocks, num_pages]: [num_blocks, taps - 1,
+        channels].
+        """
         return self.columns[pages[:, self.columns_page]]
 
     def write_columns(self, pages: torch.Tensor, columns: torch.Tensor) -> None:
-        """The other way round."""
+        """Writes what `read_columns` reads."""
         self.columns[pages[:, self.columns_page]] = columns
 
 
@@ -153,7 +162,7 @@ View = Callable[[KVLayout, torch.Tensor, int, Any], LayerState]
 
 
 def layer_state(layout: KVLayout, pages: torch.Tensor, layer: int) -> LayerState:
-    """The view of a layer's state in `pages` [num_blocks, page_bytes]. Its kind must be one of those below."""
+    """The view of a layer's state in `pages` [num_blocks, page_bytes]; raises `KeyError` for a kind that has none."""
     spec = layout.groups[layout.group_of_layer(layer)[0]].spec
     return _VIEWS[type(spec)](layout, pages, layer, spec)
 

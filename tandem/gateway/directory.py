@@ -1,6 +1,7 @@
-"""The served model as routers describe it: context length, vocabulary, sampling defaults. Refreshed by a task.
+"""Description of the one model that a gateway serves, cached: context length, vocabulary, sampling defaults.
 
-Invariant: once a description is known, requests never wait for a router here; a stale description is used if need be.
+A task asks the routers for it every second. Invariant: once it is known, `info` never waits for a router; a stale one
+is used if need be. Of several versions of the model, that with the most decode workers is described.
 """
 
 import asyncio

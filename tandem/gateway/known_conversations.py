@@ -1,8 +1,9 @@
-"""Conversations by the first bytes of their bodies, so that the next body is read from its last known messages on.
+"""Cache of long chats by the bytes of their HTTP bodies: of a body that continues one, only the last messages are read.
 
 A body that begins with the same bytes has the same messages there, which were found valid. It is read as a shorter one:
-its first message and those from the second last known on. What an entry knows of the prompt is in `Beginning`.
-Entries are found only in the caller's own scope. Bounded in bytes; the least recently used go first.
+its first message, then those from the second-to-last known one on. What is known of the prompt, whose text and tokens
+are not made again, is in `Beginning`. Entries are found only in the caller's own scope. Bounded in bytes; the least
+recently used go first.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent 
 MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
 MAX_BODY_BYTES = 8 * 2**20  # of a known one; making its digest in the event loop takes under 1 ms
 _HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
-_END_BYTES = 64  # of its beginning, by which others are told
+_END_BYTES = 64  # of its beginning, by which most other bodies are told apart
 _MAX_DIGESTED_BYTES = 2 * MAX_BODY_BYTES  # of beginnings that end alike, a millisecond or two in the event loop
 _KEY = secrets.token_bytes(32)
 _ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
@@ -37,11 +38,11 @@ Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, ch
 
 @dataclass(frozen=True, slots=True)
 class ResumePlaces:
-    """Places at which a later body may be resumed, as numbers of the messages that are read.
+    """Places at which a later body may be resumed, as indices of messages of the body that was read.
 
     Args:
-        last: the last one whose bytes have to be the same.
-        again: the first one that is read again, from which on the message before the last is complete.
+        last: of the last message whose bytes have to be the same in the later body.
+        again: of the first message that is read again, so early that the message before the last is read completely.
     """
 
     last: int
@@ -53,9 +54,9 @@ class Beginning:
     """Known beginning of a conversation's prompt, up to one of its last messages.
 
     Args:
-        num_messages: up to the one before which the text ends; it is known, and is rendered again.
-        cut: the text before it.
-        num_steps: at most so many took rendering it.
+        num_messages: known messages. The last of them is rendered again.
+        cut: the text before that one.
+        num_steps: upper bound of the template's steps for rendering that text.
         situation: digest of all that the prompt depends on besides the messages.
         resumption: state of the template there.
         pins: tokens before cache breakpoints of the tools and the first messages.
@@ -75,15 +76,15 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class KnownConversation:
-    """An entry.
+    """An entry of the cache.
 
     Args:
         num_bytes: of the body up to the end of its last known message.
         first_end: of the first message in the body.
         resume_at: where the body is read again: before the message before the last known one, or earlier.
-        num_left_out: messages between, which a shorter body does not have.
+        num_left_out: messages between the first one and `resume_at`, which the shorter body does not have.
         calls: in the messages before; the names of the tools by the ids, where the API has use for them.
-        reader: what else the API's reader has to know of them; of a small, fixed size.
+        reader: state of the API's reader after these messages; of a small, fixed size.
         end: bytes before the end of the last known message.
     """
 

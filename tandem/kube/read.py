@@ -1,6 +1,7 @@
-"""Reads fields of Kubernetes API objects. A field of the wrong type is an error, never converted.
+"""Typed reads of fields of Kubernetes API objects. A field of the wrong type is an error, never converted; null is
+absent.
 
-Every function raises `ValueError` naming the field; callers turn it into `BadAnswerError`.
+Functions that read raise `ValueError` naming the field; callers turn it into `BadAnswerError`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,5 +69,5 @@ def moment_s(parent: Mapping[str, Any], name: str) -> float | None:
 
 
 def written_moment(moment: float) -> str:
-    """A time in seconds since 1970 in the API's MicroTime format."""
+    """Formats a time, seconds since 1970, as the API's MicroTime."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,7 +1,7 @@
 """Result of a load test: one value that is written as JSON, printed as a table and plotted. Times in seconds.
 
-Invariant: every counted request is either completed, refused or failed; requests cut by the end of the test and those
-of the warm-up are counted separately.
+Invariant: every counted request is completed, refused or failed; the last two are in `failures`. Requests that the
+test's end left unfinished, and those of the warm-up, are counted apart.
 """
 
 from array import array
@@ -41,8 +41,11 @@ class LoadResult:
         report: latencies from due times, as users experience them; None when no request was counted.
         report_from_send: latencies from sending times: the server's contribution.
         latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for plots.
+        window_s: width of `windows`, which may be larger than was asked for.
+        pools: samples of the pools of workers; pools_problem: why there are no more of them.
         drafts: use of drafts while pools were sampled; None if there were none.
         was_stopped: before its planned end. trace_problem: the trace line that ended it.
+        context: further fields of the JSON's top level, such as the workload.
     """
 
     slo: Slo
@@ -69,6 +72,7 @@ class LoadResult:
 
     @property
     def attainment(self) -> float:
+        """Share of counted requests that met the SLO; 0 if none were counted."""
         return 0.0 if self.report is None else self.report.attainment
 
     def as_json(self) -> dict[str, Any]:
@@ -93,8 +97,8 @@ def sum_up(
     server: ServerFacts,
     context: Mapping[str, Any],
 ) -> LoadResult:
-    """The result of a test that has ended. `least_duration_s`: its minimum duration, if its last requests ended
-    earlier.
+    """The result of a test that has ended. `least_duration_s`: lower bound of the duration that is reported, if
+    any request was counted.
     """
     counted = [outcome for outcome in outcomes if not (outcome.is_warm_up or outcome.is_unfinished)]
     duration_s = max((outcome.ended_s for outcome in counted), default=0.0)

@@ -1,4 +1,4 @@
-"""Accounts in a simulated Redis, as `RedisAccounts` of the gateways left them."""
+"""Accounts in a simulated Redis: loads keys before a run, reads spending and ledger after it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ _PREFIX = "{tandem:accounts}"
 
 
 def add_keys(redis: SimulatedRedis, keys: Sequence[AccountKey]) -> None:
-    """Have account keys from the beginning."""
+    """Loads account keys, as if they had existed from the start."""
     for key in keys:
         redis.load(b"HSET", _name("keys"), key.key_id.encode(), encoded_key(key).encode())
 
 
 def spending_of_keys(redis: SimulatedRedis) -> Mapping[str, Spending]:
-    """By key. What was not renewed in time expires."""
+    """Spending by key id. NOTE: this changes the accounts: holds that were not renewed in time expire first."""
     records = redis.run(b"HVALS", _name("keys"))
     assert isinstance(records, list)
     return {key_id: _spending(redis, key_id) for key_id in (json.loads(record)["key_id"] for record in records)}
 
 
 def ledger_of(redis: SimulatedRedis) -> Sequence[LedgerEntry]:
-    """All entries in order."""
+    """Returns all entries of the ledger, in order."""
     return [
         LedgerEntry.from_json(json.loads(dict(zip(pairs[::2], pairs[1::2], strict=True))[b"entry"]))
         for _, pairs in redis.data.stream(_name("ledger"))

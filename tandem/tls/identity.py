@@ -1,7 +1,7 @@
-"""The identity in a certificate: one DNS name, `ROLE.DEPLOYMENT.tandem.internal`. Pure.
+"""The identity in a certificate: one DNS name, `ROLE.DEPLOYMENT.tandem.internal`. No I/O.
 
 A name rather than a URI, so that every issuer can write it (Helm's functions write no URIs) and gRPC can check it in
-place of a host name, which pods do not keep.
+place of a host name, which changes with each pod. A deployment is one release of Tandem, `RELEASE.NAMESPACE`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Distributions of token counts, for prompts and answers; each includes its bounds."""
+"""Distributions of token counts, for prompts and answers. Bounds are possible counts too."""
 
 import math
 import random
@@ -43,7 +43,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Log-normal (long-tailed) distribution, given by its median and its 90th percentile, cut at `most`."""
+    """Log-normal (long-tailed) distribution, given by its median and its 90th percentile, clamped to 1 … `most`."""
 
     median: float
     p90: float

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Gemma 4: gated, or gated beside experts."""
+"""Feed-forward blocks of Gemma 4: a gated block, alone or summed with a mixture of experts."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpec]) -> list[FeedForwardSpec]:
-    """Reads the block of each layer. With `use_double_wide_mlp`, it is twice as wide in layers that read another
-    layer's K and V.
+    """Reads the block of each layer. With `use_double_wide_mlp`, its intermediate size is doubled in layers that
+    read another layer's K and V.
     """
     is_wide = fields.flag("use_double_wide_mlp", False)
     blocks = [
@@ -49,7 +49,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpe
 
 
 def _beside(sizes: base.Sizes, prefix: str, block: GatedSpec, router: RouterSpec, width: int) -> ParallelSpec:
-    """Sum of `block` and experts, each between norms of its own; the router sees the input without norm."""
+    """Sum of `block` and experts, each between norms of its own; the router has its own norm of the input."""
     experts = MixtureOfExpertsSpec(
         router=router.under(prefix),
         experts=stacked_experts(sizes, f"{prefix}.experts", router.num_experts, width),
