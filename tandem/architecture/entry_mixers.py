@@ -113,8 +113,8 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryIndexerSpec:
-    """Scores all entries for a query, whose best `top_k` are attended to; ties go to the earlier entry. Scores are those
-    of an `IndexerSpec`, with keys that `pool` makes and queries whose last elements are rotated.
+    """Scorer of all entries for a query, whose best `top_k` are attended to; ties go to the earlier entry. Scores are
+    those of an `IndexerSpec`, with keys that `pool` makes and queries whose last elements are rotated.
     """
 
     pool: PoolSpec
