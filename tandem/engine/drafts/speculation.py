@@ -23,9 +23,10 @@ from tandem.scheduler.output import DraftTimes, SampledToken, SchedulerOutput
 DEFAULT_MAX_DRAFTS = 7
 _FIRST_ACCEPTANCE = 0.6
 _WEIGHT = 0.1  # of one more guess in the mean of all requests
-_KEPT = 0.9  # of the count of one request's earlier guesses, with each step
+_KEPT = 0.9  # of the count of one request's earlier guesses, with each that is judged
 _PRIOR_GUESSES = 2.0  # of the mean of all requests, in the mean of one
 _CHEAP_SHARE = 0.005  # of a step: guessing that costs no more is done in every step
+_FIRST_DRAFTS = 2  # tokens guessed to measure what guessing costs
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 64  # steps between two trials of a drafter that did not pay
 _MOST_UNUSUAL = 1.0  # steps without drafts: the most that one event counts beyond what is usual
 
@@ -199,11 +200,14 @@ class Speculation:
         return candidates
 
     def _limits(self, candidates: Sequence[str], num_requests: int) -> Mapping[str, int]:
-        """Number of tokens to guess for each request: all that are allowed if guessing costs next to nothing, else as
-        many as will be worth checking. A drafter that does not pay is tried again after longer and longer pauses.
+        """Number of tokens to guess for each request: all that are allowed if guessing costs next to nothing, few if
+        its cost was never measured, else as many as are worth checking. A drafter that does not pay is tried again
+        after longer and longer pauses.
         """
         wanted = dict.fromkeys(candidates, self._max_drafts)
         known_s = self._depth_times.seconds(len(candidates))
+        if isinf(known_s) and self._depth_times.measured(len(candidates)) is None:
+            return dict.fromkeys(candidates, min(_FIRST_DRAFTS, self._max_drafts))
         depth_s = known_s if isfinite(known_s) else 0.0
         if depth_s * self._max_drafts <= _CHEAP_SHARE * self._plain_times.seconds(num_requests):
             return wanted

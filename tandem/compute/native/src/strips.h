@@ -18,8 +18,9 @@ constexpr int kTileStrips = 2, kMaxRows = 12;  // 24 of 32
 constexpr int kTileStrips = 1, kMaxRows = 6;  // 12 of 16
 #endif
 static_assert(kTileStrips * kVecs == 2, "a tile multiplies two vectors");
-constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
-constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
+constexpr int kStreamingRows = kTileStrips == 2 ? kMaxRows : 4;
+// Units that a streaming walk asks for ahead. More rows keep the processor from reaching the next loads by itself.
+template <int kRows> constexpr int kUnitsAhead = kRows <= 4 ? 40 : 128;
 constexpr int64_t kChunkRows = 384;         // rows of x in a task, at most
 constexpr int64_t kChunkBytes = 256 << 10;  // that they take, widened, to stay in L2
 constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes

@@ -76,14 +76,14 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
     SumTree<kRows * kVecs> tree;
     int64_t u = 0;
     for (int64_t block = 0; block < blocks.count; ++block) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
         for (int i = 0; i < kVecs; ++i) acc[m][i] = Vec{};
 #pragma GCC unroll 8
       for (const int64_t end = u + blocks.size; u < end; ++u) {
-        __builtin_prefetch(w + (u + kUnitsAhead) * kVecs, 0, 2);
-#pragma GCC unroll 4
+        __builtin_prefetch(w + (u + kUnitsAhead<kRows>) * kVecs, 0, 2);
+#pragma GCC unroll 16
         for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
           for (int i = 0; i < kVecs; ++i) {

@@ -199,6 +199,14 @@ def test_a_drafter_that_costs_and_fails_is_asked_less_and_less() -> None:
     assert len([number for number in asked if number > 20]) <= 8
 
 
+def test_a_drafter_is_timed_by_a_short_guess() -> None:
+    """A guess of full length took most of what may be lost, so that short answers ended before drafts had paid."""
+    drafter = TimedDrafter(answers_of(1), 0.0, 0.3)
+    asked_s: list[float] = []
+    simulate(drafter, answers_of(1), row_cost(0.05), NUM_STEPS, before_step=lambda _: asked_s.append(drafter.now_s))
+    assert min(second for second in asked_s if second) == pytest.approx(2 * 0.3)
+
+
 def test_a_change_of_the_texts_costs_a_bounded_time() -> None:
     """After a long time of gains, nothing is right any more."""
     answers = answers_of(1)
