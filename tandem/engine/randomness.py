@@ -1,4 +1,4 @@
-"""Picking an index from weights by one uniform number, on tensors; the numbers come from `core.randomness`.
+"""Picks indices by weight, given uniform random numbers, on tensors; the numbers come from `core.randomness`.
 
 Invariant: an index of zero weight is never picked. Nothing here keeps state.
 """
