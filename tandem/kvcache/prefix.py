@@ -58,8 +58,8 @@ class PrefixCache(Protocol):
     def note_stretches(
         self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
     ) -> None:
-        """Blocks `[first, end)` of a chain were offered, of all of which an owner has `block_ids`: find those stretches
-        by one look-up each that they complete.
+        """Record that blocks `[first, end)` of a chain were inserted, an owner having all of its `block_ids`. Stretches
+        of the chain that they complete can then be found with one look-up each.
         """
         ...
 
@@ -241,7 +241,7 @@ def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]
 
 
 class _Search:
-    """Search in one chain, whose bound only falls: blocks that a group needs from the first on are looked up once."""
+    """Search in one chain. Its bound only falls, so blocks that a group needs from the first on are looked up once."""
 
     def __init__(self, cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]) -> None:
         self._cache = cache
@@ -262,7 +262,7 @@ class _Search:
         return end
 
     def block_ids(self, group: int, first: int, num_blocks: int) -> "array[int]":
-        """The group's blocks of a prefix that it can serve, null before `first`."""
+        """The group's blocks for a prefix that it can serve; null before `first`."""
         if first == 0:
             found = self._from_first(group, num_blocks)[:num_blocks]
         else:

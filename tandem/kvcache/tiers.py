@@ -1,4 +1,5 @@
-"""Host tier: accounting of its slots, which hold copies of pages. The worker copies the bytes.
+"""Host tier of the KV cache: accounting of slots in host memory, which hold copies of pages. The worker copies the
+bytes.
 
 Invariant: a slot is free, holds one content, is being written, or waits for its last reader; only a free slot is
 allocated.
