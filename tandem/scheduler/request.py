@@ -1,8 +1,8 @@
-"""One request: a token list and a cursor.
+"""State of one request in the scheduler: a token list and a cursor.
 
-`num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
-prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
-Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
+`num_computed_tokens`, the cursor, says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked
+prefill, prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for
+any. Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
 from array import array
