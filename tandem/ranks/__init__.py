@@ -1,1 +1,5 @@
-"""Processes of one worker that compute parts of its model: started, led, watched and ended by the worker's own."""
+"""Ranks: the processes of one worker that each compute a part of its model (tensor, pipeline and context parallelism).
+
+Rank 0, the *leader*, is the worker's own process. It starts the other ranks, here and on further hosts, sends them
+every step, watches and ends them.
+"""
