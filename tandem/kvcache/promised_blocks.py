@@ -284,7 +284,7 @@ class PromisedBlocks:
             count -= self._promises[key].num_pages
 
     def _spill(self, chosen: Sequence[BlockKey]) -> int:
-        """Start moving these contents to the host tier, as far as it has slots; returns the number of contents moved."""
+        """Start moving contents to the host tier, as far as it has slots; returns the number of contents moved."""
         move = _Move()
         num_gone = 0
         for key in chosen:

@@ -96,7 +96,7 @@ class RankedLayout:
 
     @property
     def is_shared(self) -> bool:
-        """Whether layers are grouped as on one rank, so that a block means the same to workers of any number of ranks."""
+        """Whether layers are grouped as on one rank, so that a block means the same whatever the number of ranks."""
         return [group.layers for group in self.layout.groups] == [group.layers for group in self.whole.groups]
 
     @cached_property

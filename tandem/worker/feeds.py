@@ -1,4 +1,4 @@
-"""Keeps locality indexes up to date with this worker's blocks: one feed into Redis, or one into each router's index."""
+"""Reports this worker's cached blocks to locality indexes: one feed into Redis, or one into each router's own index."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ InThread = Callable[[Callable[[], PublishResult]], Awaitable[PublishResult]]
 
 
 class RouterIndex:
-    """The publishing half of a router's embedded index, called from threads other than the event loop's.
+    """Publishing half of a router's index, called through gRPC from threads other than the event loop's.
 
     Args:
         wait: has the event loop make a call, and waits for its result for so many seconds at most.
@@ -71,7 +71,7 @@ def waiting_in_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Call, float]
 
 
 class Feeds:
-    """One `BlockFeed` for each index. `emit` from any thread."""
+    """Reports block events to every index, by one `BlockFeed` each. `emit` may be called from any thread."""
 
     def __init__(
         self,

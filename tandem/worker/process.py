@@ -252,13 +252,13 @@ async def serving_core(
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: bool) -> None:
-    """From another thread."""
+    """Calls `call` in `loop`, from another thread."""
     with contextlib.suppress(RuntimeError):  # the loop has closed, as where the worker ends meanwhile
         loop.call_soon_threadsafe(call, *values)
 
 
 def _with_port(settings: WorkerSettings) -> str:
-    """The address to listen at, with its port: peers and routers are told it before the first call can arrive."""
+    """The address to listen at, with a definite port, since peers and routers need it before the first call can arrive."""
     host, _, port = settings.bind.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"bind={settings.bind!r} is not host:port")

@@ -97,7 +97,7 @@ class RemotePrefill:
         self._core.engine.kv_arrived(self._engine_id, num_arrived)
 
     def forget(self) -> None:
-        """Drops what the drafter was given of the request and has not used. Call it when the request is over."""
+        """Drops unused drafter states of the request. Call it when the request is over."""
         forget_draft_state(self._core, self._engine_id)
 
     async def _succeeds(self, prefill: WorkerAddress) -> bool:
