@@ -95,7 +95,9 @@ class AsyncEngine:
             self._compiler.shutdown()
 
     def busy_s(self) -> float:
-        """Seconds since the engine's thread began its present turn (callers' actions, then a step). 0 while it waits."""
+        """Seconds since the engine's thread began its present turn (callers' actions, then a step). 0 while it
+        waits.
+        """
         since_s = self._busy_since_s
         return 0.0 if since_s is None else monotonic_s() - since_s
 

@@ -15,7 +15,9 @@ _CEILINGS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # float32 
 
 
 def ban_by_bits(allowed: ByteArray, row: torch.Tensor) -> None:
-    """Bans in place, on the CPU. `allowed`: one bit a token, lowest first; `row`: float32 [vocab_size]. NaN stays NaN."""
+    """Bans in place, on the CPU. `allowed`: one bit a token, lowest first; `row`: float32 [vocab_size]. NaN
+    stays NaN.
+    """
     ceilings = np.take(_CEILINGS, allowed, axis=0, mode="clip")  # NOTE: any other mode copies once more
     torch.minimum(row, torch.from_numpy(ceilings.reshape(-1)[: row.shape[0]]), out=row)
 

@@ -207,7 +207,9 @@ class Engine:
         return request_id in self._children
 
     def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a request now and free what it holds. Returns its last outputs; none if the id is unknown or has ended."""
+        """End a request now and free what it holds. Returns its last outputs; none if the id is unknown or has
+        ended.
+        """
         outputs = []
         for child_id in list(self._children.get(request_id, ())):
             self._scheduler.finish(child_id, FinishReason.ABORT)

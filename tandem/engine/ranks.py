@@ -55,7 +55,9 @@ class Ranks(Protocol):
 
     @property
     def num_ranks_here(self) -> int:
-        """Number of ranks on the leader's host; they share one KV memory, which has parts for all ranks of the group."""
+        """Number of ranks on the leader's host; they share one KV memory, which has parts for all ranks of the
+        group.
+        """
         ...
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:

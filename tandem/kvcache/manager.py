@@ -260,7 +260,9 @@ class KVCacheManager:
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
-        """Returns up to `count` blocks of one page, held until `drop(name)`; none if `name` is a lease that has ended."""
+        """Returns up to `count` blocks of one page, held until `drop(name)`; none if `name` is a lease that has
+        ended.
+        """
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
@@ -304,7 +306,9 @@ class KVCacheManager:
             self._pool.release(blocks[::-1])
 
     def pages_of(self, groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-        """The pages of blocks with several pages, by block id. `groups`: block ids, by KV group; each in use or null."""
+        """The pages of blocks with several pages, by block id. `groups`: block ids, by KV group; each in use or
+        null.
+        """
         several = (ids for ids, size in zip(groups, self._pages_per_block, strict=True) if size > 1)
         return {block_id: self._pool.pages_of(block_id) for ids in several for block_id in ids if block_id}
 

@@ -1,4 +1,6 @@
-"""Pure arithmetic of what requests need: entries of their block tables for which blocks are allocated, and their pages."""
+"""Pure arithmetic of what requests need: entries of their block tables for which blocks are allocated, and
+their pages.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +9,9 @@ from tandem.kvcache.spec import KVLayout
 
 
 class Needs:
-    """Needs of requests whose cursors move by at most `max_chunk_tokens` at once. Lists have one element per KV group."""
+    """Needs of requests whose cursors move by at most `max_chunk_tokens` at once. Lists have one element per KV
+    group.
+    """
 
     def __init__(self, layout: KVLayout, max_chunk_tokens: int) -> None:
         self._layout = layout

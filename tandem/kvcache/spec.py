@@ -80,7 +80,9 @@ class KVLayout:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether a request can continue from fewer tokens than its blocks were computed for; recurrent states cannot."""
+        """Whether a request can continue from fewer tokens than its blocks were computed for; recurrent states
+        cannot.
+        """
         return all(group.spec.can_rewind for group in self.groups)
 
     def first_needed(self, group: int, position: int) -> int:

@@ -18,7 +18,9 @@ MAX_WORDS_BYTES = 1024  # of a text such as that of `LOST`
 
 
 class FrameKind(IntEnum):
-    """Kind of a frame. Kinds below 16 are sent by both sides, those below 32 by the leader only, others by hosts only."""
+    """Kind of a frame. Kinds below 16 are sent by both sides, those below 32 by the leader only, others by
+    hosts only.
+    """
 
     PUBLISH = 1  # bytes of exchange `number` on lane `rank` of `LinksMirror`
     MESSAGE = 2  # a message to or from `rank`, see `messages`

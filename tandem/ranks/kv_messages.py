@@ -1,4 +1,6 @@
-"""Messages about the KV of a further host: calls by the leader, and the host's answers. Both carry the call's number."""
+"""Messages about the KV of a further host: calls by the leader, and the host's answers. Both carry the call's
+number.
+"""
 
 from array import array
 from collections.abc import Mapping

@@ -61,7 +61,9 @@ class Watch(Protocol):
 
 
 class RankSystem(Protocol):
-    """Makes memory and starts ranks on the leader's host. The creator of memory closes its descriptor; mappings stay."""
+    """Makes memory and starts ranks on the leader's host. The creator of memory closes its descriptor; mappings
+    stay.
+    """
 
     @property
     def watch(self) -> Watch: ...

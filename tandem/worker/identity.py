@@ -1,4 +1,4 @@
-"""Describes a worker to others: properties that peers must share, its state for routers, its KV memory for transports."""
+"""Describes a worker to others: properties that peers must share, state for routers, and KV memory for transports."""
 
 import hashlib
 import json

@@ -258,7 +258,7 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: b
 
 
 def _with_port(settings: WorkerSettings) -> str:
-    """The address to listen at, with a definite port, since peers and routers need it before the first call can arrive."""
+    """The address to listen at, with a definite port, since others need it before the first call can arrive."""
     host, _, port = settings.bind.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"bind={settings.bind!r} is not host:port")

@@ -153,7 +153,7 @@ class TcpTransport:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        """Reads blocks, as `KVTransport.read`. NOTE: a run never spans two hosts, since a null block lies between them."""
+        """Reads blocks, as `KVTransport.read`. NOTE: a run never spans hosts, since a null block lies between them."""
         hosts, unit_bytes, held = self._peers.get(peer).hosts, peer.unit_bytes, self._pool.held_bytes
         runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
         if any(not held.start <= run.local * unit_bytes < held.stop for run in runs):
