@@ -1,4 +1,4 @@
-"""Pin: request to keep the KV of a prompt's beginning in the cache for a time."""
+"""Pin: a request's wish to keep the KV of a prompt's beginning in the cache for a time."""
 
 from dataclasses import dataclass
 
