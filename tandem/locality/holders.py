@@ -51,9 +51,11 @@ class HolderTable:
 
     @property
     def has_old(self) -> bool:
+        """Whether the previous generation has any keys."""
         return bool(self._old)
 
     def is_old(self, key: bytes) -> bool:
+        """Whether a key is in the previous generation."""
         return key in self._old
 
     def put(self, key: bytes, holders: bytes) -> None:

@@ -60,12 +60,12 @@ class RouterMetrics:
         self._refused.inc()
 
     def decided(self, policy: str, outcome: str, duration_s: float) -> None:
-        """One request was paired (outcome "paired") or refused (the reason)."""
+        """Count a decision: one request was paired (outcome "paired") or refused (outcome = the reason)."""
         self._decisions.labels(policy, outcome).inc()
         self._decision_s.observe(duration_s)
 
     def settled(self, error_ms: float | None) -> None:
-        """The prediction error of one request; None: it had no first token."""
+        """Record the prediction error of one request's TTFT, in milliseconds; None: it had no first token."""
         if error_ms is not None:
             self._error_ms.observe(error_ms)
 

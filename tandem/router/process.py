@@ -153,7 +153,7 @@ def _open_lookup(
 def _open_discoveries(
     settings: RouterSettings, credentials: Credentials, metrics: RouterMetrics, opened: contextlib.AsyncExitStack
 ) -> tuple[Discovery | None, list[Discovery]]:
-    """(Where `register` goes, all that name workers)."""
+    """Returns (the discovery in which `register` records workers, all discoveries that list workers)."""
     registry = None if settings.redis else EmbeddedDiscovery()
     found: list[Discovery] = [StaticDiscovery(settings.worker_addresses)] if settings.workers else []
     found_by = settings.found_by
