@@ -1,6 +1,6 @@
-"""Observations of the simulated fleet for a planner: one window of traffic after another, and the pools.
+"""Observes the simulated fleet for a planner: traffic in one window after another, and the state of the pools.
 
-They contain nothing that the running system could not know.
+Observations contain nothing that the running system could not know.
 """
 
 import math
