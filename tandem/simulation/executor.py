@@ -20,7 +20,7 @@ Write = tuple[int, int, bytes]  # block, position in it, KV
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step on a node that is not slow: a base, and a little for each token."""
+    """Duration of a step in seconds, on a node that is not slow: a base, and a little for each token."""
 
     base_s: float = 0.02
     token_s: float = 2e-4
@@ -43,7 +43,7 @@ class KnownRequest:
 
 
 class KnownRequests:
-    """Requests as a rank knows them: only from steps that have described them."""
+    """Requests as a rank knows them: only from the steps that have described them."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -80,7 +80,7 @@ class KnownRequests:
 
 
 class SimulatedExecutor:
-    """`Executor` of one node, which has all heads.
+    """`Executor` of a worker with one rank.
 
     `on_write` is called with the blocks that a step is about to write.
 

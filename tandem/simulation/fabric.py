@@ -1,4 +1,4 @@
-"""Simulated network: delays, loss and partitions, and the time at which a cut is noticed.
+"""Simulated network between nodes: delays, loss and partitions, and when each end notices that a connection was cut.
 
 As with TCP, a connection keeps order and loses nothing while it is alive: messages during a partition wait and arrive
 after it heals, unless keepalive has ended the connection by then. A partition may be one-way.
@@ -22,7 +22,7 @@ _RETRANSMIT_S = (0.05, 0.4)
 
 @dataclass(slots=True)
 class NetworkConditions:
-    """Delays of the network. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
+    """Delays in seconds. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
 
     mean_s: float = 4e-4
     slow_share: float = 0.005
@@ -51,7 +51,7 @@ class EventTrace:
 
 
 class Pipe:
-    """One direction of a connection. `is_cut`: nothing more arrives; `is_lost`: and the sender does not know."""
+    """One direction of a connection. `is_cut`: nothing arrives any more; `is_lost`: nor does the sender know that."""
 
     def __init__(self, fabric: "Fabric", source: Node, target: Node) -> None:
         self.source, self.target = source, target
@@ -250,7 +250,7 @@ class Fabric:
 
 
 def _hear_nothing(_: str) -> None:
-    """Of a connection's end that was told before."""
+    """Callback of a connection's end that already knows it has ended."""
 
 
 async def connect_delays(fabric: Fabric) -> None:
