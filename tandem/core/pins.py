@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError, shown
 
-MAX_PINS = 8
-MAX_TTL_S = 24 * 3600.0
+MAX_PINS = 8  # of one request
+MAX_TTL_S = 24 * 3600.0  # of a pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's end: updates are put here from its own event loop. `request_id` is set once the engine has taken it;
-    `grammar` is held until then.
+    """One caller's request: updates reach it through `updates`, on its own event loop. `request_id` is set once the
+    engine has the request; `grammar` is held until then.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -224,11 +224,15 @@ class AsyncEngine:
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """Calls `Scheduler.kv_coming` before the next step."""
+        """Report, before the next step, that KV of the first `num_tokens` tokens has arrived and more will follow; see
+        `Scheduler.kv_coming`.
+        """
         self.post(lambda engine: engine.kv_coming(request_id, num_tokens))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Calls `Scheduler.kv_arrived` before the next step."""
+        """Report, before the next step, that KV of the first `num_tokens` tokens has arrived and no more will follow;
+        see `Scheduler.kv_arrived`.
+        """
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
     def _pass_on(self, event: KVEvent) -> None:
@@ -381,7 +385,7 @@ class AsyncEngine:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> bool:
-    """False: the loop has closed."""
+    """Schedules an action on an event loop, from any thread. False: the loop has closed."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:

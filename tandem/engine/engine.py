@@ -253,11 +253,15 @@ class Engine:
         return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """See `Scheduler.kv_coming`."""
+        """Report that KV of the first `num_tokens` tokens has arrived and more will follow; see
+        `Scheduler.kv_coming`.
+        """
         self._scheduler.kv_coming(request_id, num_tokens)
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """See `Scheduler.kv_arrived`."""
+        """Report that KV of the first `num_tokens` tokens has arrived and no more will follow; see
+        `Scheduler.kv_arrived`.
+        """
         self._scheduler.kv_arrived(request_id, num_tokens)
         self._pass_on_events()
 
@@ -266,7 +270,7 @@ class Engine:
         return load_of(self._scheduler.requests, self._kv)
 
     def take_step_stats(self) -> list[StepStats]:
-        """See `StepLog.take`."""
+        """The work and duration of the steps since the last call; see `StepLog`."""
         return self.step_log.take()
 
     def check(self) -> None:

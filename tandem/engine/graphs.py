@@ -145,7 +145,7 @@ class _Buffers:
     def padding(
         cls, max_size: int, num_groups: int, max_model_len: int, block_size: int, device: torch.device
     ) -> "_Buffers":
-        """All rows padding."""
+        """Buffers whose rows are all padding."""
         query_start = torch.arange(max_size + 1, dtype=torch.int32, device=device)
         max_blocks = math.ceil(max_model_len / block_size)
         batches = tuple(

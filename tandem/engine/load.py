@@ -9,7 +9,7 @@ from tandem.kvcache.usage import HeldState, KVCacheUsage
 from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
 
-MAX_STEP_STATS = 256
+MAX_STEP_STATS = 256  # older ones are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,7 +267,7 @@ def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the first CUDA device where there is one, else the CPU.
+    """Device of this name; "auto" is the first CUDA device if there is one, else the CPU.
 
     Raises:
         ConfigurationError: for a device that PyTorch does not have here.

@@ -26,7 +26,8 @@ from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, Sc
 
 
 class ModelRunner:
-    """An `Executor` in this process, on one device.
+    """An `Executor` in this process, on one device: runs the forward pass, samples, and has drafts made for the next
+    step.
 
     Args:
         forward: the model, with its memory.
@@ -52,6 +53,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> FinishedStep:
+        """Computes the step before it returns."""
         with current_device(self._forward.device):
             try:
                 return FinishedStep(self._execute(step))

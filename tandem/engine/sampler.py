@@ -7,8 +7,9 @@ The compiled draw (`tandem.compute.native.sampling`), where there is one, choose
 Tokens are in order of descending probability, ties by token id. Top-k keeps exactly k tokens of that order; top-p
 (Holtzman et al. 2020) the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024)
 compares with the likeliest. With top-k a draw walks the cumulative distribution in that order, else by token id: top-p
-draws from all tokens, up to `_TRIES` times with a new number each, until it meets one that it keeps. So nothing is put
-in order, and roundings at the cut matter to tokens at the cut only. Then it walks in order what it keeps.
+draws from all tokens, up to `_TRIES` times with a new number each, until a token is one that it keeps. So mostly
+nothing is sorted, and rounding at the cut matters only to tokens there. If all tries fail, it walks what it keeps in
+order.
 """
 
 import math
@@ -28,7 +29,7 @@ from tandem.scheduler.output import SampledToken
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
 _TRIES = 4  # as in the compiled draw
 _TOP_P_WIDTHS = (128, 2048, 16384)  # how many candidates are looked at before all of them are
-_GREEDY_BLOCK = 128
+_GREEDY_BLOCK = 128  # logits whose maximum is found together
 _ROWS_PER_CHUNK = 64  # on an accelerator: bounds the working memory of prompt logprobs
 
 

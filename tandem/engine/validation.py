@@ -17,7 +17,7 @@ from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
 
-MAX_NAME_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 256  # of a request id
 MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 

@@ -70,6 +70,7 @@ class ReplicaPool(Generic[W]):
         self.sweep()
 
     def start(self, startup_s: float) -> None:
+        """Add a replica, which is ready after `startup_s`."""
         replica = SimulatedReplica(f"{self.name}{len(self.alive) + len(self.past)}", self.make(), self.events.now_s)
         self.alive[replica.replica_id] = replica
         if startup_s > 0:

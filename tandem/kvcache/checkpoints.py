@@ -14,7 +14,7 @@ from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
 from tandem.kvcache.spec import KVLayout
 
 _STRIDE = 1024  # tokens
-_MOST_STRIDES = 8
+_MOST_STRIDES = 8  # beyond as many, the stride doubles
 
 
 def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_size: int) -> frozenset[int]:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 BlockIds = npt.NDArray[np.int32]
 
-_LEAST_ENTRIES = 64
+_LEAST_ENTRIES = 64  # of the buffer beyond two a block
 _TRIED = 16  # entries that are looked at one by one before many are at once
-_CHUNK = 1024
+_CHUNK = 1024  # entries that are looked at together
 
 
 class EvictionQueue:

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
 from tandem.kvcache.spec import KVLayout
 
-NULL_BLOCK = 0
+NULL_BLOCK = 0  # id of the block that belongs to no request
 STRETCH_BLOCKS = 32  # of a chain that are found by one look-up
 _is_there = partial(is_not, None)
 
@@ -58,8 +58,8 @@ class PrefixCache(Protocol):
     def note_stretches(
         self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
     ) -> None:
-        """Record that blocks `[first, end)` of a chain were inserted, an owner having all of its `block_ids`. Stretches
-        of the chain that they complete can then be found with one look-up each.
+        """Record that blocks `[first, end)` of a chain were inserted; its owner has `block_ids`. Stretches of
+        `STRETCH_BLOCKS` blocks that are complete now can then be found with one look-up each.
         """
         ...
 

@@ -16,7 +16,7 @@ from tandem.kvcache.prefix import PrefixCache
 from tandem.kvcache.tiers import BlockKey, HostMove, HostRead, HostTier
 
 MAX_MOVED_BLOCKS = 64  # pages per move, or one block, so that space is freed gradually
-_MAX_STALE_ENDS = 64
+_MAX_STALE_ENDS = 64  # deadlines that were extended, kept beside those that count
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved, BlockSt
 from tandem.core.hashing import resume_name
 from tandem.kvcache.spec import KVLayout
 
-_COUNTED_GROUP = 0
+_COUNTED_GROUP = 0  # as of the locality index
 
 
 @dataclass(slots=True)

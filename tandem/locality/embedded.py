@@ -26,8 +26,8 @@ from tandem.locality.base import (
 )
 from tandem.locality.holders import NOBODY, HolderTable, pack, unpack
 
-_KEYS_PER_TURN = 512
-_FIRST_BLOCKS = 16
+_KEYS_PER_TURN = 512  # written under the lock at a time
+_FIRST_BLOCKS = 16  # of a chain that are looked up one by one
 
 
 @dataclass(slots=True)

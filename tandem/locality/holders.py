@@ -11,7 +11,7 @@ from collections.abc import Iterable
 SLOT_BYTES = 4
 NOBODY = b""
 _MAX_SHARED_BYTES = 1 << 22  # NOTE: of holders; what thousands hold was held by every smaller number of them before
-_OBJECT_BYTES = 100
+_OBJECT_BYTES = 100  # of a shared `bytes` beside its content
 
 
 def pack(slots: Iterable[int]) -> bytes:

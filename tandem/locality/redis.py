@@ -39,7 +39,7 @@ from tandem.locality.base import (
 from tandem.redis_client import explained, not_understood
 from tandem.sentinel_url import SentinelUrl
 
-_KEYS_PER_CALL = 512
+_KEYS_PER_CALL = 512  # of a script, so that none blocks Redis for long
 _CALLS_PER_PIPELINE = 32
 _SNAPSHOT_ATTEMPTS = 3
 _NAME_BYTES = 8

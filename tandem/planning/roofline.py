@@ -14,7 +14,7 @@ from tandem.planning.hardware import Accelerator, NetworkLink
 from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
-_NUM_RUNNING_OF_LINE = 256.0
+_NUM_RUNNING_OF_LINE = 256.0  # requests up to which the linear model holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

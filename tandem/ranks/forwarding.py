@@ -1,6 +1,6 @@
 """Forwards what the ranks of this host publish to the other hosts of the group, for as long as the epoch lives.
 
-A *lane* carries the exchanges of one rank in order; each has a thread.
+A *lane* carries what one rank publishes in one exchange or pipe, in order; each lane has a thread.
 """
 
 import threading

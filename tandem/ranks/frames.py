@@ -13,7 +13,7 @@ from tandem.core.errors import TransportError
 HEADER = struct.Struct("!BBxxIQI")  # kind, rank, epoch, number, size
 PLACE = struct.Struct("!BBBBB")  # as in `HostPlace`
 NUMBER = struct.Struct("!q")
-MAX_MESSAGE_BYTES = 1 << 30
+MAX_MESSAGE_BYTES = 1 << 30  # after one header
 MAX_WORDS_BYTES = 1024  # of a text such as that of `LOST`
 
 
@@ -51,6 +51,7 @@ class Frame:
     size: int = 0
 
     def pack(self) -> bytes:
+        """Encodes the header."""
         return HEADER.pack(self.kind, self.rank, self.epoch, self.number, self.size)
 
     @classmethod

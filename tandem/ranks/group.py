@@ -27,7 +27,7 @@ from tandem.ranks.remote import RemoteHost
 from tandem.ranks.system import OwnSystem, RankSystem
 from tandem.scheduler.output import SchedulerOutput
 
-EXCHANGE_DEADLINE_S = 20.0
+EXCHANGE_DEADLINE_S = 20.0  # after which a rank that does not take part is lost
 MAX_FRUITLESS_EPOCHS = 3  # in a row, without a step
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from tandem.ranks.messages import pack, unpack
 from tandem.ranks.rendezvous import Direction, Proof, join
 
 LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
-_JOIN_AGAIN_S = 1.0
+_JOIN_AGAIN_S = 1.0  # between two attempts to join
 
 _log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from tandem.transport.tcp.client import Address
 from tandem.transport.tcp.transport import TcpTransport
 from tandem.transport.transfer import Transfer
 
-_OPEN_S = 30.0
+_OPEN_S = 30.0  # until a host has opened its pool
 _CONNECT_S = 30.0  # NOTE: of all hosts of a peer, each within its own handshake's time
-_CLOSE_S = 5.0
+_CLOSE_S = 5.0  # until a host has ended its reads
 
 
 class HostsTransport:

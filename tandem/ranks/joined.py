@@ -103,7 +103,8 @@ class JoinedHosts:
         self._stop_listening()
 
     def begin(self, epoch: int, memory: int) -> Mapping[int, LedRank]:
-        """Starts the ranks of an epoch on all other hosts. They exchange with the leader's ranks through `memory`.
+        """Starts the ranks of an epoch on all other hosts, and mirrors exchanges with them in `memory`, that of the
+        ranks here.
 
         Raises:
             RanksLostError: a host is lost.

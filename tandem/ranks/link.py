@@ -16,7 +16,7 @@ from tandem.transport.tcp import wire
 
 _SEND_S = 5.0  # without one byte taken
 _PIECE_BYTES = 1 << 18  # after which the other side counts as heard
-_CHECK_S = 1.0
+_CHECK_S = 1.0  # between two checks of the certificate
 
 
 class Link:

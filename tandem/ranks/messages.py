@@ -88,6 +88,7 @@ _PLAIN = {
 
 
 def pack(message: Message) -> bytes:
+    """Encodes a message."""
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 

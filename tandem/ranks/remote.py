@@ -24,8 +24,8 @@ from tandem.ranks.messages import ToLeader, pack, unpack
 _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
 _MAX_WORDS = 16  # that a rank has said and nobody has read
-_MAX_WORD_BYTES = 1 << 16
-_MAX_ANSWER_BYTES = 1 << 24
+_MAX_WORD_BYTES = 1 << 16  # of one message of a rank
+_MAX_ANSWER_BYTES = 1 << 24  # to a call about KV
 
 OnAnswer = Callable[[KVAnswer], None]
 

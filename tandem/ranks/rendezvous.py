@@ -35,8 +35,8 @@ MAGIC, PROTOCOL_VERSION = b"TKRH", 1
 HELLO = struct.Struct("!4sH32s")
 JOIN = struct.Struct("!4sH32s16sBH32s")
 ANSWER = struct.Struct("!BH32s")
-HANDSHAKE_S = 5.0
-_TICK_S = 0.1
+HANDSHAKE_S = 5.0  # in all, TLS included
+_TICK_S = 0.1  # between two looks at the time
 _MAX_RELEASE_BYTES = 512
 
 
@@ -65,6 +65,7 @@ class Proof:
     tls: TlsFiles | None = None
 
     def mac(self, side: bytes, *said: bytes) -> bytes:
+        """MAC of what one side says."""
         return hmac.digest(self.key, b"\0".join([side, *said]), "sha256")
 
 

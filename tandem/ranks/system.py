@@ -20,7 +20,9 @@ from tandem.ranks.led import LedRank, LocalRank
 
 
 class GroupLinks(Protocol):
-    """All exchanges of one rank with its group, and the heartbeat counts of all ranks; see `SharedLinks`."""
+    """All exchanges of one rank with its group, and the heartbeat counts of all ranks; see `SharedLinks`.
+    `num_sections`: stages times contexts. `open`: changes to the memory of a new epoch.
+    """
 
     num_ranks: int
     num_stages: int

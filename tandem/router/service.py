@@ -49,7 +49,7 @@ from tandem.rpc.messages import (
     WorkerRecord,
 )
 
-NUM_SPARES = 2
+NUM_SPARES = 2  # further prefill workers named in an answer
 
 
 class RouterService:

@@ -11,6 +11,7 @@ class StepPlan:
         self.shares: dict[str, tuple[Request, int]] = {}
 
     def add(self, request: Request, num_tokens: int) -> None:
+        """Give a request its share."""
         self.shares[request.request_id] = request, num_tokens
         self.budget -= num_tokens
 
@@ -20,6 +21,7 @@ class StepPlan:
         self.budget -= num_tokens
 
     def drop(self, request: Request) -> None:
+        """Take back a request's share, if it has one."""
         share = self.shares.pop(request.request_id, None)
         if share is not None:
             self.budget += share[1]

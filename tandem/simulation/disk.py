@@ -26,6 +26,7 @@ class SimulatedDisk:
         return self._is_full
 
     def fill(self) -> None:
+        """Make all writes fail until `empty`."""
         self._is_full = self.was_ever_full = True
 
     def empty(self) -> None:

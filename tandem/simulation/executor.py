@@ -26,6 +26,7 @@ class StepCost:
     token_s: float = 2e-4
 
     def seconds(self, step: SchedulerOutput) -> float:
+        """Duration of a step."""
         return self.base_s + self.token_s * step.num_tokens
 
 
@@ -50,6 +51,7 @@ class KnownRequests:
         self._known: dict[str, KnownRequest] = {}
 
     def take(self, step: SchedulerOutput) -> None:
+        """Take in what a step says of requests: new ones, added blocks, and released ones."""
         for request_id in step.released:
             self._known.pop(request_id, None)
         for request in step.new:
@@ -59,6 +61,7 @@ class KnownRequests:
                 self._known[item.request_id].blocks += item.blocks.added[0]
 
     def blocks(self, item: ScheduledRequest) -> Sequence[int]:
+        """Block ids of the request so far."""
         return self._known[item.request_id].blocks
 
     def compute(self, item: ScheduledRequest, before: bytes, writes: list[Write]) -> bytes:
@@ -75,6 +78,7 @@ class KnownRequests:
         return bytes(states)
 
     def token(self, item: ScheduledRequest, states: bytes) -> SampledToken:
+        """The request's next token, given the KV of all its positions."""
         request = self._known[item.request_id].request
         return SampledToken(token_after(states, None if request.params.temperature == 0 else request.seed))
 
@@ -97,6 +101,7 @@ class SimulatedExecutor:
         self.on_write: Callable[[Sequence[int]], None] = lambda _: None
 
     def submit(self, step: SchedulerOutput) -> FinishedStep:
+        """Computes a step; its KV is written after the step's virtual duration."""
         self._known.take(step)
         writes: list[Write] = []
         sampled: dict[str, list[SampledToken]] = {}

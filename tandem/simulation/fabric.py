@@ -17,7 +17,7 @@ from tandem.simulation.node import Node
 
 CONNECT_TIMEOUT_S = 2.0
 WINDOW = 12  # messages under way in one direction; past it the writer waits
-_RETRANSMIT_S = (0.05, 0.4)
+_RETRANSMIT_S = (0.05, 0.4)  # range of the time until messages that were held back are sent again
 
 
 @dataclass(slots=True)
@@ -158,9 +158,11 @@ class Fabric:
         return 5e-5 + self.random.expovariate(1 / self.conditions.mean_s)
 
     def is_blocked(self, source: str, target: str) -> bool:
+        """Whether messages from `source` to `target` do not arrive."""
         return (source, target) in self._blocked
 
     def can_talk(self, one: str, other: str) -> bool:
+        """Whether messages arrive in both directions."""
         return not (self.is_blocked(one, other) or self.is_blocked(other, one))
 
     def can_read(self, one: str, other: str) -> bool:
@@ -183,6 +185,7 @@ class Fabric:
                 self._keep_alive(connection, lambda: self._blocked.get((source, target)) == number)
 
     def heal(self, source: str, target: str) -> None:
+        """End what `block` began."""
         if self._blocked.pop((source, target), None) is None:
             return
         self._readable.discard((source, target))

@@ -67,6 +67,7 @@ class Fiber:
         return True
 
     def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
         limit_s = self._loop.time() + seconds
         while self._loop.time() < limit_s:
             self._suspend(limit_s)

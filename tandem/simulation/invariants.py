@@ -11,10 +11,10 @@ from tandem.simulation.ledger_invariants import check_ledger
 from tandem.simulation.world import EPSILON_S, World
 from tandem.worker.lifecycle import LifecycleState
 
-MAX_GAP_S = 9.5
+MAX_GAP_S = 9.5  # between two tokens of a stream that some worker could continue
 RANKS_GAP_S = 5.0  # where nothing is wrong but a group of ranks, and another worker has none
 ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
-_GIVEN_UP = (429, 503)
+_GIVEN_UP = (429, 503)  # statuses of requests that were refused for lack of workers
 
 
 def check_end(world: World) -> None:

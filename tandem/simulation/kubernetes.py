@@ -19,7 +19,7 @@ from tandem.simulation.node import Node
 
 KUBERNETES = "kubernetes"
 NAMESPACE = "default"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a call
 
 _Body = dict[str, Any]
 

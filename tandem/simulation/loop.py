@@ -19,10 +19,10 @@ from typing import Any
 
 from tandem.simulation.node import Node, current_node
 
-_QUICK_JOB_S = 50e-6
-_SLOW_JOB_S = 5e-3
+_QUICK_JOB_S = 50e-6  # mean delay of work for threads
+_SLOW_JOB_S = 5e-3  # the same of a share of the work
 _SLOW_JOB_SHARE = 0.05
-_MAX_CLOSES = 20
+_MAX_CLOSES = 20  # attempts to end a coroutine that awaits again
 _MAX_EVENTS = 2_000_000  # of a run; most have less than 100,000
 
 Connect = Callable[[Callable[[], Any], str, int], Awaitable[tuple[asyncio.Transport, Any]]]

@@ -30,9 +30,9 @@ from tandem.simulation.node import Node
 from tandem.simulation.rank_links import ExchangeMemory, SimulatedLinks
 from tandem.simulation.ranked_executor import SimulatedForward
 
-_SOCKET_S = 1e-4
-_LOAD_S = (0.2, 0.8)
-_KILLED = -9
+_SOCKET_S = 1e-4  # delay of a message between leader and rank
+_LOAD_S = (0.2, 0.8)  # range of the time that loading takes
+_KILLED = -9  # exit code after SIGKILL
 
 OnWrite = Callable[[Sequence[int]], None]
 
@@ -96,6 +96,7 @@ class SimulatedRank:
             self._system.loop.call_later(_SOCKET_S, self.end, 0, context=self.node.context)
 
     def end(self, code: int) -> None:
+        """Ends the process with this exit code."""
         if self.code is None:
             self.code = code
             self._system.loop.kill(self.node)
@@ -182,6 +183,7 @@ class SimulatedRankSystem:
         return current_fiber().wait_for(is_so, self.changed, timeout_s)
 
     def links_memory(self, descriptor: int) -> ExchangeMemory:
+        """The exchange memory of a descriptor."""
         return self._links[descriptor]
 
     def make_kv_memory(self) -> int:

@@ -12,8 +12,8 @@ from tandem.simulation.kubernetes import KUBERNETES, ScaleWrite, SimulatedKubern
 
 LEASE = "tandem-planner"
 LEASE_S = 3.0
-INTERVAL_S = 0.5
-MAX_STEP = 2
+INTERVAL_S = 0.5  # between two observations of a planner
+MAX_STEP = 2  # largest change of a scale at once
 REST_S = 6.0  # twice a lease: who died with it is succeeded
 SEEN_AGAIN_S = 5.0  # of a gateway that is away: an observation that was begun before may still be acted on
 
@@ -32,6 +32,7 @@ class Scaling:
 
     @classmethod
     def drawn(cls, draw: random.Random) -> "Scaling":
+        """Random settings."""
         max_prefill, max_decode = draw.choice((2, 3)), draw.choice((3, 4))
         return cls(
             max_prefill=max_prefill,
@@ -44,6 +45,7 @@ class Scaling:
         )
 
     def most(self, deployment: str) -> int:
+        """Largest allowed number of replicas of a Deployment."""
         return self.max_prefill if deployment == "prefill" else self.max_decode
 
 
@@ -81,7 +83,7 @@ class ScalingInvariants:
     writes: list[ScaleWrite] = field(default_factory=list)
 
     def note(self, write: ScaleWrite) -> None:
-        """Records and checks a change of a scale."""
+        """Record and check a change of a scale."""
         self.writes.append(write)
         told = f"{write.writer} set {write.deployment} from {write.before} to {write.after}"
         self._check_leader(write, told)

@@ -16,7 +16,7 @@ from tandem.simulation.redis import STORE
 from tandem.simulation.scaling import Scaling, planner_faults_at
 
 TENANTS = ("alice", "bob", "carol")
-WARM_UP_S = 2.0
+WARM_UP_S = 2.0  # before the first request and fault
 SPAN_S = 7.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
 MAX_PROMPT_TOKENS = 150
@@ -24,16 +24,16 @@ MAX_PIN_S = 4.0
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
 _RANKS_EVERY = 10
-_FOLLOWING_SHARE = 0.25
-_SHARED_SHARE = 0.7
-_BURST_SHARE = 0.6
-_OPEN_SHARE = 0.15
-_REDIS_SHARE = 0.3
-_SCALED_SHARE = 0.25
-_MORE_SHARE = 0.3
-_PINNED_SHARE = 0.4
-_DISK_FULL_SHARE = 0.4
-_HALF_OPEN_SHARE = 0.2
+_FOLLOWING_SHARE = 0.25  # of requests that continue an earlier answer
+_SHARED_SHARE = 0.7  # of requests that share a beginning with others
+_BURST_SHARE = 0.6  # of requests that come in bursts
+_OPEN_SHARE = 0.15  # of scenarios without account keys
+_REDIS_SHARE = 0.3  # of scenarios that use Redis
+_SCALED_SHARE = 0.25  # of scenarios with planners
+_MORE_SHARE = 0.3  # of scenarios, see `_with_more`
+_PINNED_SHARE = 0.4  # of those scenarios' requests
+_DISK_FULL_SHARE = 0.4  # of those scenarios' disks
+_HALF_OPEN_SHARE = 0.2  # of scenarios with half-open connections
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection, connect_delays
 from tandem.simulation.node import Node, current_node
 
-_RETRY_S = 0.5
-_GIVE_UP_S = 20.0
+_RETRY_S = 0.5  # between two attempts to connect
+_GIVE_UP_S = 20.0  # until an attempt to connect fails
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 

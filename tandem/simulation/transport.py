@@ -23,7 +23,7 @@ _LATENCY_S = 2e-4
 _BYTES_PER_S = 5e6
 _BLOCKS_PER_PIECE = 2
 _LATE_SHARE = 0.5  # of the failed reads, those that write on
-_LATE_S = 0.6
+_LATE_S = 0.6  # in which a failed read may still write
 
 
 class TransportRegistry:

@@ -46,8 +46,8 @@ from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenar
 from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
-EPSILON_S = 2.5
-_GRACE_S = 10.0
+EPSILON_S = 2.5  # allowed beyond a time limit
+_GRACE_S = 10.0  # in which a worker that is told to end may drain
 _SUPERVISED_S = 0.5  # until a worker whose group could not be formed is started again
 _SHORT_PROMPTS = PromptSizes(min_tokens=24, least_shared=16, sample=8, lengths=(16, 32, 64, 128), max_bytes=6000)
 _CHECK_EVERY = 16  # turns of an engine

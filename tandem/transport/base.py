@@ -11,7 +11,7 @@ from typing import Protocol
 from tandem.core.errors import ConfigurationError
 from tandem.transport.transfer import Transfer
 
-NULL_BLOCK = 0
+NULL_BLOCK = 0  # index of the block that is never transferred
 
 
 @dataclass(frozen=True, slots=True)

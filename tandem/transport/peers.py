@@ -15,7 +15,7 @@ MIN_DEADLINE_S = 3.0
 DEADLINE_FACTOR = 5.0  # of the time that the measured rate suggests
 ASSUMED_BYTES_PER_S = 100e6  # until a rate has been measured: a slow network
 _MEASURABLE_BYTES = 1 << 20  # below, latency is most of the time
-_SMOOTHING = 0.2
+_SMOOTHING = 0.2  # weight of the newest rate
 
 
 class PeerTable(Generic[Link]):

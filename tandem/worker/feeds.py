@@ -12,8 +12,8 @@ from tandem.locality.feed import BlockFeed
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials
 
-FLUSH_INTERVAL_S = 0.2
-STALE_INTERVAL_S = 5.0
+FLUSH_INTERVAL_S = 0.2  # between two reports to an index
+STALE_INTERVAL_S = 5.0  # the same while an index knows a later incarnation of this worker
 CALL_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from tandem.worker.host_tier import HostCopier
 from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
 
-FORMER_OVER_S = 1.0
+FORMER_OVER_S = 1.0  # for which a read waits for an earlier one into the same blocks
 _CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Fetch:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all blocks of the reservation have arrived."""
         return not self._wanted
 
     async def pull(self, source: KVSource, lease: LeaseUpdate) -> None:

@@ -62,8 +62,8 @@ from tandem.worker.transports import Transports
 
 EXIT_STUCK = 70  # EX_SOFTWARE of sysexits.h
 REPORT_INTERVAL_S = 0.2
-EXPIRE_INTERVAL_S = 0.25
-NUM_THREADS = 32
+EXPIRE_INTERVAL_S = 0.25  # between two looks for expired leases
+NUM_THREADS = 32  # for blocking calls beside the event loop
 
 logger = logging.getLogger(__name__)
 

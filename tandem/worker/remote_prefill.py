@@ -27,7 +27,7 @@ from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
 from tandem.worker.tasks import ended
 
-ROOM_TIMEOUT_S = 10.0
+ROOM_TIMEOUT_S = 10.0  # until the engine has blocks for a computed prompt
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample
 from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
 
-MAX_SAMPLES = 64
+MAX_SAMPLES = 64  # for a subscriber between two of its reports; the latest
 BLOCK_STATES = ("free", "cached", "used", "leased", "transferring", "pinned")
 
 

@@ -9,6 +9,7 @@ from tandem.engine.drafts.drafter import Drafter
 from tandem.engine.drafts.ngram import NgramDrafter
 from tandem.engine.drafts.suffix import SuffixDrafter
 
+# drafters that need no network
 FROM_TEXT: Mapping[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 _AUTO_DRAFTER = "suffix"
 

@@ -68,7 +68,7 @@ class DraftModel:
 
 
 def load_draft_model(config: EngineConfig, tokenizer: Tokenizer, load: Callable[[str], LoadedModel]) -> DraftModel:
-    """The draft model that `config.speculate` names.
+    """Loads the draft model that `config.speculate` names.
 
     Args:
         tokenizer: of the served model.

@@ -41,7 +41,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StateReader(Protocol):
-    """Extension of a `Drafter` that guesses from hidden states of the served model.
+    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`.
 
     `layers`: the layers whose inputs it reads, as in `HiddenStates`.
     """
@@ -64,7 +64,8 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftState:
-    """State that a drafter has computed for a request's first tokens.
+    """State that a drafter has computed for a request's first tokens, as bytes: `num_rows` rows, the first of position
+    `first`.
 
     first: position of its first row.
     num_rows: rows, one a position.
@@ -78,7 +79,8 @@ class DraftState:
 
 @runtime_checkable
 class StateCarrier(Protocol):
-    """Extension of a `Drafter` whose state of a request can move to another worker. No output token depends on it.
+    """Extension of a `Drafter` whose state of a request can move to another worker, if that one's drafter has an equal
+    `fingerprint`. No output token depends on it.
 
     `fingerprint`: equal where one drafter can go on with the state of the other.
     """

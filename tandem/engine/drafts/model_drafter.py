@@ -54,7 +54,7 @@ class _Followed:
 
     @property
     def num_pending(self) -> int:
-        """At least one, for the logits of the last token."""
+        """Number of tokens to compute, at least one: the last token's logits are needed."""
         return max(1, len(self.token_ids) - self.num_computed)
 
 

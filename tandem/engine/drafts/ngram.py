@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from tandem.engine.drafts.history import TokenHistory, continuation, longest_match
 from tandem.scheduler.output import NewRequest
 
-_MIN_MATCH = 2
-_MAX_MATCH = 8
+_MIN_MATCH = 2  # tokens that must agree
+_MAX_MATCH = 8  # tokens that are compared
 
 
 class NgramDrafter:

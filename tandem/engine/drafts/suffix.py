@@ -14,12 +14,12 @@ import numpy as np
 from tandem.engine.drafts.history import Match, TokenArray, TokenHistory, longest_match
 from tandem.scheduler.output import NewRequest
 
-MAX_SCOPE_TOKENS = 1 << 16
+MAX_SCOPE_TOKENS = 1 << 16  # of earlier answers that a scope keeps
 MAX_SCOPES = 128
-_MIN_MATCH = 2
-_MAX_MATCH = 24
+_MIN_MATCH = 2  # tokens that must agree
+_MAX_MATCH = 24  # tokens that are compared
 _TOKENS_PER_MATCH = 2  # drafted for each token that agrees
-_MIN_SHARE = 0.3
+_MIN_SHARE = 0.3  # of the matching places at which all guesses so far follow
 _BREAK = -1  # between two answers; no token
 
 
@@ -31,7 +31,9 @@ class _Followed:
 
 
 class SuffixDrafter:
-    """A `Drafter` by earlier text. Answers are shared only between requests of an equal `hash_root` (scope)."""
+    """A `Drafter` that guesses from earlier text. Answers are shared only between requests of an equal `hash_root`
+    (scope).
+    """
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}

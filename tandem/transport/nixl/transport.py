@@ -23,7 +23,7 @@ from tandem.transport.nixl.owner import FENCE_AFTER_S, AgentOwner
 from tandem.transport.peers import PeerTable
 from tandem.transport.transfer import Transfer, TransferState
 
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # until the peer's identity is read
 PART_BYTES = 32 << 20  # posting copies on CPU paths: what one post may take, and so how late anything else is seen
 
 
