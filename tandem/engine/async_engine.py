@@ -38,8 +38,8 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's request: updates reach it through `updates`, on its own event loop. `request_id` is set once the
-    engine has the request; `grammar` is held until then.
+    """One caller's request; its updates are put into `updates` on its own event loop. `request_id`: None = the engine
+    has not taken it yet. `grammar` is held until then.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -95,9 +95,7 @@ class AsyncEngine:
             self._compiler.shutdown()
 
     def busy_s(self) -> float:
-        """Seconds since the engine's thread began its present turn (callers' actions, then a step). 0 while it
-        waits.
-        """
+        """Seconds since the thread began its present turn (callers' actions, then a step). 0 while it waits."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else monotonic_s() - since_s
 
@@ -224,15 +222,11 @@ class AsyncEngine:
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """Report, before the next step, that KV of the first `num_tokens` tokens has arrived and more will follow; see
-        `Scheduler.kv_coming`.
-        """
+        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
         self.post(lambda engine: engine.kv_coming(request_id, num_tokens))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Report, before the next step, that KV of the first `num_tokens` tokens has arrived and no more will follow;
-        see `Scheduler.kv_arrived`.
-        """
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
     def _pass_on(self, event: KVEvent) -> None:

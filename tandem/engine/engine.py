@@ -191,8 +191,8 @@ class Engine:
             self.grammars.close()
 
     def recover(self, lost: RanksLostError) -> None:
-        """Continue after `lost`, which a step raised, with new ranks; its requests must have been aborted. The cache
-        stays.
+        """Continue with new ranks after `lost`, which a step raised; all requests must have been aborted. What is
+        cached stays.
 
         Raises:
             TandemError: ranks cannot be replaced; `lost` itself if nothing can replace them.
@@ -207,9 +207,7 @@ class Engine:
         return request_id in self._children
 
     def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a request now and free what it holds. Returns its last outputs; none if the id is unknown or has
-        ended.
-        """
+        """End a request and free what it holds. Returns its last outputs; none if it is unknown or has ended."""
         outputs = []
         for child_id in list(self._children.get(request_id, ())):
             self._scheduler.finish(child_id, FinishReason.ABORT)
@@ -217,9 +215,7 @@ class Engine:
         return outputs
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the new outputs. If no request can advance it returns at once and sets
-        `is_stalled`.
-        """
+        """Compute one step; returns new outputs. At once, setting `is_stalled`, if no request can advance."""
         self._kv.pinned.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
         self._pass_on_events()
@@ -253,15 +249,11 @@ class Engine:
         return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """Report that KV of the first `num_tokens` tokens has arrived and more will follow; see
-        `Scheduler.kv_coming`.
-        """
+        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
         self._scheduler.kv_coming(request_id, num_tokens)
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Report that KV of the first `num_tokens` tokens has arrived and no more will follow; see
-        `Scheduler.kv_arrived`.
-        """
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
         self._scheduler.kv_arrived(request_id, num_tokens)
         self._pass_on_events()
 

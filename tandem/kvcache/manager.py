@@ -133,8 +133,7 @@ class KVCacheManager:
         return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
 
     def coming(self, hashes: Sequence[bytes], first: int, end: int) -> tuple[int, int]:
-        """Returns (number of blocks `[first, end)` of a chain that can be shared once they arrive, number of blocks
-        that arrive from `first` on).
+        """(Number of blocks `[first, end)` of a chain that can be shared once they arrive, number that arrive).
 
         Both refer to the owner expecting blocks from another worker that shares most with the chain.
         """
@@ -260,9 +259,7 @@ class KVCacheManager:
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
-        """Returns up to `count` blocks of one page, held until `drop(name)`; none if `name` is a lease that has
-        ended.
-        """
+        """Returns up to `count` one-page blocks, held until `drop(name)`; none if `name` is an ended lease."""
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
@@ -306,9 +303,7 @@ class KVCacheManager:
             self._pool.release(blocks[::-1])
 
     def pages_of(self, groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-        """The pages of blocks with several pages, by block id. `groups`: block ids, by KV group; each in use or
-        null.
-        """
+        """Pages by block id, of those blocks that have several. `groups`: block ids by KV group, used or null."""
         several = (ids for ids, size in zip(groups, self._pages_per_block, strict=True) if size > 1)
         return {block_id: self._pool.pages_of(block_id) for ids in several for block_id in ids if block_id}
 
