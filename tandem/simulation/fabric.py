@@ -112,7 +112,7 @@ class Pipe:
 
 @dataclass(eq=False, slots=True)
 class SimulatedConnection:
-    """Connection of two pipes. `on_lost` is called in each end's context when it ends, with the reason.
+    """Connection of two pipes. `on_lost_*` is called in that end's context when the connection ends, with the reason.
 
     `is_over`: its client knows that it has ended.
     """

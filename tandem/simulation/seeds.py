@@ -14,7 +14,9 @@ from tandem.simulation.scenario import scenario_of
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """Result of one seed."""
+    """Result of one seed. `endings`: how each request ended. `digest`: of all events, equal in every run of the
+    seed.
+    """
 
     seed: int
     num_events: int

@@ -12,8 +12,8 @@ from tandem.rpc.credentials import Credentials, ProcessRole
 
 
 class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host"):
-    """Settings of `services.rank_host`, a further host of ranks: joins the worker that leads them, starts its share of
-    their processes, and ends with it. The model must be at the same path as at the worker.
+    """A further host of a worker's ranks: joins the worker that leads them, starts its share of their processes, and
+    ends with it. The model must be at the same path as at the worker.
     """
 
     leader: Address = Field(description="host:port at which the worker waits for its hosts (its --ranks-bind)")

@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A serving worker. `metrics_port` is None when there is no metrics server."""
+    """A serving worker and its parts. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
     lifecycle: Lifecycle

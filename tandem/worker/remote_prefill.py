@@ -1,8 +1,9 @@
 """Decode side of a hand-off: requests a prompt's KV and first token from a prefill worker, and pulls blocks meanwhile.
 
-When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. The engine
-is told that no more KV will come, again if it reserves blocks only then. If it has no blocks for a computed prompt
-within `ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
+When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. At the end
+the engine is told that no more KV will come, and again if it reserves blocks only after that. If it has no blocks for a
+computed prompt within `ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the
+leased ones.
 """
 
 import asyncio
