@@ -1,1 +1,1 @@
-"""The processes: thin shells that read settings, wire the library together, serve and drain. None exists yet."""
+"""Entry points of Tandem's processes, one package each: read settings, then run the library's service."""

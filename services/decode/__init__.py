@@ -1,1 +1,1 @@
-"""The decode service: one worker process."""
+"""A decode worker as a process: `python -m services.decode`."""

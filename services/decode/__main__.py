@@ -1,4 +1,4 @@
-"""Entry point of a decode worker's process: settings, then `tandem.worker`."""
+"""Entry point of a decode worker: reads settings, then runs `tandem.worker`."""
 
 import sys
 

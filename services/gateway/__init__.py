@@ -1,1 +1,1 @@
-"""The gateway process."""
+"""The gateway as a process: `python -m services.gateway`."""

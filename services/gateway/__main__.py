@@ -1,4 +1,4 @@
-"""Entry point of the gateway's process: settings, then `tandem.gateway`."""
+"""Entry point of the gateway: reads settings, then runs `tandem.gateway`."""
 
 import sys
 

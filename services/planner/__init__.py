@@ -1,1 +1,1 @@
-"""The planner as a process of its own: `python -m services.planner`."""
+"""The planner as a process: `python -m services.planner`."""

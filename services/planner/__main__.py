@@ -1,4 +1,4 @@
-"""Entry point of the planner's process: settings, then `tandem.planner_service`."""
+"""Entry point of the planner: reads settings, then runs `tandem.planner_service`."""
 
 import sys
 

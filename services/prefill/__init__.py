@@ -1,1 +1,1 @@
-"""The prefill service: one worker process."""
+"""A prefill worker as a process: `python -m services.prefill`."""

@@ -1,4 +1,4 @@
-"""Entry point of a prefill worker's process: settings, then `tandem.worker`."""
+"""Entry point of a prefill worker: reads settings, then runs `tandem.worker`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""The rank_host service: a further host of one worker's ranks."""
+"""A further host of one worker's ranks, as a process: `python -m services.rank_host`."""

@@ -1,4 +1,4 @@
-"""Entry point of a further host of a worker's ranks: settings, then `tandem.worker`."""
+"""Entry point of a further host of a worker's ranks: reads settings, then runs `tandem.worker`."""
 
 import sys
 

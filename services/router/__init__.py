@@ -1,1 +1,1 @@
-"""The router as a process of its own: `python -m services.router`."""
+"""The router as a process: `python -m services.router`."""

@@ -1,4 +1,4 @@
-"""Entry point of the router's process: settings, then `tandem.router`."""
+"""Entry point of the router: reads settings, then runs `tandem.router`."""
 
 import sys
 

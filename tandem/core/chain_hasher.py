@@ -1,9 +1,9 @@
-"""Block hashes of prompts, with a cache for beginnings that recent prompts share.
+"""Computes block hashes of prompts, with a cache for beginnings that recent prompts share. Used by routers.
 
-Invariant: results equal those of `core.hashing`. A stretch of tokens is looked up by the hash before it, which covers
-model, scope and everything earlier, so timing does not reveal the prompts of other tenants, and by its last block. What
-is found counts if it is of the same tokens. So known tokens are compared, which takes half the time of hashing them for
-a dictionary; of stretches that differ before their last block only, the latest is kept.
+Results equal those of `core.hashing`. The cache holds *stretches* of 32 blocks. A stretch is looked up by the hash
+before it and by its last block, and its tokens are then compared, which takes half the time of hashing them as a
+dictionary key. The hash before it covers model, scope and all earlier tokens, so timing does not reveal the prompts of
+other tenants. Of stretches that differ before their last block only, the latest is kept.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from tandem.core.hashing import extend_hashes
 from tandem.core.token_ids import packed
 
 BLOCKS_PER_STRETCH = 32
-TOKEN_BYTES = 4
+TOKEN_BYTES = 4  # of a packed token id
 DEFAULT_MAX_STRETCHES = 8192  # NOTE: of 512 tokens each where blocks have 16; about 4.7 kB each
 
 Stretch = tuple[bytes, list[bytes]]

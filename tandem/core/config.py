@@ -1,7 +1,7 @@
-"""Settings of an engine, as frozen values. Flags and environment are read elsewhere; "auto" is resolved elsewhere.
+"""Configuration of an engine and its scheduler, as frozen values. It reads no flags and resolves no "auto".
 
-Invariant: an instance that exists is consistent with itself; what depends on a model or a device is checked on
-resolution.
+Invariant: an instance that exists is consistent with itself; what depends on a model or a device is checked when "auto"
+is resolved.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MAX_SPECULATIVE_TOKENS = 32
 FLOAT, INT8 = "float", "int8"
-ACTIVATIONS = (FLOAT, INT8)
+ACTIVATIONS = (FLOAT, INT8)  # formats of activations in matrix products
 _MAXIMA = {
     "max_num_batched_tokens": 1 << 20,
     "max_num_running": 1 << 16,

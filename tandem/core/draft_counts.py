@@ -33,6 +33,7 @@ class DraftCounts:
 
     @property
     def tokens_per_step(self) -> float:
+        """Mean number of tokens that a decode step brought a request."""
         return 1 + self.num_accepted / max(1, self.num_steps)
 
     @property

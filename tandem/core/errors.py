@@ -27,7 +27,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
 import re
 import reprlib
 
-_MAX_SHOWN_CHARACTERS = 120
+_MAX_SHOWN_CHARACTERS = 120  # of a value quoted in a message
 
 
 class TandemError(Exception):

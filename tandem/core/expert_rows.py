@@ -1,4 +1,4 @@
-"""Rows that the experts of each rank of a worker have computed: whether some ranks have more to do than others."""
+"""Rows that the experts of each rank of a worker have computed: tells whether the ranks' work is even."""
 
 from dataclasses import dataclass
 

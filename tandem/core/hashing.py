@@ -1,4 +1,4 @@
-"""The only definition of block hashes: blocks with equal hashes are interchangeable.
+"""Block hashes, defined here only: blocks with equal hashes have interchangeable KV.
 
 A block's hash covers everything its content depends on: the model's fingerprint, the layout of pages, the block size,
 the request's cache scope and every token from the start of the request to the end of the block. SHA-256 keeps it
@@ -41,12 +41,14 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
 
 
 def resume_name(block_hash: bytes) -> bytes:
-    """Name by which an index is told of constant states after this block: a hash too, of other leading bytes."""
+    """Name under which constant (recurrent) states after this block are reported to an index: its hash with swapped
+    halves.
+    """
     return block_hash[HASH_BYTES // 2 :] + block_hash[: HASH_BYTES // 2]
 
 
 def further_hashes(root: bytes, hashes: bytes, token_ids: "array[int]", block_size: int) -> bytes:
-    """Returns, packed, the hashes of the full blocks of `token_ids` after those that the packed `hashes` cover."""
+    """Hashes of the full blocks of `token_ids` beyond those that `hashes` covers; both packed, 32 bytes each."""
     first, last = len(hashes) // HASH_BYTES * block_size, len(token_ids) // block_size * block_size
     return b"".join(_chained(hashes[-HASH_BYTES:] or root, token_ids[first:last].tobytes(), block_size))
 

@@ -1,9 +1,9 @@
-"""Settings of the C library's heap for a process that serves many requests from several threads.
+"""Bounds the memory that the C library's heap retains in a process that serves many requests from several threads.
 
-By default glibc gives threads up to eight arenas per core. Once a large buffer has been freed, it allocates others of
-that size from an arena too, where small live allocations keep freed pages from being returned to the system. Pages of
-their own, on the other hand, cost a page fault for every 4 KiB of every buffer. So the token ids of a long prompt fit
-into an arena, and each arena retains at its end what the buffers of one such request take at a time.
+By default glibc gives threads up to eight arenas per core. After a large buffer was freed, it allocates later ones of
+that size from an arena, where small live allocations keep freed pages from being returned to the system. Mapping each
+buffer to pages of its own would cost a page fault for every 4 KiB. The settings are a compromise: buffers as large as
+the token ids of a long prompt come from an arena, which retains at its end what one such request needs.
 """
 
 import ctypes

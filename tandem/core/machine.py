@@ -1,8 +1,8 @@
 """Interface to the machine: two clocks, random bytes, and the resources that the process uses.
 
 The real machine is the default. A simulation sets another one in the context of its tasks, so that several simulated
-processes, each with its own clocks, can run in one. Code that is simulated gets time from a `Clock` argument or from
-here only; the rest (command line, files of models, threads of transports) may ask the system itself.
+processes, each with its own clocks, can run in one process. Simulated code gets time only from a `Clock` argument or
+from here; other code (command line, files of models, threads of transports) may ask the system itself.
 """
 
 import functools

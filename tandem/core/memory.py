@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-CPU_KV_CACHE_BYTES = 4 << 30
-CPU_MEMORY_SHARE = 0.4
+CPU_KV_CACHE_BYTES = 4 << 30  # the most by default
+CPU_MEMORY_SHARE = 0.4  # of the available memory, for KV by default
 _ROOT = Path("/")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

@@ -2,7 +2,7 @@
 
 import contextlib
 
-_OTHER_FILES = 256
+_OTHER_FILES = 256  # of the process, beside sockets of connections
 
 
 def allow_sockets(count: int) -> None:

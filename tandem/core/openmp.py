@@ -1,8 +1,8 @@
-"""The waiting of PyTorch's OpenMP threads, told to PyTorch alone.
+"""Makes PyTorch's OpenMP threads sleep while they wait, without affecting other programs.
 
-OpenMP reads `OMP_WAIT_POLICY` once, when PyTorch loads it. By default its threads spin for milliseconds after every
-operation, on cores that the kernels' own threads and the gateway want; every decode step began with one. The variable
-is there while PyTorch is imported and no longer: other programs that this process starts would wait so too.
+By default they spin for milliseconds after every operation, on cores that the kernels' own threads and the gateway
+need. OpenMP reads `OMP_WAIT_POLICY` once, when PyTorch loads it. The variable is set only while PyTorch is imported,
+since other programs that this process starts would inherit it.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _LOADING = "torch"
 
 
 class _QuietLoading(MetaPathFinder):
-    """Finds what the others find, and lets PyTorch be imported with the variable set."""
+    """Import hook that sets the variable while PyTorch is loaded."""
 
     def __init__(self) -> None:
         self._is_asking = False
@@ -38,7 +38,7 @@ class _QuietLoading(MetaPathFinder):
         return spec
 
     def _change(self, spec: ModuleSpec) -> None:
-        """NOTE: the loader stays what it is, with one method replaced: others look at its type."""
+        """Wraps loading in setting the variable. NOTE: the loader's type stays the same, since others look at it."""
         loader = spec.loader
         assert loader is not None
         load = loader.exec_module
@@ -54,7 +54,7 @@ class _QuietLoading(MetaPathFinder):
 
 
 def quieten() -> None:
-    """Unless PyTorch is loaded already, or whoever started this process has set the variable."""
+    """Installs the import hook, unless PyTorch is loaded already or the variable is set."""
     if _VARIABLE in os.environ or _LOADING in sys.modules:
         return
     if not any(isinstance(finder, _QuietLoading) for finder in sys.meta_path):

@@ -1,4 +1,4 @@
-"""Output of the engine for one request after a step."""
+"""Output of the engine for a request after a step: new tokens and text, and the request's metrics."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,11 @@
-"""Pin: request to keep the KV of a prompt's beginning in the cache for a time."""
+"""Pin: a request's wish to keep the KV of a prompt's beginning in the cache for a time."""
 
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError, shown
 
-MAX_PINS = 8
-MAX_TTL_S = 24 * 3600.0
+MAX_PINS = 8  # of one request
+MAX_TTL_S = 24 * 3600.0  # of a pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError, shown
 
-MAX_MARKER_TOKENS = 64
+MAX_MARKER_TOKENS = 64  # of a start or end marker
 
 
 @dataclass(frozen=True, slots=True)

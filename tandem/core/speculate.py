@@ -1,5 +1,6 @@
-"""Choices of a drafter: its name, "auto" for the one that the server prefers, or "off"; and settings, which may name
-the directory of a draft model or of a head.
+"""Names of drafters, as requests choose one, and values of `--speculate`, which may also name a directory.
+
+"auto" stands for the drafter that the server prefers, "off" for none.
 """
 
 from typing import Final, Literal, get_args
@@ -17,8 +18,8 @@ SETTINGS = tuple(f"{name}=DIR" if name in _WITH_DIRECTORY else name for name in 
 
 
 def drafter_of(setting: str) -> tuple[str, str | None] | None:
-    """The choice that a value of `--speculate` makes, and the directory that it names if it must; None = it is no such
-    value.
+    """Splits a value of `--speculate` into the drafter's name and the directory, if that drafter needs one; None = it
+    is not valid.
     """
     name, _, directory = setting.partition("=")
     if (

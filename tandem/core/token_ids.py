@@ -1,4 +1,4 @@
-"""Token ids packed in 32 bits each, from the tokenizer to the step: long prompts are copied as bytes, not id by id."""
+"""Token ids packed in 32 bits each, from tokenizer to engine: long prompts are copied as bytes, not id by id."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Small value types shared between packages: finish reasons and token log-probabilities."""
+"""Value types shared between packages: finish reasons and token log-probabilities."""
 
 from dataclasses import dataclass
 from enum import StrEnum

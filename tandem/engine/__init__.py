@@ -1,1 +1,1 @@
-"""One model, one scheduler, one loop: requests in, tokens out."""
+"""The engine: serves requests from one model. One thread schedules steps, computes them and emits the tokens."""

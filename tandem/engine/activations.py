@@ -1,4 +1,7 @@
-"""Choice of the formats whose weights multiply rows as a configuration says, for an engine and for its ranks."""
+"""Chooses how weights multiply activations: in floating point, or with activations rounded to 8-bit integers (`int8`).
+
+Used by an engine and by its further ranks when they load weights.
+"""
 
 import torch
 
@@ -9,7 +12,7 @@ from tandem.core.errors import ConfigurationError
 
 
 def multiplied_as(activations: str, device: torch.device, formats_of: FormatReader) -> FormatReader:
-    """The formats of `formats_of`, whose weights multiply rows as `activations` of an `EngineConfig` says.
+    """Wraps `formats_of` so that the weights it reads multiply activations as `EngineConfig.activations` says.
 
     Raises:
         ConfigurationError: the device has no such products.

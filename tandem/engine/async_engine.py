@@ -38,8 +38,8 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's end: updates are put here from its own event loop. `request_id` is set once the engine has taken it;
-    `grammar` is held until then.
+    """One caller's request; its updates are put into `updates` on its own event loop. `request_id`: None = the engine
+    has not taken it yet. `grammar` is held until then.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -95,7 +95,7 @@ class AsyncEngine:
             self._compiler.shutdown()
 
     def busy_s(self) -> float:
-        """For how long its thread has been at the present turn: a step and what callers asked for. 0 when it waits."""
+        """Seconds since the thread began its present turn (callers' actions, then a step). 0 while it waits."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else monotonic_s() - since_s
 
@@ -133,7 +133,8 @@ class AsyncEngine:
         handoff: Handoff = WHOLE,
         on_queued: Callable[[], object] | None = None,
     ) -> AsyncGenerator[EngineUpdate, None]:
-        """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it.
+        """Like `generate`, for a request whose work is split between workers: also yields `KVReserved` and `KVComputed`
+        events.
 
         Who gets a `KVReserved` drops its hold when nothing writes there any more; one that nobody gets is dropped here.
         The engine knows the request once `on_queued` was called: what is posted of it before comes too early.
@@ -217,15 +218,15 @@ class AsyncEngine:
         return await future
 
     def accept_token(self, request_id: str, token: SampledToken) -> None:
-        """`Engine.accept_token`; its output goes to the request's stream."""
+        """Calls `Engine.accept_token` before the next step; its output goes to the request's stream."""
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """`Engine.kv_coming`."""
+        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
         self.post(lambda engine: engine.kv_coming(request_id, num_tokens))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """`Engine.kv_arrived`."""
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
         self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
 
     def _pass_on(self, event: KVEvent) -> None:
@@ -238,7 +239,7 @@ class AsyncEngine:
             self._disown(event)
 
     def _disown(self, update: _Update) -> None:
-        """Nobody will use it: a reservation must not be held for ever."""
+        """Drops the reservation of an update that no caller will get; else it would be held for ever."""
         if isinstance(update, KVReserved):
             self.post(lambda engine: engine.kv.drop(update.fetch_id))
 
@@ -296,9 +297,9 @@ class AsyncEngine:
         return True
 
     def _recover(self, lost: RanksLostError) -> None:
-        """Ends all requests, which others can go on with, then has the ranks replaced; what comes meanwhile waits.
+        """Ends all requests, which other workers can continue, then has the ranks replaced; new calls wait meanwhile.
 
-        NOTE: it is told first, so that nobody who hears of a lost stream comes back at once.
+        NOTE: `on_recovering` is called first, so that callers whose streams end do not come back at once.
         """
         self._busy_since_s = None
         if self.on_recovering is not None:
@@ -348,7 +349,7 @@ class AsyncEngine:
                     del self._streams[stream.request_id]
 
     def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_Update]]]) -> None:
-        """On the callers' own loop."""
+        """Puts updates into their streams. Runs on the callers' event loop."""
         for stream, updates in told:
             for item in updates:
                 if stream.is_abandoned:
@@ -361,7 +362,7 @@ class AsyncEngine:
         return _call_soon(stream.loop, partial(self._deliver, [(stream, updates)]))
 
     def _fail(self, reason: str) -> None:
-        """End what is here and refuse what comes.
+        """Ends all requests and refuses new ones, with this reason.
 
         The reason is set before the inbox is drained, and callers look at it after they put into the inbox: none slips
         between.
@@ -378,7 +379,7 @@ class AsyncEngine:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> bool:
-    """False: the loop has closed."""
+    """Schedules an action on an event loop, from any thread. False: the loop has closed."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:

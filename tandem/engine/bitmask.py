@@ -1,7 +1,7 @@
-"""Lays a grammar's mask, one bit a token, over a row of logits: what the bits leave out becomes minus infinity.
+"""Applies a grammar's mask, one bit a token, to a row of logits: tokens whose bit is 0 get minus infinity.
 
-Allowed and banned tokens alternate at random, so a branch per element mispredicts; on the CPU a table turns each byte
-into eight ceilings instead, and the row is the smaller of itself and those: a tenth of the time.
+Allowed and banned tokens alternate at random, so a branch per element mispredicts. On the CPU a table turns each byte
+of the mask into eight upper bounds instead, and the row becomes the minimum of itself and these: a tenth of the time.
 """
 
 import numpy as np
@@ -15,13 +15,15 @@ _CEILINGS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # float32 
 
 
 def ban_by_bits(allowed: ByteArray, row: torch.Tensor) -> None:
-    """In place, on the CPU. `allowed`: one bit a token, lowest first; `row`: float32 [vocab_size]. NaN stays NaN."""
+    """Bans in place, on the CPU. `allowed`: one bit a token, lowest first; `row`: float32 [vocab_size]. NaN
+    stays NaN.
+    """
     ceilings = np.take(_CEILINGS, allowed, axis=0, mode="clip")  # NOTE: any other mode copies once more
     torch.minimum(row, torch.from_numpy(ceilings.reshape(-1)[: row.shape[0]]), out=row)
 
 
 def ban_by_flags(banned: torch.Tensor, row: torch.Tensor) -> None:
-    """In place, on any device. `banned`: bool [vocab_size]; `row`: float32 [vocab_size]."""
+    """Bans in place, on any device. `banned`: bool [vocab_size]; `row`: float32 [vocab_size]."""
     row.masked_fill_(banned, _BANNED)
 
 

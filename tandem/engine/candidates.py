@@ -1,7 +1,7 @@
-"""The likeliest tokens of a row in the one documented order: descending logit, then ascending token id.
+"""Top-k of logits in the engine's documented order: descending logit, then ascending token id.
 
-Invariant: the answer is exact, ties included, on every device and for every route taken to find it. Nothing here
-knows about requests or randomness.
+Invariant: the result is exact, ties included, on every device and for every method of finding it. Requests and
+randomness are unknown here.
 """
 
 import torch
@@ -10,7 +10,7 @@ _GROUP_SIZES = (128, 16)  # elements behind one maximum; the first that leaves e
 
 
 def top_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `k` tokens of each row in the documented order.
+    """The first `k` tokens of each row in the documented order: their logits and token ids, [num_rows, k] each.
 
     `logits`: float32 [num_rows, vocab_size], not modified. Returns (values float32, token_ids int64), both
     [num_rows, min(k, vocab_size)]. NaNs do not raise; their place in the order is not defined.

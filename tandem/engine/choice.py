@@ -1,4 +1,7 @@
-"""One answer under way, as the engine keeps it: a scheduler request, its text, and when things happened to it."""
+"""A choice: one answer under way (a request with `n` > 1 has several), as the engine tracks it.
+
+Joins the scheduler's request with the answer's text stream and the times at which its stages were reached.
+"""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +14,11 @@ from tandem.text.grammars import CompiledGrammar
 
 @dataclass(slots=True)
 class Choice:
-    """Times are seconds of the engine's clock; None until it has happened. `grammar` is held here for the masks."""
+    """One answer of a caller's request. Times are seconds of the engine's clock; None until they are reached.
+
+    `parent_id`: the caller's request id; `index`: number of the answer. `text`: None = no text is made. `grammar` is
+    held here so that it stays compiled while masks need it.
+    """
 
     parent_id: str
     index: int
@@ -46,7 +53,7 @@ class Choice:
         return piece
 
     def metrics(self) -> RequestMetrics:
-        """Times of its stages."""
+        """Times, counts of tokens and use of the prefix cache so far."""
         return RequestMetrics(
             arrival_s=self.arrival_s,
             first_scheduled_s=self.first_scheduled_s,
@@ -61,7 +68,7 @@ class Choice:
         )
 
     def output(self, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None) -> RequestOutput:
-        """Output for the caller with these new tokens. `logprobs`: of the only one."""
+        """Output for the caller with these new tokens. `logprobs`: of the token, if there is exactly one."""
         request = self.request
         finished = request.finish_reason is not None
         is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1

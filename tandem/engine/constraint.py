@@ -1,7 +1,8 @@
-"""Constraint of one answer: the tokens that its grammar and its thinking allow next.
+"""Constraint of one answer: the tokens that its grammar and its thinking budget allow next.
 
 Invariant: a constraint that observed some tokens equals one built afresh that observes them again. The grammar begins
-where the thinking ends. Masks are made elsewhere (`MaskMaker`), which alone moves the matcher.
+where the thinking ends. Masks, which say what the grammar allows, are made by `MaskMaker`. It alone moves the matcher,
+the object that follows an answer through its grammar.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,11 @@ _BANNED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Tokens that the grammar allows next. `ban`: excludes all others in a row of logits, in place."""
+    """Tokens that the grammar allows next. `ban`: excludes all others in a row of logits, in place.
+
+    `may_end`, `must_end`: whether the answer can end here, and whether nothing but its end can follow. `error`: reason
+    why the grammar cannot go on.
+    """
 
     ban: Callable[[torch.Tensor], None]
     may_end: bool
@@ -27,7 +32,7 @@ class Mask:
 
 
 class Constraint:
-    """One answer's. `end_ids`: int64, tokens that end it."""
+    """Constraint of one answer by grammar, thinking budget or both. `end_ids`: int64, tokens that end the answer."""
 
     def __init__(self, params: SamplingParams, end_ids: torch.Tensor) -> None:
         self._grammar = params.grammar
@@ -40,7 +45,7 @@ class Constraint:
 
     @classmethod
     def create(cls, params: SamplingParams, end_ids: torch.Tensor) -> "Constraint | None":
-        """None where nothing constrains."""
+        """The constraint that these parameters ask for; None if they ask for none."""
         return cls(params, end_ids) if params.grammar is not None or params.reasoning is not None else None
 
     @property
@@ -55,12 +60,12 @@ class Constraint:
 
     @property
     def error(self) -> str | None:
-        """Reason why the grammar allows no token to be chosen; None = it does."""
+        """Reason why the grammar allows no token at all; None = it allows some."""
         return None if self._mask is None else self._mask.error
 
     @property
     def must_end(self) -> bool:
-        """The grammar lets nothing follow."""
+        """Whether the grammar allows nothing but the end of the answer."""
         return self._mask is not None and self._mask.must_end
 
     @property
@@ -89,7 +94,8 @@ class Constraint:
             self._unread.append(token_id)
 
     def advance(self, grammars: Grammars) -> GrammarMatcher | None:
-        """Its matcher, brought to where the answer stands; None where that does not match. On the mask's thread.
+        """The matcher, after the tokens observed so far; None if these do not match the grammar. Called on the mask
+        thread only.
 
         Raises:
             InvalidRequestError, CapacityError: as `Grammars.matcher`.
@@ -102,11 +108,11 @@ class Constraint:
         return self._matcher if self._matches else None
 
     def take(self, mask: Mask) -> None:
-        """The mask that it wanted."""
+        """Accept the mask for the next token."""
         self._mask = mask
 
     def apply(self, row: torch.Tensor) -> None:
-        """Ban what may not come next, in place. `row`: float32 [vocab_size]."""
+        """Ban the tokens that must not come next, in place. `row`: float32 [vocab_size]."""
         if self._forced is not None:
             row.fill_(_BANNED)
             row[self._forced] = 0.0
@@ -124,7 +130,9 @@ class Constraint:
         row[allowed_ids] = kept
 
     def _allowed_ids(self, mask: Mask) -> torch.Tensor:
-        """Allowed though they are not text of the grammar's: ends, and the marker that opens the thinking."""
+        """Tokens allowed although they are no text of the grammar: ends of the answer, and the marker that opens
+        thinking.
+        """
         parts = [self._end_ids] if mask.may_end else []
         if self._opening is not None:
             parts.append(torch.tensor([self._opening]))
@@ -132,5 +140,5 @@ class Constraint:
 
 
 def constraints_of(holders: Sequence[Constraint | None]) -> list[Constraint]:
-    """The constraints among them that need a mask."""
+    """The constraints among `holders` that need a mask."""
     return [constraint for constraint in holders if constraint is not None and constraint.wants_mask]

@@ -6,5 +6,5 @@ import torch
 
 
 def current_device(device: torch.device) -> AbstractContextManager[None]:
-    """`device` is the calling thread's current one within. Nothing happens on the CPU."""
+    """Context in which `device` is the calling thread's current CUDA device. Does nothing for the CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""The loop you can recite: schedule → execute → update → tell the callers.
+"""The engine: queues requests and computes them step by step (schedule → execute → update → emit outputs).
 
 One synchronous thread owns an engine. It holds no module-level state, so several can live in one process.
 """
@@ -57,9 +57,9 @@ class Engine:
 
     `on_close` ends what the executor runs beside this thread.
     `on_ranks_lost` gives the executor ranks again after a step that ended with `RanksLostError`; None = it has none.
-    `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
-    `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
-    `draft_states` moves states of the drafter between workers; None = it has none to move.
+    `borrowed_s` returns how long cores lent by other workers have computed for this engine, as time of all its own.
+    `on_kv_event` is called, on the thread that steps, with each reservation and lease of KV for other workers.
+    `draft_states` moves states of the drafter between workers; None = there are none to move.
     `step_log` has the cost of the latest steps.
     """
 
@@ -102,7 +102,7 @@ class Engine:
 
     @property
     def kv(self) -> KVCacheManager:
-        """Block accounting, for leases and holds. Only the thread that steps may touch it."""
+        """Block accounting, for leases and holds. Only the engine's thread may use it."""
         return self._kv
 
     @property
@@ -184,17 +184,18 @@ class Engine:
         return encode_prompt(prompt, self.tokenizer, self._model.vocab_size, self._scheduler.config.max_model_len)
 
     def close(self) -> None:
-        """End the threads and processes beside the one that steps. Nothing may be stepped afterwards."""
+        """End the engine's other threads and processes. No step may follow."""
         if self._on_close is not None:
             self._on_close()
         if self.grammars is not None:
             self.grammars.close()
 
     def recover(self, lost: RanksLostError) -> None:
-        """Goes on after `lost`, which a step has raised; its requests were aborted. What is cached stays.
+        """Continue with new ranks after `lost`, which a step raised; all requests must have been aborted. What is
+        cached stays.
 
         Raises:
-            TandemError: it cannot; `lost` itself where there is nothing to have ranks from.
+            TandemError: ranks cannot be replaced; `lost` itself if nothing can replace them.
         """
         if self._on_ranks_lost is None:
             raise lost
@@ -202,11 +203,11 @@ class Engine:
         self._on_ranks_lost()
 
     def knows(self, request_id: str) -> bool:
-        """Whether any choice of this request is still under way."""
+        """Whether any choice of this request is unfinished."""
         return request_id in self._children
 
     def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a request now and free what it holds; returns its last outputs, none when it is not (any more) known."""
+        """End a request and free what it holds. Returns its last outputs; none if it is unknown or has ended."""
         outputs = []
         for child_id in list(self._children.get(request_id, ())):
             self._scheduler.finish(child_id, FinishReason.ABORT)
@@ -214,7 +215,7 @@ class Engine:
         return outputs
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
+        """Compute one step; returns new outputs. At once, setting `is_stalled`, if no request can advance."""
         self._kv.pinned.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
         self._pass_on_events()
@@ -239,8 +240,8 @@ class Engine:
         return outputs
 
     def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
-        """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted, or no
-        token of this model.
+        """Take a request's next token, sampled by the worker that computes its KV. Returns no output if the request
+        does not want it or the model has no such token.
         """
         if not 0 <= token.token_id < self._model.vocab_size:
             return []
@@ -248,24 +249,24 @@ class Engine:
         return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """See `Scheduler.kv_coming`."""
+        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
         self._scheduler.kv_coming(request_id, num_tokens)
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """See `Scheduler.kv_arrived`."""
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
         self._scheduler.kv_arrived(request_id, num_tokens)
         self._pass_on_events()
 
     def load(self) -> EngineLoad:
-        """Counts of the requests that are accepted and not finished."""
+        """Counts of the requests that were accepted and have not finished, and of the KV they hold."""
         return load_of(self._scheduler.requests, self._kv)
 
     def take_step_stats(self) -> list[StepStats]:
-        """See `StepLog.take`."""
+        """The work and duration of the steps since the last call; see `StepLog`."""
         return self.step_log.take()
 
     def check(self) -> None:
-        """Prove that every block, request and choice is accounted for.
+        """Check that every block, request and choice is accounted for.
 
         Raises:
             AssertionError: naming what is wrong.
@@ -275,7 +276,7 @@ class Engine:
         assert set(self._choices) == {child for children in self._children.values() for child in children}
 
     def _unused_id(self) -> str:
-        """The next number that no caller has taken as an id of their own."""
+        """A new request id, not in use by any caller."""
         while (request_id := f"request-{self._num_numbered}") in self._children:
             self._num_numbered += 1
         self._num_numbered += 1
@@ -314,7 +315,7 @@ class Engine:
         ]
 
     def _text_stream(self, token_ids: Sequence[int], params: SamplingParams, handoff: Handoff) -> TextStream | None:
-        """A request's text, brought to where another worker left it: what that said already is not said again."""
+        """A request's text stream, past the output that other workers have emitted already."""
         if self.tokenizer is None:
             return None
         text = TextStream(self.tokenizer, token_ids, params)
@@ -347,7 +348,7 @@ class Engine:
                 raise
 
     def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
-        """The scheduled requests, none of which queues any longer."""
+        """Note that these requests have left the queue; returns them."""
         choices = [self._choices[item.request_id] for item in step.scheduled]
         self._note_started(choices)
         return [choice.request for choice in choices]
@@ -359,7 +360,7 @@ class Engine:
                 choice.first_scheduled_s = now_s
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
-        """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
+        """Store a chunk's entries. A preempted prompt starts over, so entries after the cursor are replaced."""
         if entries:
             self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 

@@ -1,4 +1,8 @@
-"""The seam between deciding and computing. The model runner implements it; so can a simulator, on a virtual clock."""
+"""Interface between deciding a step (the scheduler) and computing it (an executor).
+
+Implemented by the model runner, by a group of ranks that compute one model together, and by a simulator on a virtual
+clock.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol

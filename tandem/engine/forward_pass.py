@@ -1,7 +1,7 @@
-"""Forward pass of one model over one arena: steps in, hidden states and logits out.
+"""Forward pass of one model over its KV memory (the arena): steps in, hidden states and logits out.
 
-Keeps a copy of the block tables of the requests that its steps name (`InputBuilder`). Never decides what runs, chooses
-no token, and never writes a block that the step did not schedule.
+Keeps a copy of the block tables of the requests in its steps (`InputBuilder`). It decides no step, chooses no token,
+and never writes a block that the step did not schedule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 
-PROMPT_LOGPROBS_ROWS = 64
+PROMPT_LOGPROBS_ROWS = 64  # rows of logits in memory at once
 
 
 class ForwardPass:
-    """Computes consecutive steps of one model.
+    """Computes consecutive steps of one model, or this rank's part of them.
 
     Args:
         decoder: the model.
@@ -97,8 +97,8 @@ class ForwardPass:
         return inputs, hidden
 
     def _run_parts(self, step: SchedulerOutput, flow: StageFlow, links: RankLinks) -> tuple[ModelInputs, torch.Tensor]:
-        """This context's tokens in the layers of this stage. Micro-batches follow one another, so that other stages
-        compute at the same time.
+        """Compute the tokens of this rank's context in the layers of its stage, micro-batch by micro-batch, so that
+        other stages compute meanwhile.
         """
         self._inputs.take(step)
         batches = list(micro_batches(step, links.num_stages, self.layout.block_size, links.num_contexts))
@@ -132,8 +132,8 @@ class ForwardPass:
     def scored_logits(
         self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest, num_prompt_tokens: int
     ) -> Iterator[torch.Tensor]:
-        """Logits of the scheduled request `index` at the positions that predict tokens of its prompt, a few rows at a
-        time: [at most `PROMPT_LOGPROBS_ROWS`, vocab_size].
+        """Logits at the positions of scheduled request `index` that predict prompt tokens, a few rows at a time: [at
+        most `PROMPT_LOGPROBS_ROWS`, vocab_size].
         """
         row = inputs.first_rows[index]
         end = row + min(item.end, num_prompt_tokens - 1) - item.start
@@ -150,8 +150,8 @@ class ForwardPass:
         received: torch.Tensor | None = None,
         turns: LayerTurns | None = None,
     ) -> torch.Tensor:
-        """Compute without graphs. `batches` has one entry a KV group; the decoder wants one a layer that keeps state.
-        `wanted` likewise, of those that are read. `states`, `received`, `turns`: as in `Decoder.forward`.
+        """Compute without graphs. `batches`: one entry a KV group; `wanted`: likewise, for the groups it reads.
+        `states`, `received`, `turns`: as in `Decoder.forward`.
         """
         groups = self._group_of_state
         if wanted is not None:
@@ -162,12 +162,12 @@ class ForwardPass:
         )
 
     def settle(self, step: SchedulerOutput, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
-        """Carry the states that cannot be rewound on, behind the drafts that were right. Until then they are those
+        """Advance states that cannot be rewound (recurrent layers) past the accepted drafts; until then they are as
         before the drafts. Call it before the next step, and before others read the step's blocks.
 
         Args:
             inputs: of this step.
-            num_right: of each scheduled request, how many of its drafts were; None = at a rank that does not lead.
+            num_right: number of accepted drafts of each scheduled request; None = this rank is not the leader.
         """
         if self.layout.can_rewind or not any(item.num_drafts for item in step.scheduled):
             return
@@ -189,7 +189,7 @@ class ForwardPass:
                     self.await_kernels()
 
     def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:
-        """The leader's `counts`, which all ranks call for together."""
+        """The leader's `counts`. All ranks call this at the same time."""
         own = np.zeros(num_requests, dtype=np.int64) if counts is None else np.asarray(counts, dtype=np.int64)
         if self._links is None:
             return own
@@ -197,14 +197,14 @@ class ForwardPass:
         return self._links.group.add(told, None, torch.float32)[:, 0].numpy().astype(np.int64)
 
     def await_kernels(self) -> None:
-        """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.
-        Choosing tokens waits for that too.
+        """Wait, on an accelerator, until the step's KV is written, since its blocks may be leased or reused after the
+        step. Sampling waits for that too.
         """
         if self._arena.pages.is_cuda:
             torch.cuda.current_stream(self._arena.pages.device).synchronize()
 
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
-        """CUDA graphs for decode steps, where device and backend allow them."""
+        """CUDA graphs for decode steps; None if the device or a backend does not allow them."""
         device, layout = self._arena.pages.device, self._arena.layout
         are_safe = [self._decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
         if device.type != "cuda" or not all(are_safe):

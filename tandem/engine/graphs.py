@@ -1,8 +1,8 @@
 """Decode steps replayed as CUDA graphs, one for each of a few padded batch sizes.
 
 A graph reads and writes fixed memory, so every step's inputs are copied into static buffers first. Rows past the batch
-are requests of one token on the null block with slot -1: they write nothing, and their output is cut off. Never serves
-a step that it did not capture for; `run` says so with None. Capture is not yet exercised on a GPU.
+are requests of one token on the null block with slot -1: they write nothing, and their output is cut off. For a step
+that no graph was captured for, `run` returns None. Capture is not yet exercised on a GPU.
 """
 
 import math
@@ -19,14 +19,14 @@ from tandem.engine.current_device import current_device
 from tandem.engine.inputs import ModelInputs
 
 WARM_UP_RUNS = 2  # kernels compile and libraries allocate in these, which capture would forbid
-DENSE_STEP = 16
+DENSE_STEP = 16  # from this batch size on, sizes are multiples of it
 
 ForwardFunction = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionBatch]], torch.Tensor]
 """(input_ids [n], positions [n], one batch a KV group) -> hidden [n, hidden_size]"""
 
 
 def padded_sizes(max_num_requests: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, then every 16, up to and including the maximum."""
+    """Batch sizes to capture: 1, 2, 4, 8, 16, then every 16, up to and including the maximum."""
     sizes = [1, 2, 4, 8, *range(DENSE_STEP, max_num_requests, DENSE_STEP)]
     return (*takewhile(lambda size: size < max_num_requests, sizes), max_num_requests)
 
@@ -82,7 +82,7 @@ class DecodeGraphs:
                 self._captured[size] = self._capture_size(size, pool)
 
     def size_for(self, inputs: ModelInputs) -> int | None:
-        """The smallest size that serves the step, or None: it holds prefill tokens or is too large."""
+        """The smallest captured size that fits the step. None: the step has prefill tokens or is too large."""
         batch = inputs.batches[0]
         if batch.max_query_len != 1 or batch.max_seq_len > self._max_model_len:
             return None
@@ -91,7 +91,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def run(self, inputs: ModelInputs) -> torch.Tensor | None:
-        """The hidden states [num_tokens, hidden_size], valid until the next run; None when the step is not ours."""
+        """The hidden states [num_tokens, hidden_size], valid until the next run. None: no graph fits the step."""
         size = self.size_for(inputs)
         if size is None:
             return None
@@ -145,7 +145,7 @@ class _Buffers:
     def padding(
         cls, max_size: int, num_groups: int, max_model_len: int, block_size: int, device: torch.device
     ) -> "_Buffers":
-        """All rows padding."""
+        """Buffers whose rows are all padding."""
         query_start = torch.arange(max_size + 1, dtype=torch.int32, device=device)
         max_blocks = math.ceil(max_model_len / block_size)
         batches = tuple(

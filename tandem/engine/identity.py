@@ -1,4 +1,4 @@
-"""Identity of the served model, beside the parts that compute it."""
+"""Identity of the served model: what the engine must know of it to accept requests, without weights or tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class ModelIdentity:
 
     `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
     wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
-    `drafter` guesses tokens that steps check; None = no drafts. `read_bytes`: of its state, by the next token of a
-    context of so many.
+    `drafter`: name of the drafter; None = no drafts. `read_bytes`: bytes of KV that the next token reads, given the
+    number of tokens in the context.
     """
 
     fingerprint: str

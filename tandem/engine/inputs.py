@@ -1,4 +1,4 @@
-"""From a step's plan to the tensors the model reads.
+"""Builds the model's input tensors from a step's plan.
 
 Keeps a copy of each running request's block tables in preallocated rows and appends only what is new. The rows have no
 gaps, and a batch is in their order: its block tables are the rows themselves, so a step costs per token, not per token
@@ -25,13 +25,14 @@ _LEAST_KNOWN = 64  # blocks of several pages before one is forgotten
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One step, requests concatenated along the token dimension; valid until the next is built.
+    """Inputs of one step, requests concatenated along the token dimension; valid until the next step's are built.
 
-    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for, with a batch for each KV
-    group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
-    logits choose a token, one and then one a draft of each request that samples; `first_rows` each request's first.
-    `first_tokens`: each request's first among all tokens. `parts`: of a step that is computed in micro-batches, those.
-    `goes_on`: of such a part, whether the next one has more tokens of its last request.
+    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are needed, with a batch for each KV
+    group in which only these are read; None = all tokens. Rows of these hidden states, in scheduled order:
+    `sample_rows`, whose logits choose tokens (for each request that samples one row, and one more a draft), and
+    `first_rows`, the first of each request. `first_tokens`: index of each request's first token among all tokens.
+    `parts`: inputs of the micro-batches, if the step is computed in such. `goes_on`: of a micro-batch, whether the next
+    one has more tokens of its last request.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -46,7 +47,7 @@ class ModelInputs:
 
     @property
     def num_ended(self) -> int:
-        """Its requests without the one that goes on."""
+        """Number of its requests without one that continues in the next micro-batch."""
         return len(self.first_tokens) - self.goes_on
 
 
@@ -91,20 +92,20 @@ class InputBuilder:
         return self._build(step.scheduled, self.take(step), ())
 
     def take(self, step: SchedulerOutput) -> list[int]:
-        """Bring the tables up to date with a step. Returns the rows of its requests."""
+        """Update the block tables by a step. Returns the table row of each scheduled request."""
         for request_id in step.released:
             self._forget(request_id)
         return [self._update_row(item) for item in step.scheduled]
 
     def build_parts(self, parts: Sequence[TokenPart]) -> ModelInputs:
-        """The inputs of parts of a step, which was taken."""
+        """Build the inputs of one micro-batch (parts of requests) of a step that was given to `take`."""
         items = [part.item for part in parts]
         return self._build(items, [self._rows[item.request_id] for item in items], parts)
 
     def _build(
         self, items: Sequence[ScheduledRequest], rows_of_items: Sequence[int], parts: Sequence[TokenPart]
     ) -> ModelInputs:
-        """`parts`: of which these are the items; none = all are whole."""
+        """Build the inputs of `items`. `parts`: the parts of requests that these are; () = all are whole."""
         goes_on = bool(parts) and parts[-1].item.end < parts[-1].whole.end
         rows = np.array(rows_of_items, dtype=np.int64)
         order = np.argsort(rows)
@@ -215,7 +216,7 @@ class InputBuilder:
         self._filled[row], self._num_dropped[row] = end, blocks.num_dropped
 
     def _forget(self, request_id: str) -> None:
-        """Free its row; the last one moves there."""
+        """Free the request's row; the last row moves there."""
         row = self._rows.pop(request_id, None)
         if row is None:
             return
@@ -232,7 +233,7 @@ class InputBuilder:
 
 
 class BlockPages:
-    """The pages of the blocks in a KV group's table, where a block has several.
+    """Pages of the blocks in a KV group's table, for groups whose blocks have several pages.
 
     Blocks that the table no longer has are forgotten now and then, when it has at most half of them.
 
@@ -245,7 +246,7 @@ class BlockPages:
         self.by_id = {NULL_BLOCK: np.full(num_pages, NULL_BLOCK, dtype=np.int32)}
 
     def add(self, blocks: Mapping[int, Sequence[int]]) -> None:
-        """Add what `table` has got by now."""
+        """Add the pages of blocks that the table has got."""
         for block_id, pages in blocks.items():
             self.by_id[block_id] = np.array(pages, dtype=np.int32)
         if len(self.by_id) > self._limit:

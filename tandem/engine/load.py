@@ -1,4 +1,4 @@
-"""An engine's load and the cost of its steps, which routers use to place requests."""
+"""Load of an engine, and cost of its latest steps, measured. Workers report both; routers place requests by them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -9,16 +9,17 @@ from tandem.kvcache.usage import HeldState, KVCacheUsage
 from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
 
-MAX_STEP_STATS = 256
+MAX_STEP_STATS = 256  # older ones are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Accepted and not finished.
+    """Totals over the requests that were accepted and have not finished, and the KV that they hold.
 
-    num_waiting, num_awaiting_kv: of `num_requests`, those without blocks, those whose prompt comes from elsewhere.
+    num_waiting, num_awaiting_kv: requests without blocks, and requests whose KV is yet to come from another worker.
     num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
-    query-key pairs attention has to visit for those. num_unpromised_blocks: free or evictable, and promised to nobody.
+    query-key pairs attention has to visit for these. num_unpromised_blocks: free or evictable, and promised to no
+    request.
     """
 
     num_requests: int
@@ -35,12 +36,12 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration.
+    """Work of one step and its duration: prompt work (as in `EngineLoad`; a prompt counts when it ends), and decodes.
 
     num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
     read_bytes: state that the decodes read, drafts not counted.
-    duration_s: on the worker's own cores alone; what borrowed ones took off it is added, as who has them next time may
-    be somebody else.
+    duration_s: as if on the worker's own cores alone. The time that cores lent by other workers saved is added, since
+    the next step may not have them.
     """
 
     num_prompts: int
@@ -55,12 +56,12 @@ class StepStats:
 
     @property
     def token_s(self) -> float:
-        """Seconds for one token of every decode, of a step that only decoded; drafts may have brought more than one."""
+        """Seconds for one token of every decode, in a step without prompts. Accepted drafts count as tokens."""
         return self.duration_s * self.num_decodes / (self.num_decodes + self.num_accepted)
 
 
 class StepLog:
-    """The latest `MAX_STEP_STATS` steps that nobody has taken. Used by the thread that steps."""
+    """The latest steps not yet taken, at most `MAX_STEP_STATS`. Used by the engine's thread."""
 
     def __init__(self) -> None:
         self._steps: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
@@ -70,20 +71,20 @@ class StepLog:
         self._steps.append(stats)
 
     def add(self, seconds: float) -> None:
-        """Count time behind the last step as its own, unless it was taken."""
+        """Add seconds spent after the last step to its duration, unless it was taken."""
         if self._steps:
             last = self._steps[-1]
             self._steps[-1] = replace(last, duration_s=last.duration_s + seconds)
 
     def take(self) -> list[StepStats]:
-        """The steps since the last call."""
+        """The steps recorded since the last call."""
         steps = list(self._steps)
         self._steps.clear()
         return steps
 
 
 def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
-    """The sum over `requests`."""
+    """The load that `requests` cause together."""
     num_requests = num_waiting = num_awaiting_kv = num_context = num_prompts = num_tokens = 0
     num_pairs = 0.0
     positions = {}
@@ -114,8 +115,8 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
 
 
 def stats_of(step: SchedulerOutput, requests: Sequence[Request], read_bytes: Callable[[int], float]) -> StepStats:
-    """The work of a step, before it is computed. `requests`: of `step.scheduled`, in their order. `read_bytes`: as in
-    `ModelIdentity`.
+    """The work of a step, before it is computed. `requests`: those of `step.scheduled`, in their order. `read_bytes`:
+    as in `ModelIdentity`.
     """
     num_bytes = 0.0
     num_prompts = num_tokens = num_decodes = num_context = num_drafts = 0

@@ -1,7 +1,8 @@
-"""Changes of one request's logits before a token is chosen: penalties, bias, bans and its grammar.
+"""Adjusts one request's logits before a token is chosen: penalties, bias, bans and its grammar.
 
 Invariant: a state built from (prompt, outputs) equals one built from the prompt that observed those outputs, so a
-request can move to another worker. Work per token does not grow with the length of the history. Nothing here draws.
+request can move to another worker. Work per token does not grow with the length of the history. No random number is
+drawn here.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ _BANNED = float("-inf")
 
 
 class SamplingState:
-    """One request's sampling options and what it has generated so far. Lives on the CPU; owned by the runner.
+    """One request's sampling options and what it has generated so far. On the CPU; owned by the model runner.
 
     `vocab_size` is the width of the logits; every id in `params` lies below it (`validate_for_vocab`). `constraint`:
     its grammar and thinking; where that wants a mask, it has one by the time of `adjust`.
@@ -65,12 +66,12 @@ class SamplingState:
 
     @property
     def error(self) -> str | None:
-        """Reason why no token can be chosen, as far as it is known before the logits are; None = there is none."""
+        """Reason why no token can be chosen, as far as it is known before the logits are; None = no reason."""
         return None if self.constraint is None else self.constraint.error
 
     @property
     def must_end(self) -> bool:
-        """Whether the answer is complete and nothing but its end may follow."""
+        """Whether the answer is complete, so that only its end may follow."""
         return self.constraint is not None and self.constraint.must_end
 
     @property

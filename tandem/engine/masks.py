@@ -1,7 +1,8 @@
-"""Makes the masks of constrained answers on a thread of its own, while the model computes what they will be laid over.
+"""Makes the masks of answers held to a grammar, on a thread of its own, while the model computes their logits.
 
-One job a step: `start` before the model runs, `finish` after it. Nobody else touches a matcher, so what a mask says
-depends on the answer alone.
+A mask has one bit a token: whether the grammar allows it next. One job a step: `start` before the model runs, `finish`
+after it. Only this thread moves the matchers, which follow answers through their grammars, so a mask depends on its
+answer alone.
 """
 
 import time
@@ -23,10 +24,10 @@ _NO_MATCH = "the answer so far does not match its grammar"
 
 
 class MaskMaker:
-    """The masks of one engine.
+    """Makes the masks of one engine's answers.
 
     Args:
-        grammars: compile and follow.
+        grammars: compiles grammars and makes their matchers.
         vocab_size: width of the logits.
         device: where the logits are.
 
@@ -43,14 +44,14 @@ class MaskMaker:
         self.waited_s = 0.0
 
     def start(self, constraints: Sequence[Constraint]) -> None:
-        """Begin the masks of answers that want one."""
+        """Start making the masks for the next tokens of these answers."""
         assert self._job is None, "the masks of the step before were not taken"
         if constraints:
             self._waiting = list(constraints)
             self._job = self._thread.submit(self._make, self._waiting)
 
     def finish(self) -> None:
-        """Wait for the masks that were begun and hand them out."""
+        """Wait for the masks of the last `start` and hand each to its constraint."""
         if self._job is None:
             return
         started_s = time.perf_counter()
@@ -62,7 +63,7 @@ class MaskMaker:
         self._waiting = []
 
     def close(self) -> None:
-        """End the thread; nothing may be begun afterwards."""
+        """End the thread; `start` must not be called afterwards."""
         self._thread.shutdown()
 
     @torch.inference_mode()
@@ -84,7 +85,7 @@ class MaskMaker:
         ]
 
     def _advance(self, constraints: Sequence[Constraint]) -> tuple[list[tuple[GrammarMatcher, int]], list[str | None]]:
-        """The matchers that can go on, each with its row, and why the others cannot."""
+        """The matchers that can continue, each with its row, and for each other row the error."""
         matchers: list[tuple[GrammarMatcher, int]] = []
         errors: list[str | None] = [None] * len(constraints)
         for index, constraint in enumerate(constraints):
@@ -107,7 +108,7 @@ class MaskMaker:
         return ends
 
     def _bans(self, rows: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
-        """Functions that apply each of `rows` to a row of logits."""
+        """Functions that apply each mask in `rows` to a row of logits."""
         if self._device.type == "cpu":
             return [partial(ban_by_bits, bits) for bits in rows.numpy().view(np.uint8)]
         banned = banned_on_device(rows.to(self._device, non_blocking=True), self._vocab_size)

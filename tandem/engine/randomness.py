@@ -1,4 +1,4 @@
-"""Picking an index from weights by one uniform number, on tensors; the numbers come from `core.randomness`.
+"""Picks indices by weight, given uniform random numbers, on tensors; the numbers come from `core.randomness`.
 
 Invariant: an index of zero weight is never picked. Nothing here keeps state.
 """
@@ -10,7 +10,7 @@ from tandem.core.randomness import choice_seed, following, uniform
 __all__ = ["choice_seed", "following", "inverse_cdf", "uniform"]
 
 _MANTISSA_BITS = 53
-_WALK_BLOCK = 128
+_WALK_BLOCK = 128  # candidates whose weights are summed before any is looked at
 
 
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""Several ranks as one engine: the seam by which an engine leads a group, and what each of the other ranks computes.
+"""Tensor, pipeline and context parallelism of one engine: a group of processes (ranks) that computes one model.
 
-Only rank 0 decides, samples and knows requests. The others get every step and leave their part of the KV of it.
+`Ranks` is the interface by which rank 0, the leader, uses the others; `ShardRunner` is what each of those runs. Only
+the leader schedules, samples and knows requests. The others get every step and keep their part of its KV.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """Sizes that the leader has resolved for all ranks. `num_blocks`: of the arena, with the null block. `layers_read`:
-    whose inputs the leader's drafter reads, as in `HiddenStates`.
+    """Sizes that the leader has resolved for all ranks. `num_blocks`: blocks of KV memory, with the null block.
+    `layers_read`: layers whose inputs the leader's drafter reads, as in `HiddenStates`.
     """
 
     num_blocks: int
@@ -47,24 +48,26 @@ class ShardSizes:
 
 
 class Ranks(Protocol):
-    """The other ranks, as the engine of rank 0 sees them."""
+    """The other ranks of a group, as the engine of rank 0 (the leader) uses them."""
 
     @property
     def links(self) -> RankLinks: ...
 
     @property
     def num_ranks_here(self) -> int:
-        """Ranks of this host, whose memory they share; it has parts for all."""
+        """Number of ranks on the leader's host; they share one KV memory, which has parts for all ranks of the
+        group.
+        """
         ...
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Memory for the KV of all ranks, which those of this host map: [num_parts, num_blocks, page_bytes] uint8. What
-        ranks of other hosts have is there alone. Call once, before `prepare`.
+        """Allocates the KV memory that the ranks of this host share: [num_parts, num_blocks, page_bytes] uint8. Parts
+        of ranks on other hosts are filled on those hosts only. Call once, before `prepare`.
         """
         ...
 
     def prepare(self, fingerprint: str, sizes: ShardSizes) -> None:
-        """Waits until all others have loaded the same model and taken their memory.
+        """Waits until all other ranks have loaded the same model and allocated their memory.
 
         Raises:
             ConfigurationError: one of them cannot; the message says why.
@@ -72,8 +75,8 @@ class Ranks(Protocol):
         ...
 
     def renew(self) -> None:
-        """Forms the group anew once one of its ranks is lost, with other processes and the KV that there is. The step
-        that was lost has to be computed again, or its requests to end.
+        """Forms the group anew after the loss of a rank, with new processes and the present KV. The lost step has to be
+        computed again, or its requests to end.
 
         Raises:
             ConfigurationError: it cannot be formed.
@@ -82,16 +85,16 @@ class Ranks(Protocol):
         ...
 
     def lead(self, own: Executor) -> Executor:
-        """The executor of all ranks, of which `own` is this one's."""
+        """The executor of all ranks; `own` executes this rank's part."""
         ...
 
     def close(self) -> None:
-        """Ends the others. Harmless when they have ended."""
+        """Ends the other ranks. Harmless if they have ended."""
         ...
 
 
 def check_exact(links: RankLinks, device: torch.device, kernels: Kernels) -> None:
-    """Raises `ConfigurationError` where several ranks would not compute what one does."""
+    """Raises `ConfigurationError` if several ranks would not compute exactly what one computes."""
     named, one = names_of(links)
     if device.type != "cpu":
         raise ConfigurationError(f"{named} serves on the CPU alone yet, not on {device}; give device=cpu or {one}")
@@ -114,7 +117,9 @@ def check_backends(links: RankLinks, backends: Backends) -> None:
 
 
 def check_drafter(links: RankLinks, layers_read: Sequence[int], speculate: str) -> None:
-    """Raises `ConfigurationError` for a drafter that reads hidden states of prompts, of which other ranks have most."""
+    """Raises `ConfigurationError` for a drafter that reads hidden states of prompts, if prompts are split between
+    ranks.
+    """
     if layers_read and links.num_contexts > 1:
         raise ConfigurationError(
             f"speculate={speculate!r} is not served with cp above 1 yet; use ngram, suffix or draft=DIR, or cp=1"
@@ -122,8 +127,8 @@ def check_drafter(links: RankLinks, layers_read: Sequence[int], speculate: str) 
 
 
 def await_kv(step: SchedulerOutput, links: RankLinks) -> None:
-    """Ends a step on every rank: on return all ranks have written their KV of it, so that others may read any of it or
-    write to blocks that it has freed.
+    """Ends a step on every rank: on return all ranks have written the step's KV, so that others may read it, or
+    overwrite blocks that it has freed.
 
     NOTE: logits are exchanged after the KV of a step; without any, its last layer of a prompt ends without exchange.
     Stages and contexts have no logits but in the last.
@@ -134,7 +139,7 @@ def await_kv(step: SchedulerOutput, links: RankLinks) -> None:
 
 
 class ShardRunner:
-    """Computes one rank's part of steps, and forgets their results: what it leaves is KV.
+    """Computes one rank's part of steps. Only the KV remains; results are dropped.
 
     `layers_read`: as in `ShardSizes`. NOTE: where states are read, more tokens may be computed to the end.
     """
@@ -147,7 +152,7 @@ class ShardRunner:
 
     @torch.inference_mode()
     def run(self, step: SchedulerOutput) -> None:
-        """Takes part in all exchanges of the step: those of `ModelRunner`, in its order."""
+        """Computes this rank's part of a step. Makes the same exchanges as `ModelRunner`, in the same order."""
         for request_id in step.released:
             self._prompt_lengths.pop(request_id, None)
         self._prompt_lengths |= {new.request_id: len(new.prompt_token_ids) for new in step.new}
@@ -177,16 +182,16 @@ def ranked_layout(model: LoadedModel, block_size: int, links: RankLinks | None) 
 
 
 def part_of(links: RankLinks | None, ranked: RankedLayout) -> int:
-    """Of the parts of the state that of a rank."""
+    """Index of a rank's part among the parts of the state."""
     return 0 if links is None else links.stage * ranked.width + links.shard.rank % ranked.width
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedShard:
-    """A rank's part of a model.
+    """A rank's part of a model, loaded.
 
-    fingerprint: of the whole.
-    runner: of these sizes, given the descriptor of the memory for the KV of all ranks, and whether there is KV in it.
+    fingerprint: of the whole model.
+    runner: makes the runner, given sizes, the file descriptor of the KV memory, and whether there is KV in it.
     """
 
     fingerprint: str

@@ -1,4 +1,4 @@
-"""Builds an engine from its configuration: every "auto" becomes a value here, or is refused."""
+"""Builds an engine from its configuration: resolves every "auto" to a value, and refuses what cannot be honoured."""
 
 import logging
 import time
@@ -54,7 +54,7 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-_TOLD_BYTES = 256 << 20
+_TOLD_BYTES = 256 << 20  # allocations from this size on are logged
 _CUDA_SPARE_SHARE = 0.1  # of a GPU's memory: contexts, activations, graphs
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """The numbers an engine is built with. `num_blocks`, and those of a draft model, do not count the null block."""
+    """Sizes that an engine is built with. `num_blocks` and `num_draft_blocks` do not count the null block."""
 
     num_blocks: int
     max_model_len: int
@@ -72,9 +72,9 @@ class EngineSizes:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """An engine and what of it others look at: its memory, what it loaded from where, and who makes its masks.
+    """An engine and those of its parts that others use: KV memory, description of the model, mask maker.
 
-    pages: of all ranks; where there is one part of the state, its arena's alone.
+    pages: KV pages of all ranks of this host; without ranks, those of `arena`.
     """
 
     engine: Engine
@@ -92,7 +92,7 @@ def build_engine(
     formats_of: FormatReader = read_formats,
     speculation: Speculation | None = None,
 ) -> Engine:
-    """`assemble`, for those who only want the engine."""
+    """Builds an engine with `assemble` and returns it without its parts."""
     return assemble(config, clock=clock, emit=emit, formats_of=formats_of, speculation=speculation).engine
 
 
@@ -220,7 +220,7 @@ def _speculation(
     device: torch.device,
     draws: NativeDraws | None,
 ) -> Speculation:
-    """Speculation with the drafter `name`, of `network` where it has one."""
+    """Speculation with the drafter `name`, made by `network` if it needs one."""
     made = partial(Speculation, max_drafts=config.num_speculative_tokens, adapts=not config.draft_always)
     if network is None:
         return made(FROM_TEXT[name]())
@@ -237,7 +237,7 @@ def _speculation(
 
 
 def _note_drafting(engine: Engine, seconds: float) -> None:
-    """Count time of the drafter between two steps: routers are told the cost of prompts with it."""
+    """Add the drafter's time between two steps to the last step, so that the costs reported to routers include it."""
     engine.step_log.add(seconds)
     engine.counters.tally.saved_s -= seconds
 
@@ -253,7 +253,7 @@ def _close(masks: MaskMaker, ranks: Ranks) -> None:
 
 
 def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages: torch.Tensor | None) -> Arena:
-    """The pool of KV blocks. All of it is written once, which takes seconds where memory is slow to come by.
+    """Allocates the pool of KV blocks. All of it is written once, which can take seconds.
 
     `pages`: memory to be used; None = new.
     """
@@ -267,7 +267,7 @@ def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the first CUDA device where there is one, else the CPU.
+    """Device of this name; "auto" is the first CUDA device if there is one, else the CPU.
 
     Raises:
         ConfigurationError: for a device that PyTorch does not have here.
@@ -285,9 +285,9 @@ def resolve_device(name: str) -> torch.device:
 def resolve_sizes(
     config: EngineConfig, model: ModelSpec, layout: KVLayout, device: torch.device, draft: KVLayout | None = None
 ) -> EngineSizes:
-    """Fit the context and the KV pools to each other and to the machine.
+    """Chooses the longest context and the sizes of the KV pools so that they fit each other and the machine.
 
-    A context the user named must fit; one left to us shrinks to what the pools can hold.
+    A context length that the user set must fit; else it shrinks to what the pools can hold.
 
     Args:
         draft: layout of a draft model's state. It shares the memory, so that both pools hold as many long requests.
@@ -324,7 +324,7 @@ def resolve_sizes(
 
 
 def default_kv_cache_bytes(device: torch.device, gpu_memory_utilization: float = 0.9) -> int:
-    """Memory for KV in bytes when the user names none: a share of what is free, on the CPU at most 4 GiB.
+    """Default bytes of KV memory: a share of what is free, on the CPU at most 4 GiB.
 
     On a GPU, what this process' share leaves beside its weights, but no more than is free beside a tenth to spare.
     """

@@ -1,6 +1,6 @@
-"""Runs the model: block tables and tokens in, chosen tokens out.
+"""Runs the model for an engine in this process: steps in, sampled tokens and the next drafts out.
 
-Never decides what runs, and never writes a block that the step did not schedule.
+It schedules nothing, and never writes a block that the step did not schedule.
 """
 
 import time
@@ -26,12 +26,13 @@ from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, Sc
 
 
 class ModelRunner:
-    """An `Executor` in this process, on one device.
+    """An `Executor` in this process, on one device: runs the forward pass, samples, and has drafts made for the next
+    step.
 
     Args:
         forward: the model, with its memory.
         masks: of answers with a grammar; None = there are none.
-        draws: choose tokens on the CPU; None = PyTorch does.
+        draws: compiled sampling on the CPU; None = PyTorch samples.
         speculation: drafts of the next step; None = none.
     """
 
@@ -52,6 +53,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> FinishedStep:
+        """Computes the step before it returns."""
         with current_device(self._forward.device):
             try:
                 return FinishedStep(self._execute(step))
@@ -86,7 +88,7 @@ class ModelRunner:
         return ExecutorOutput(sampled, prompt_logprobs, drafts, self._speculation.take_times())
 
     def _states_read(self) -> HiddenStates | None:
-        """Those that the drafter asks for; None = none."""
+        """Empty hidden states for the layers that the drafter reads; None = it reads none."""
         layers = () if self._speculation is None else self._speculation.layers_read
         return HiddenStates(layers) if layers else None
 
@@ -132,7 +134,7 @@ class ModelRunner:
     def _score_prompt(
         self, inputs: ModelInputs, hidden: torch.Tensor, index: int, item: ScheduledRequest
     ) -> tuple[TokenLogprobs, ...]:
-        """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
+        """Logprobs of the prompt tokens that this chunk predicts, from a few rows of logits at a time."""
         request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None

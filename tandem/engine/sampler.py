@@ -1,14 +1,15 @@
-"""Turns one step's logits into one token a row: greedy, or temperature → top-k → top-p → min-p → one draw.
+"""Samples one token for each row of a step's logits: greedy, or temperature → top-k → top-p → min-p → one draw.
 
 Invariant: a row's token depends on its own logits, options, history, seed and position only; on a CPU every row is
-computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
-The compiled draw (`tandem.compute.native.sampling`), where there is one, means the same as the PyTorch draws here.
+computed by itself, so alone and batched agree bit for bit. For a row that cannot be sampled the result is an error.
+The compiled draw (`tandem.compute.native.sampling`), where there is one, chooses as the PyTorch draws here do.
 
 Tokens are in order of descending probability, ties by token id. Top-k keeps exactly k tokens of that order; top-p
 (Holtzman et al. 2020) the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024)
 compares with the likeliest. With top-k a draw walks the cumulative distribution in that order, else by token id: top-p
-draws from all tokens, up to `_TRIES` times with a new number each, until it meets one that it keeps. So nothing is put
-in order, and roundings at the cut matter to tokens at the cut only. Then it walks in order what it keeps.
+draws from all tokens, up to `_TRIES` times with a new number each, until a token is one that it keeps. So mostly
+nothing is sorted, and rounding at the cut matters only to tokens there. If all tries fail, it walks what it keeps in
+order.
 """
 
 import math
@@ -28,7 +29,7 @@ from tandem.scheduler.output import SampledToken
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
 _TRIES = 4  # as in the compiled draw
 _TOP_P_WIDTHS = (128, 2048, 16384)  # how many candidates are looked at before all of them are
-_GREEDY_BLOCK = 128
+_GREEDY_BLOCK = 128  # logits whose maximum is found together
 _ROWS_PER_CHUNK = 64  # on an accelerator: bounds the working memory of prompt logprobs
 
 
@@ -43,7 +44,7 @@ _Draw = tuple[torch.Tensor, torch.Tensor]  # token_ids int64 [num_rows], largest
 
 
 class Sampler:
-    """Chooses tokens. Holds no request state: everything a draw depends on comes with the row.
+    """Chooses tokens. Holds no state of requests: all that a draw depends on comes with its row.
 
     `draws` serves logits on the CPU; without it PyTorch does. `rows_together` computes all rows of one method as one
     batch, which suits an accelerator; the default does so off the CPU only. The chosen tokens mean the same, but
@@ -142,7 +143,7 @@ def _sample_chunk(
 
 
 def take_rows(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Those rows of `logits`, which are a view where they are all or one. All must be in order."""
+    """The rows `indices` of `logits`, in order; a view if they are all rows or one."""
     if len(indices) == logits.shape[0]:
         return logits
     if len(indices) == 1:

@@ -1,7 +1,8 @@
-"""Steps in stages of layers: micro-batches, which follow one another through the stages, and what those pass on.
+"""Pipeline parallelism: divides a step into micro-batches, and passes their residual streams from stage to stage.
 
-A micro-batch has neighbouring tokens of a step: whole requests, and pieces of long prompts. Kernels compute a row in
-the same way whatever the others are, so the division changes no bit. All ranks divide a step alike.
+A stage is a range of the model's layers on ranks of its own. A micro-batch has neighbouring tokens of a step: whole
+requests, and pieces of long prompts. Kernels compute a row in the same way whatever the other rows are, so the division
+changes no bit. All ranks divide a step alike.
 """
 
 from bisect import bisect_left
@@ -23,9 +24,11 @@ from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 def micro_batches(
     step: SchedulerOutput, num_stages: int, block_size: int, num_contexts: int = 1
 ) -> Iterator[list[TokenPart]]:
-    """The step as parts of similar numbers of tokens, see `num_micro_batches`. Prompts are divided between blocks.
+    """Divides a step into micro-batches of similar numbers of tokens (`num_micro_batches`), prompts at block
+    boundaries.
 
-    `num_contexts`: into which each of them is divided further, so that it is so much longer.
+    `num_contexts`: number of contexts that divide each micro-batch further (`token_parts`), so that it is longer by
+    this factor.
     """
     count = num_micro_batches(step.num_tokens, num_stages, PIECE_TOKENS * num_contexts)
     starts = [0, *accumulate(item.num_tokens for item in step.scheduled)]
@@ -38,7 +41,7 @@ def micro_batches(
 
 
 def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: int, block_size: int) -> list[int]:
-    """Bounds of `count` parts, counted in tokens of the step; fewer where requests cannot be divided."""
+    """Bounds of at most `count` micro-batches, in tokens of the step; fewer if requests cannot be divided."""
     cuts = {0, starts[-1]}
     for part in range(1, count):
         wanted = starts[-1] * part / count
@@ -53,7 +56,7 @@ def _cuts(scheduled: Sequence[ScheduledRequest], starts: Sequence[int], count: i
 
 
 def _piece(item: ScheduledRequest, first: int, end: int) -> ScheduledRequest:
-    """Tokens `first` to `end - 1` of those that a step computes of a request."""
+    """The scheduled request reduced to its tokens `first` to `end - 1`."""
     if end - first == item.num_tokens:
         return item
     return replace(
@@ -65,8 +68,8 @@ def _piece(item: ScheduledRequest, first: int, end: int) -> ScheduledRequest:
 
 
 def joined_inputs(parts: Sequence[ModelInputs], hidden: Sequence[torch.Tensor]) -> ModelInputs:
-    """Those of a step, as they index its hidden states: `hidden`, of each micro-batch, one after the other. Of a
-    request in several pieces it has the first row and the first token of the last one.
+    """Inputs of a whole step whose micro-batches were computed one after the other. `hidden`: hidden states of each,
+    which the rows index concatenated. A request in several pieces has the first row and first token of its last piece.
     """
     if not parts:
         nothing = torch.empty(0, dtype=torch.int64)
@@ -92,7 +95,7 @@ def joined_inputs(parts: Sequence[ModelInputs], hidden: Sequence[torch.Tensor]) 
 
 
 class StageFlow:
-    """The residual streams that a rank of a stage gets and passes on. `spec`: of the stage."""
+    """Receives and sends residual streams for one rank of a pipeline stage. `spec`: the stage's layers."""
 
     def __init__(self, links: RankLinks, spec: ModelSpec) -> None:
         self._links = links
@@ -100,7 +103,8 @@ class StageFlow:
         self._width, self._dtype = spec.stream_size, TORCH_DTYPES[spec.dtype]
 
     def receive(self, inputs: ModelInputs) -> torch.Tensor | None:
-        """[num_tokens, stream_size] from the stage before, of those that pass it; None = this is the first stage.
+        """The residual stream from the previous stage, [num_tokens, stream_size], of the tokens that this stage
+        computes; None = this is the first stage.
 
         Raises:
             EngineStoppedError: a rank is lost or late.
@@ -113,6 +117,6 @@ class StageFlow:
         return self._links.before.receive(stream) if len(stream) else stream
 
     def send(self, stream: torch.Tensor) -> None:
-        """To the next stage, where there is one; raises as `receive`."""
+        """Sends the residual stream to the next stage, if there is one; raises as `receive`."""
         if self._links.after is not None and len(stream):
             self._links.after.send(stream)

@@ -1,4 +1,4 @@
-"""One request's text as it grows: tokens in, text that may be shown out, and whether a stop string was met."""
+"""Text of one request as it grows: takes tokens, returns text that may be shown, and detects stop strings."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class TextPiece(NamedTuple):
 
 
 class TextStream:
-    """Detokenises incrementally and watches for stop strings, which count once `min_tokens` tokens exist."""
+    """Detokenises incrementally and looks for stop strings, which count once `min_tokens` tokens exist."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
@@ -26,7 +26,7 @@ class TextStream:
         self._num_tokens = 0
 
     def add(self, token_id: int) -> TextPiece:
-        """The text that `token_id` completes."""
+        """Take the next token; returns the text that it completes."""
         self._num_tokens += 1
         text = self._detokenizer.add(token_id)
         if self._num_tokens < self._min_tokens:
@@ -35,7 +35,7 @@ class TextStream:
         return TextPiece(result.emit, result.matched)
 
     def flush(self) -> TextPiece:
-        """The text that was held back, once no token follows."""
+        """End the text; returns what was held back."""
         result = self._stops.add(self._detokenizer.flush())
         if result.matched is not None:
             return TextPiece(result.emit, result.matched)

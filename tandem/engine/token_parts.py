@@ -1,8 +1,8 @@
-"""Steps in contexts: the consecutive tokens of prompts that each rank of a group computes, and whose turn it is.
+"""Context parallelism: divides a step's prompts into runs of consecutive tokens (*parts*), one for each *context*.
 
-A part is computed as a smaller chunk would be, which changes no bit. In each layer a rank writes what is kept of its
-tokens when the rank with those before has, in memory that both map: it finds what a later chunk would find. It waits
-for nobody else, so contexts follow each other through the layers.
+A context is a rank of the group, or several that split the layers' heads. It computes its part like a smaller chunk,
+which changes no bit. In each layer contexts write KV to shared memory in the order of the tokens, so each finds the KV
+of all tokens before its own. Each waits for its predecessor only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from tandem.scheduler.output import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """Consecutive tokens of what a step computes of a request. `whole`: what it computes in all."""
+    """Consecutive tokens of a scheduled request. `whole`: the request as the step schedules it."""
 
     item: ScheduledRequest
     whole: ScheduledRequest
 
     @property
     def cuts(self) -> list[int]:
-        """Positions where tokens of other parts end or begin."""
+        """Positions at which tokens of another part end or begin."""
         starts = [self.item.start] if self.item.start > self.whole.start else []
         return [*starts, self.item.end] if self.item.end < self.whole.end else starts
 
@@ -34,9 +34,10 @@ class TokenPart:
 def token_parts(
     pieces: Sequence[TokenPart], context: int, num_contexts: int, block_size: int
 ) -> list[TokenPart] | None:
-    """Parts of these that context `context` computes; None = the last one computes all of them.
+    """Those parts of `pieces` that context `context` computes; None = nothing is divided, the last one computes all.
 
-    Of equal numbers of tokens, cut between blocks. The last context has all tokens whose logits are asked for.
+    Parts have similar numbers of tokens and end at block boundaries. The last context has all tokens whose logits
+    are needed.
     """
     bounds = [_bounds(piece.item, num_contexts, block_size) for piece in pieces]
     if not any(bounds):
@@ -55,7 +56,7 @@ def token_parts(
 
 
 def _bounds(item: ScheduledRequest, num_contexts: int, block_size: int) -> list[int]:
-    """Context i has tokens from position `bounds[i]` to `bounds[i + 1] - 1`; none = the last one has all."""
+    """Bounds of the parts: context i has tokens from position `bounds[i]` to `bounds[i + 1] - 1`. []: not divided."""
     if item.scores_prompt or item.num_drafts or item.num_tokens < num_contexts * block_size:
         return []
     ends = (item.start * num_contexts + item.num_tokens * part for part in range(1, num_contexts))
@@ -66,12 +67,11 @@ def _bounds(item: ScheduledRequest, num_contexts: int, block_size: int) -> list[
 def tables_with_cuts(
     tables: npt.NDArray[np.int32], last_blocks: npt.NDArray[np.int32], parts: Sequence[TokenPart], block_size: int
 ) -> npt.NDArray[np.int32]:
-    """Block tables [num_requests, num_blocks] of a state that is kept after some blocks only, by which a part finds the
-    state of the one before: where none is kept after a cut, it is in the block of the step's last token until that is
-    computed.
+    """Block tables [num_requests, num_blocks] of a recurrent state, completed so that each part finds the state after
+    the part before it. If no block after a cut keeps that state, it is in the block of the step's last token meanwhile.
 
     Args:
-        last_blocks: of each request that block.
+        last_blocks: the block of the step's last token, of each request.
     """
     found = tables.copy()
     for row, part in enumerate(parts):
@@ -83,8 +83,8 @@ def tables_with_cuts(
 
 
 class ContextTurns:
-    """The order in which ranks with consecutive tokens of a step write what a layer keeps of them. `earlier`, `later`:
-    pipes from the rank with the tokens before and to the one with those after; None = there is none in this step.
+    """The order in which contexts with consecutive tokens write a layer's KV. `earlier`, `later`: pipes from the
+    context with the tokens before and to the one with the tokens after; None = there is none in this step.
     """
 
     def __init__(self, earlier: StagePipe | None, later: StagePipe | None) -> None:
@@ -92,7 +92,7 @@ class ContextTurns:
         self._word = torch.zeros(1, 1)
 
     def take(self) -> None:
-        """Waits until the rank with the tokens before has written a further layer.
+        """Waits until the context with the tokens before has written the next layer.
 
         Raises:
             EngineStoppedError: a rank is lost or late.
@@ -109,10 +109,10 @@ class ContextTurns:
 def parts_in_turn(
     batches: Sequence[Sequence[TokenPart]], links: RankLinks, block_size: int
 ) -> Iterator[tuple[Sequence[TokenPart], ContextTurns | None]]:
-    """Parts of each of a step's micro-batches, in order, that this context computes, and its turns in each; None = it
-    neither waits nor is waited for. A micro-batch of which it computes nothing is left out.
+    """For each micro-batch in order, the parts that this context computes and its turns; turns are None if it neither
+    waits nor is waited for. Micro-batches of which it computes nothing are left out.
 
-    NOTE: the first context waits for what the last one wrote of the micro-batch before.
+    NOTE: the first context waits for the last one's KV of the previous micro-batch.
     """
     own = [token_parts(batch, links.context, links.num_contexts, block_size) for batch in batches]
     for index, (whole, parts) in enumerate(zip(batches, own, strict=True)):

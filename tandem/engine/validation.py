@@ -1,6 +1,6 @@
 """Validates requests before the engine takes them, so that nothing a caller sends can break a step.
 
-Cheap checks come first and nothing is copied before it was counted. Everything is a pure function of its arguments.
+Cheap checks come first and nothing is copied before it was counted. No function keeps state.
 """
 
 from array import array
@@ -17,12 +17,12 @@ from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
 
-MAX_NAME_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 256  # of a request id
 MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 
 def check_request_id(request_id: object) -> None:
-    """Refuse an id that is not short text.
+    """Refuse a request id that is no text, or too long.
 
     Raises:
         InvalidRequestError: naming it.
@@ -34,7 +34,7 @@ def check_request_id(request_id: object) -> None:
 
 
 def check_scope(scope: object) -> None:
-    """Refuse a scope whose state this engine cannot compute: it applies no adapter.
+    """Refuse a cache scope with an adapter: this engine applies none.
 
     Raises:
         InvalidRequestError: naming what is wrong.
@@ -48,7 +48,7 @@ def check_scope(scope: object) -> None:
 
 
 def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> "array[int]":
-    """The prompt's token ids, packed, each known to the model, fewer than the context holds.
+    """The prompt's token ids, packed. All are known to the model, and fewer than the context holds.
 
     Raises:
         InvalidRequestError: it is neither text nor token ids, empty, too long, or holds an id the model lacks.
@@ -71,7 +71,7 @@ def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, 
 
 
 def _are_packed_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
-    """Whether these are packed, as they come from the wire, and all known to the model; without walking them."""
+    """Whether these are packed ids, all known to the model. Does not loop over them."""
     if not isinstance(token_ids, array) or token_ids.typecode != "I":
         return False
     return int(np.frombuffer(token_ids, np.uint32).max()) < vocab_size
@@ -80,7 +80,7 @@ def _are_packed_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
 def check_params(
     params: object, tokenizer: Tokenizer | None, vocab_size: int, grammars: Grammars | None = None
 ) -> CompiledGrammar | None:
-    """Refuse options that this model or engine cannot honour; `SamplingParams` has refused the rest.
+    """Refuse sampling options that this model or engine cannot honour (`SamplingParams` checks all others).
 
     A grammar that `grammars` does not know yet takes up to a second to compile. Returns it, to be held for as long as
     the answer needs it.
@@ -102,7 +102,7 @@ def check_params(
 
 
 def check_handoff(handoff: Handoff, params: SamplingParams, vocab_size: int) -> None:
-    """Refuse to share a request with other workers in a way that cannot be exact.
+    """Refuse a division of the request between workers that would not be exact.
 
     Raises:
         InvalidRequestError: naming what is wrong.
@@ -119,8 +119,8 @@ def check_handoff(handoff: Handoff, params: SamplingParams, vocab_size: int) -> 
 
 
 def check_drafter(params: SamplingParams, handoff: Handoff, drafter: str | None) -> None:
-    """Refuse a drafter that this worker does not have. A request that another worker began goes on without it: drafts
-    change no token.
+    """Refuse a drafter that this worker does not have. If another worker began the request, it continues without drafts
+    instead, which changes no token.
 
     Raises:
         InvalidRequestError: naming the drafter asked for, and those there are.

@@ -1,7 +1,7 @@
-"""Verification of drafts: tokens are chosen one position after the other, as long as the draft before was right.
+"""Verification of drafts: samples a request's next tokens, position by position, for as long as the drafts were right.
 
 Every token is drawn from the logits, history, seed and position that it would be drawn from without drafts. A draft is
-right if it is that token. So an answer has the same tokens, greedy or sampled, whatever its options are.
+right if it is that token. So an answer has the same tokens with and without drafts, greedy or sampled.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ def choose_tokens(
     drafts: Sequence[Sequence[int]],
     masks: MaskMaker | None,
 ) -> list[list[SampledToken]]:
-    """The next tokens of each request: those of its drafts that are right, and one more. The states are advanced.
+    """Samples the next tokens of each request: its drafts that are right, and one more. Advances the states.
 
     Args:
         logits: float32 [num_rows, vocab_size]; for each request one row, and one for each of its drafts.
-        masks: those of the first position must have been handed out; makes the others'.
+        masks: makes the masks of later positions; those of the first must have been handed out.
     """
     starts = [0]
     for draft in drafts:

@@ -26,11 +26,11 @@ from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, RequestShape
 from tandem.workload.trace import TraceRequest
 
-_EXPECTED_OUTPUT = 256
+_EXPECTED_OUTPUT = 256  # tokens of an answer, until some have ended
 
 
 class Cluster:
-    """Cluster of one run; call `run` once."""
+    """Simulates one run of a fleet with a given scaling policy; call `run` once."""
 
     def __init__(self, setting: SimulationSetting, policy: ScalingPolicy) -> None:
         self._setting = setting
@@ -135,7 +135,7 @@ class Cluster:
         prefill.prefill(request, partial(self._prefilled, prefill, decode), num_fetched, fetched_s)
 
     def _fetch(self, request: SimulatedRequest, prefill: PrefillWorker, answer: Pairing) -> tuple[int, float]:
-        """(Number of blocks that a peer sends, time of their arrival)."""
+        """Returns (number of leading blocks at the peer that sends them, time of their arrival)."""
         if answer.fetch_from_id is None:
             return 0, 0.0
         num_held = request.shape.leading_blocks[answer.fetch_from_id]
@@ -145,7 +145,7 @@ class Cluster:
     def _prefilled(
         self, prefill: PrefillWorker, decode: DecodeWorker, request: SimulatedRequest, service_s: float
     ) -> None:
-        """Deliver the first token at once; the prefill worker may only leave after the rest of the KV was sent."""
+        """Delivers the first token at once. The prefill worker stays busy until the rest of the KV was sent."""
         request.first_token_s = self._events.now_s
         prefill.num_pulls += 1
         exposed_s = self._exposed_s(request.asked.num_prompt_tokens, service_s)
@@ -202,7 +202,7 @@ class Cluster:
         )
 
     def _report_all(self) -> None:
-        """Every worker's report to the router; replicas that have drained go."""
+        """Reports every worker to the router, and removes replicas that have drained."""
         self._prefill.sweep()
         self._decode.sweep()
         for prefill in self._prefill.alive.values():

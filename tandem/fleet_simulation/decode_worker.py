@@ -1,8 +1,9 @@
 """Decode worker in virtual time: one batch whose step time follows from its size and contexts.
 
 All requests of a batch advance together, so time has a closed form: contexts grow by one token per step, and m steps
-take m * first + growth * m^2 / 2. KV is reserved for a request's whole length on acceptance; a request without enough
-KV waits. The batch is updated only at joins and ends, which are the only events.
+take m * first + growth * m^2 / 2. KV is reserved for a request's whole length on acceptance; that it fits is the
+router's decision. A request waits while `max_running` others run. Only joins, ends and prompts computed here change the
+batch.
 """
 
 import heapq
@@ -18,7 +19,7 @@ Done = Callable[[SimulatedRequest], None]
 
 
 class DecodeWorker:
-    """`ended` is called with each request that has all its tokens."""
+    """Generates the answers of accepted requests. `ended` is called with each request that has all its tokens."""
 
     def __init__(self, events: EventQueue, speed: Speed, num_blocks: int, max_running: int, ended: Done) -> None:
         self.num_blocks = num_blocks

@@ -1,6 +1,6 @@
-"""Observations of the simulated fleet for a planner: one window of traffic after another, and the pools.
+"""Observes the simulated fleet for a planner: traffic in one window after another, and the state of the pools.
 
-They contain nothing that the running system could not know.
+Observations contain nothing that the running system could not know.
 """
 
 import math
@@ -42,6 +42,7 @@ class SimulatedObserver:
         self._since_s = 0.0
 
     def arrived(self, request: SimulatedRequest, num_cached_tokens: int) -> None:
+        """Record an arrival."""
         self._window.num_requests += 1
         self._window.num_rejected += request.rejected
         self._window.num_prompt_tokens += request.asked.num_prompt_tokens
@@ -54,6 +55,7 @@ class SimulatedObserver:
         self._window.ttfts_s.append(request.first_token_s - request.asked.arrival_s)
 
     def ended(self, request: SimulatedRequest) -> None:
+        """Record a request's end."""
         tpot_s = request.served().tpot_s
         self._window.num_finished += 1
         self._window.num_output_tokens += request.asked.num_output_tokens
@@ -61,6 +63,7 @@ class SimulatedObserver:
             self._window.tpots_s.append(tpot_s)
 
     def observe(self, now_s: float, wanted: tuple[int, int]) -> Observation:
+        """The traffic since the last call and the pools now. `wanted`: replicas of (prefill, decode) wanted."""
         window, self._window = self._window, _Window()
         since_s, self._since_s = self._since_s, now_s
         return Observation(

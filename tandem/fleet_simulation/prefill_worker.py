@@ -18,7 +18,9 @@ Done = Callable[[SimulatedRequest, float], None]
 
 @dataclass(slots=True)
 class _Job:
-    """A prompt; `expected` prices it while it waits. `fetched`: blocks that a peer sends, there from `fetched_s`."""
+    """A queued prompt. `expected`: its work, for reports. `num_fetched`: leading blocks at the peer that sends them;
+    they arrive at `fetched_s`.
+    """
 
     request: SimulatedRequest
     expected: PrefillWork
@@ -28,7 +30,7 @@ class _Job:
 
 
 class PrefillWorker:
-    """`done(request, service_s)` is called when a prompt's first token is there."""
+    """Computes one prompt at a time. Calls `done(request, service_s)` when a prompt's first token exists."""
 
     def __init__(self, events: EventQueue, speed: PrefillSpeed, num_blocks: int, block_size: int) -> None:
         self.cache = SimulatedPrefixCache(num_blocks)
@@ -84,7 +86,7 @@ class PrefillWorker:
             self._waiting_work += job.expected
 
     def _start(self, job: _Job) -> None:
-        """Starts a job with the blocks that are cached now: earlier prompts of the queue may have brought it."""
+        """Starts a job. Uses blocks that are cached now, which may be more than when it was queued."""
         now_s = self._events.now_s
         held = self.cache.leading(job.request.asked.block_ids)
         self._from_s = now_s

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class SimulatedPrefixCache:
-    """At most `num_blocks` blocks."""
+    """LRU cache of at most `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -23,7 +23,7 @@ class SimulatedPrefixCache:
         return len(block_ids)
 
     def keep(self, block_ids: Sequence[int]) -> None:
-        """A prompt was computed. Its last blocks are the first to go: they are of least use to others."""
+        """Add the blocks of a computed prompt. Its last blocks are evicted first: they are of least use to others."""
         held = self._held
         for block_id in reversed(block_ids):
             held[block_id] = None

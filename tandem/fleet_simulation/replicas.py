@@ -11,7 +11,7 @@ from tandem.fleet_simulation.events import EventQueue
 
 
 class DrainableWorker(Protocol):
-    """Interface of a worker towards its pool."""
+    """A worker as its pool sees it. `idle`: it may be removed."""
 
     @property
     def idle(self) -> bool: ...
@@ -22,7 +22,7 @@ W = TypeVar("W", bound=DrainableWorker)
 
 @dataclass(slots=True, eq=False)
 class SimulatedReplica(Generic[W]):
-    """A replica, which uses accelerators from `asked_s` until `gone_s`."""
+    """A replica of a pool; it uses accelerators from `asked_s` until `gone_s`."""
 
     replica_id: str
     worker: W
@@ -34,7 +34,9 @@ class SimulatedReplica(Generic[W]):
 
 @dataclass(slots=True, eq=False)
 class ReplicaPool(Generic[W]):
-    """Args: `make` a worker; `load` says whose drain costs least; `changed` hears of each new state of a replica."""
+    """Replicas of one pool. `make`: creates a worker; `load`: load of a worker, the least loaded drain first;
+    `changed`: called at each change of a replica's state.
+    """
 
     name: str
     events: EventQueue
@@ -46,7 +48,7 @@ class ReplicaPool(Generic[W]):
     past: list[SimulatedReplica[W]] = field(default_factory=list)
 
     def staying(self) -> Sequence[SimulatedReplica[W]]:
-        """Ready or starting, oldest first."""
+        """Replicas that are starting or ready, oldest first."""
         return [replica for replica in self.alive.values() if not replica.draining]
 
     def ready(self) -> Sequence[SimulatedReplica[W]]:
@@ -68,6 +70,7 @@ class ReplicaPool(Generic[W]):
         self.sweep()
 
     def start(self, startup_s: float) -> None:
+        """Add a replica, which is ready after `startup_s`."""
         replica = SimulatedReplica(f"{self.name}{len(self.alive) + len(self.past)}", self.make(), self.events.now_s)
         self.alive[replica.replica_id] = replica
         if startup_s > 0:
@@ -76,7 +79,7 @@ class ReplicaPool(Generic[W]):
             self._became_ready(replica)
 
     def sweep(self) -> None:
-        """Let draining replicas go that are done."""
+        """Remove draining replicas whose workers are idle."""
         for replica in [r for r in self.alive.values() if r.draining and r.worker.idle]:
             replica.gone_s = self.events.now_s
             self.past.append(self.alive.pop(replica.replica_id))

@@ -1,4 +1,4 @@
-"""Reports of simulated workers to the router: the same as real ones send."""
+"""Reports of simulated workers to the router, in the form that real workers report."""
 
 from tandem.fleet_simulation.decode_worker import DecodeWorker
 from tandem.fleet_simulation.prefill_worker import PrefillWorker
@@ -10,7 +10,7 @@ _FINGERPRINT = "model"
 
 
 def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: SimulationSetting, now_s: float) -> WorkerState:
-    """All of its KV counts as free: what prefixes take can be given up."""
+    """Report of a prefill worker. All of its KV counts as free, since cached prefixes can be evicted."""
     worker, num_blocks = replica.worker, setting.prefill_kv_tokens // setting.block_size
     return WorkerState(
         worker_id=replica.replica_id,
@@ -31,7 +31,7 @@ def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: Simulation
 
 
 def decode_report(replica: SimulatedReplica[DecodeWorker], setting: SimulationSetting, now_s: float) -> WorkerState:
-    """Blocks are promised to a request for its whole length."""
+    """Report of a decode worker. Blocks are reserved for a request's whole length."""
     worker = replica.worker
     return WorkerState(
         worker_id=replica.replica_id,

@@ -1,4 +1,4 @@
-"""State of one request in the simulated fleet."""
+"""One request in the simulated fleet, and the times that it has reached."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,9 @@ from tandem.workload.trace import TraceRequest
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """`num_prompt_blocks` and `num_reserved_blocks` are of decode's KV. Times are None until they are reached."""
+    """State of a request. `asked`: the trace's request; `shape`: as the router sees it. `num_reserved_blocks`: KV
+    blocks at its decode worker. Times are None until they are reached.
+    """
 
     request_id: str
     asked: TraceRequest

@@ -8,7 +8,7 @@ from tandem.workload.slo import Served, Slo, SloReport, slo_report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
-    """At one observation. `alive` counts starting and draining replicas too."""
+    """Sizes of both pools at one moment. `alive` counts starting and draining replicas too."""
 
     at_s: float
     prefill_wanted: int
@@ -21,9 +21,10 @@ class PoolSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """`duration_s`: from the start to the last request's end. `accelerator_s`: of both pools, over that time.
+    """Outcome of a run. `duration_s`: from the start to the last event. `*_accelerator_s`: accelerator-seconds of each
+    pool.
 
-    num_changes: of what was wanted, both pools together. reasons: the policy's words at each change.
+    num_changes: how often the wanted size of a pool changed. reasons: (time, explanation by the policy) of each change.
     """
 
     served: Sequence[Served]

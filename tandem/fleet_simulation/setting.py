@@ -1,4 +1,4 @@
-"""Assumptions about a simulated fleet. Values only."""
+"""Assumptions of a fleet simulation: speeds, memory, links, and pools at the start. Values only."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from tandem.routing.speed import Speed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSetting:
-    """Times in seconds.
+    """Settings of one run. Times in seconds.
 
     Args:
         prefill, decode: speed of one worker of each pool.

@@ -1,1 +1,1 @@
-"""Accounting of KV blocks: pool, owners, prefix cache and host tier. No tensors here."""
+"""Accounting of KV blocks: block pool, block tables of requests, prefix cache and host tier. No tensors here."""

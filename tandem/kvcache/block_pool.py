@@ -96,7 +96,7 @@ class BlockPool:
         return self._num_pages(many[self._cached.are_in(many)])
 
     def num_pages(self, block_ids: Iterable[int]) -> int:
-        """Of these blocks together."""
+        """Number of pages of these blocks together."""
         return sum(map(self._sizes.__getitem__, block_ids))
 
     def pages_of(self, block_id: int) -> tuple[int, ...]:
@@ -290,7 +290,7 @@ class BlockPool:
             self._let_go(block_id)
 
     def _let_go(self, block_id: int) -> None:
-        """Of a block whose last reference was dropped."""
+        """Free or cache a block whose last reference was dropped."""
         if self._is_pinned[block_id]:
             self._num_pinned += self._sizes[block_id]
         elif self._cache.groups[block_id]:
@@ -372,12 +372,12 @@ class BlockPool:
 
 
 def _are_many(block_ids: Iterable[int]) -> "TypeGuard[array[int]]":
-    """Whether operations on a column pay. Only what is packed is one already."""
+    """Whether these are packed and so many that numpy operations on them pay."""
     return isinstance(block_ids, array) and len(block_ids) >= _MANY
 
 
 def _column(block_ids: "array[int]") -> BlockIds:
-    """Without the null block."""
+    """The block ids as a numpy array, without the null block."""
     many = np.frombuffer(block_ids, dtype=np.int32)
     # NOTE: numbers are compared, which for dozens takes a tenth of the time of `all`
     return many if np.count_nonzero(many) == len(many) else many[many != NULL_BLOCK]

@@ -10,7 +10,7 @@ from tandem.kvcache.prefix import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Blocks of one KV group: entry `i` of `block_ids` is entry `first_index + i` of the request's block table.
+    """Consecutive blocks of one KV group: `block_ids[i]` is entry `first_index + i` of the request's block table.
 
     `page_ids`: where blocks have several pages, those of each in turn; else none.
     """
@@ -20,7 +20,7 @@ class BlockRange:
     page_ids: tuple[int, ...] = ()
 
     def pages(self) -> Iterator[tuple[int, ...]]:
-        """Of each block the pages. Empty without blocks."""
+        """The pages of each block, in order."""
         size = len(self.page_ids) // max(1, len(self.block_ids))
         if not size:
             return ((block_id,) for block_id in self.block_ids)
@@ -69,7 +69,7 @@ class BlockTable:
         return [held - extra[group] for group, held in enumerate(self.num_held)] if extra else self.num_held
 
     def fill(self, group: int, index: int, block_id: int) -> None:
-        """Put a block where the group needs none itself."""
+        """Put a block at an entry for which the group itself needs none: a checkpoint."""
         self.groups[group][index] = block_id
         self.num_held[group] += 1
         self._filled.add((group, index))

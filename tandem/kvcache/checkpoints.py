@@ -1,9 +1,8 @@
-"""Checkpoints: constant states that stay findable after their request has gone on, so that others can go on from them.
+"""Checkpoints: recurrent states that stay in the prefix cache after their request has moved on, for later requests.
 
-Where a layer keeps one state and not one a token, only an end of a block at which it was written can be reused. Every
-whole block whose state was written is findable while its request still sees it: so the end of an answer is found by the
-chat's next turn, and a preempted request loses less than a block. What is kept beyond that `checkpoint_blocks` says,
-and `Checkpoints.parting`.
+A recurrent layer keeps one (*constant*) state instead of one a token. It can be reused only at the end of a block at
+which it was written. While a request still sees a state, every whole block whose state was written can be found, so a
+chat's next turn finds the end of the answer. `checkpoint_blocks` and `Checkpoints.parting` choose which stay longer.
 Invariant: a checkpoint only takes a block that is promised to no request, so it never delays or preempts a request.
 """
 
@@ -15,11 +14,11 @@ from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
 from tandem.kvcache.spec import KVLayout
 
 _STRIDE = 1024  # tokens
-_MOST_STRIDES = 8
+_MOST_STRIDES = 8  # beyond as many, the stride doubles
 
 
 def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_size: int) -> frozenset[int]:
-    """Indices of the blocks after which a prompt's constant states are kept.
+    """Indices of the blocks of a prompt after which the recurrent states are kept.
 
     The last whole block that leaves a token to compute, for the same prompt and for one that continues it; the last
     whole block of each breakpoint; and at most eight between, at multiples of 1,024 tokens times a power of two. So
@@ -37,7 +36,7 @@ def checkpoint_blocks(num_prompt_tokens: int, breakpoints: Iterable[int], block_
 
 
 class Checkpoints:
-    """Checkpoints of one pool's owners."""
+    """Takes and releases the checkpoints of requests of one pool."""
 
     def __init__(self, layout: KVLayout, pool: BlockPool, cache: PrefixCache) -> None:
         self._layout = layout
@@ -48,8 +47,9 @@ class Checkpoints:
         self._growing = [index for index, spec in enumerate(specs) if has_states and not spec.is_bounded]
 
     def parting(self, hashes: Sequence[bytes], num_matched: int) -> frozenset[int]:
-        """Index of the last block that a prompt shares with another one, if it is beyond the `num_matched` blocks from
-        whose states it goes on. Layers that keep every token have it, and others will part there too.
+        """Index of the last block that a prompt shares with a cached one, if that is beyond the `num_matched` blocks
+        whose states are cached: other prompts will probably diverge there too. Found by the layers that keep every
+        token.
         """
         shared = (self._cache.leading(hashes, group, num_matched, len(hashes)) for group in self._growing)
         num_more = min(map(len, shared), default=0)
@@ -70,8 +70,8 @@ class Checkpoints:
                         table.fill(group, index, *self._pool.allocate(1, sizes[group]))
 
     def drop_before(self, table: BlockTable, group: int, first: int) -> None:
-        """Release the entries of `table` before `first`. A state that is no checkpoint cannot be found any more, unless
-        others use it or its owner found it itself.
+        """Release the entries of `table` before `first`. A state that is no checkpoint leaves the prefix cache, unless
+        others use it or its owner found it there.
         """
         start, end = table.num_dropped[group], min(first, table.num_blocks)
         lasting = self._layout.publishable(group, start, max(start, end))

@@ -1,7 +1,8 @@
-"""Eviction queue: blocks in the order in which they are to be evicted.
+"""Eviction queue: ids of blocks in the order in which they are to be evicted.
 
-Any block can leave the queue at once, since its entry stays behind: an entry counts only while its block's place is
-there. Entries that count no longer are dropped when they reach the front or the buffer is full, so memory is bounded.
+An array of entries, and an index (*place*) for each block. A block leaves the queue by clearing its place; its entry
+stays behind and no longer counts. Such entries are dropped when they reach the front or the buffer is full, so memory
+is bounded.
 """
 
 from array import array
@@ -12,13 +13,13 @@ import numpy.typing as npt
 
 BlockIds = npt.NDArray[np.int32]
 
-_LEAST_ENTRIES = 64
+_LEAST_ENTRIES = 64  # of the buffer beyond two a block
 _TRIED = 16  # entries that are looked at one by one before many are at once
-_CHUNK = 1024
+_CHUNK = 1024  # entries that are looked at together
 
 
 class EvictionQueue:
-    """Queue of some of the blocks 1 … `num_blocks`, none of them twice. Numbers are numbers of blocks."""
+    """Queue of blocks out of 1 … `num_blocks`, none of them twice."""
 
     def __init__(self, num_blocks: int) -> None:
         self._entries = array("i", bytes(4 * (2 * num_blocks + _LEAST_ENTRIES)))
@@ -44,7 +45,7 @@ class EvictionQueue:
         return np.not_equal(self._place_column[block_ids], 0)
 
     def extend(self, block_ids: Sequence[int]) -> None:
-        """Add blocks, which are not in the queue, in this order at its end."""
+        """Append blocks, in this order. None of them may be in the queue."""
         if self._end + len(block_ids) > len(self._entries):
             self._compact()
         entries, places = self._entries, self._places
@@ -55,7 +56,7 @@ class EvictionQueue:
         self._num_blocks += len(block_ids)
 
     def extend_column(self, block_ids: BlockIds) -> None:
-        """`extend`, for many blocks."""
+        """`extend` for many blocks, faster."""
         if self._end + len(block_ids) > len(self._entries):
             self._compact()
         end = self._end + len(block_ids)
@@ -65,7 +66,7 @@ class EvictionQueue:
         self._num_blocks += len(block_ids)
 
     def prepend(self, block_id: int) -> None:
-        """Add a block that is evicted next."""
+        """Add a block at the front, so that it is evicted next."""
         if self._first == 1:
             self._compact()
         self._first -= 1
@@ -82,19 +83,19 @@ class EvictionQueue:
         self._num_blocks -= len(block_ids)
 
     def remove_column(self, block_ids: BlockIds) -> None:
-        """`remove`, for many blocks, all of which are in the queue."""
+        """`remove` for many blocks, faster; all must be in the queue."""
         self._place_column[block_ids] = 0
         self._num_blocks -= len(block_ids)
 
     @property
     def first(self) -> int:
-        """The block that is evicted next; there is one. Entries before it are dropped."""
+        """The block that is evicted next; the queue must not be empty. Drops stale entries before it."""
         assert self._num_blocks, "nothing can be evicted"
         self._first = self._first_that_counts()
         return self._entries[self._first]
 
     def pop(self) -> int:
-        """Take out the block that is evicted next; there is one."""
+        """Remove and return the block that is evicted next; the queue must not be empty."""
         block_id = self.first
         self.remove((block_id,))
         return block_id

@@ -1,4 +1,4 @@
-"""KV cache manager: allocates blocks to owners (requests) and to holds, and releases them. It counts pages.
+"""KV cache manager: allocates blocks to owners (requests) and to holds, and releases them. It counts in pages.
 
 A hold protects blocks from reuse beyond the life of their owner: a peer may read leased blocks, a transfer may still
 write or read others. A pinned prefix stays in the cache until a deadline (`pinned_prefixes`).
@@ -105,7 +105,7 @@ class KVCacheManager:
         )
 
     def held_state(self, positions: Mapping[str, int]) -> HeldState:
-        """By the positions of their next queries, what owners hold."""
+        """State that owners hold, in bytes. `positions`: of the next query of each owner."""
         return HeldState.of(self.layout, ((table, positions.get(owner, 0)) for owner, table in self._tables.items()))
 
     @property
@@ -259,7 +259,7 @@ class KVCacheManager:
         return match.num_blocks, self._with_pages(ranges)
 
     def borrow(self, name: str, count: int, kind: HoldKind = HoldKind.TRANSFER) -> list[int]:
-        """Returns up to `count` blocks of one page, held until `drop(name)`; for a lease that has ended, none."""
+        """Returns up to `count` one-page blocks, held until `drop(name)`; none if `name` is an ended lease."""
         if kind is HoldKind.LEASED and name not in self._holds:
             return []
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
@@ -303,7 +303,7 @@ class KVCacheManager:
             self._pool.release(blocks[::-1])
 
     def pages_of(self, groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
-        """By id the pages of blocks that have several, among these of each group, which are in use or null."""
+        """Pages by block id, of those blocks that have several. `groups`: block ids by KV group, used or null."""
         several = (ids for ids, size in zip(groups, self._pages_per_block, strict=True) if size > 1)
         return {block_id: self._pool.pages_of(block_id) for ids in several for block_id in ids if block_id}
 

@@ -1,4 +1,6 @@
-"""Needs of owners of blocks: which entries of their tables, and how many pages that is. Pure arithmetic."""
+"""Pure arithmetic of what requests need: entries of their block tables for which blocks are allocated, and
+their pages.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +9,9 @@ from tandem.kvcache.spec import KVLayout
 
 
 class Needs:
-    """Needs of owners whose cursors move by at most `max_chunk_tokens` at once. Lists have one element per group."""
+    """Needs of requests whose cursors move by at most `max_chunk_tokens` at once. Lists have one element per KV
+    group.
+    """
 
     def __init__(self, layout: KVLayout, max_chunk_tokens: int) -> None:
         self._layout = layout
@@ -20,15 +24,15 @@ class Needs:
         return [self._layout.first_needed(group, position) for group in self._groups]
 
     def entries(self, num_blocks: int, end: int) -> list[Sequence[int]]:
-        """The entries that need a block when a table of `num_blocks` entries gets `end`."""
+        """The entries that need a block when a table of `num_blocks` entries grows to `end` entries."""
         return [self._layout.stored(group, num_blocks, end) for group in self._groups]
 
     def num_pages(self, entries: Sequence[Sequence[int]]) -> int:
-        """Of blocks for these entries, in all groups."""
+        """Number of pages of blocks for these entries, in all groups."""
         return sum(len(indices) * size for indices, size in zip(entries, self._sizes, strict=True))
 
     def num_missing(self, num_blocks: int, num_held: Sequence[int], num_tokens: int) -> int:
-        """Upper bound of the additional pages that an owner needs at once until `num_tokens` are computed; it has
+        """Upper bound of the additional pages that a request needs at once until `num_tokens` are computed. It has
         `num_blocks` entries per group, `num_held` of them not null.
         """
         num_coming = max(0, math.ceil(num_tokens / self._layout.block_size) - num_blocks)

@@ -1,9 +1,9 @@
-"""Byte offsets of the parts of a block in its pages. Pure arithmetic.
+"""Byte offsets of a block's contents in its pages. Pure arithmetic.
 
-A block of a KV group has a part of each layer, and a part consists of pieces that lie in one page each: the whole
+A block of a KV group has a part for each layer, and a part consists of *pieces* that lie in one page each: the whole
 part, or the matrix of each head and what follows them. The block's pages are filled in order, `[kind of
-piece][layer][number]`; a piece that does not fit into the rest of a page begins the next one, so no page has a gap
-before its end.
+piece][layer][number]`; a piece that does not fit into the rest of a page begins the next one. So unused bytes are only
+at the end of a page.
 """
 
 from collections.abc import Iterator, Sequence

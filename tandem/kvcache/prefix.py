@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
 from tandem.kvcache.spec import KVLayout
 
-NULL_BLOCK = 0
+NULL_BLOCK = 0  # id of the block that belongs to no request
 STRETCH_BLOCKS = 32  # of a chain that are found by one look-up
 _is_there = partial(is_not, None)
 
@@ -58,8 +58,8 @@ class PrefixCache(Protocol):
     def note_stretches(
         self, hashes: Sequence[bytes], block_ids: "array[int]", group: int, first: int, end: int
     ) -> None:
-        """Blocks `[first, end)` of a chain were offered, of all of which an owner has `block_ids`: find those stretches
-        by one look-up each that they complete.
+        """Record that blocks `[first, end)` of a chain were inserted; its owner has `block_ids`. Stretches of
+        `STRETCH_BLOCKS` blocks that are complete now can then be found with one look-up each.
         """
         ...
 
@@ -241,7 +241,7 @@ def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]
 
 
 class _Search:
-    """Search in one chain, whose bound only falls: blocks that a group needs from the first on are looked up once."""
+    """Search in one chain. Its bound only falls, so blocks that a group needs from the first on are looked up once."""
 
     def __init__(self, cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes]) -> None:
         self._cache = cache
@@ -262,7 +262,7 @@ class _Search:
         return end
 
     def block_ids(self, group: int, first: int, num_blocks: int) -> "array[int]":
-        """The group's blocks of a prefix that it can serve, null before `first`."""
+        """The group's blocks for a prefix that it can serve; null before `first`."""
         if first == 0:
             found = self._from_first(group, num_blocks)[:num_blocks]
         else:

@@ -1,8 +1,8 @@
-"""Pinned blocks: contents promised to stay available until a deadline, either in blocks of the pool that are not
-evicted (up to a share of it) or as copies in the host tier.
+"""Pinned blocks: contents promised to stay available until a deadline.
 
-Invariant: until its deadline every content is in the pool, the host tier or both, so no more is promised than both can
-hold. A promise is broken in one case only: if a live request could never run otherwise. Time is an argument.
+Each is in a block of the pool that is not evicted (up to a share of the pool), in the host tier as a copy, or both; so
+no more is promised than both can hold. A promise is broken in one case only: if a live request could never run
+otherwise. Time is an argument.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from tandem.kvcache.prefix import PrefixCache
 from tandem.kvcache.tiers import BlockKey, HostMove, HostRead, HostTier
 
 MAX_MOVED_BLOCKS = 64  # pages per move, or one block, so that space is freed gradually
-_MAX_STALE_ENDS = 64
+_MAX_STALE_ENDS = 64  # deadlines that were extended, kept beside those that count
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class PromisedBlocks:
         self._spill(list(self._first(self._num_pooled_pages - self._limit, self._pooled)))
 
     def _first(self, count: int, keys: Iterable[BlockKey]) -> Iterator[BlockKey]:
-        """The first contents that have so many pages together, or all."""
+        """The first contents that together have `count` pages, or all."""
         for key in keys:
             if count <= 0:
                 return
@@ -284,7 +284,7 @@ class PromisedBlocks:
             count -= self._promises[key].num_pages
 
     def _spill(self, chosen: Sequence[BlockKey]) -> int:
-        """Start moving these to the host tier, as far as it has slots; returns the number of contents moved."""
+        """Start moving contents to the host tier, as far as it has slots; returns the number of contents moved."""
         move = _Move()
         num_gone = 0
         for key in chosen:
@@ -320,8 +320,8 @@ class PromisedBlocks:
         self._start_move(HostMove(self._num_moves, pairs))
 
     def _spare_slots(self, count: int) -> tuple[int, ...]:
-        """Returns so many slots of the host tier; if too few are free, some whose content the pool keeps too. Empty if
-        there are not so many.
+        """Returns `count` slots of the host tier, taking copies of contents that the pool has too if too few are free;
+        empty if there are not enough.
         """
         if self._start_move is None:
             return ()

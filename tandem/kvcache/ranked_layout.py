@@ -1,9 +1,8 @@
-"""Layout of the state on each rank of a worker: the same blocks on all, whose pages have the rank's own heads.
+"""Layout of the KV on each rank of a worker, and which bytes two workers of different layouts have to exchange.
 
-Pure arithmetic: bytes are named by their page of a block and their offset there. A whole page of one rank is the
-special case of one rank.
-State without heads, such as latents, is that case too: the ranks of a worker share one copy of it. Where layers are
-divided into stages, a rank's pages have those of its own stage, in the groups of a worker that has all.
+All ranks have the same blocks; a rank's pages have its own heads, and with pipeline stages the layers of its stage
+only. State without heads, such as latents, is not divided: the ranks share one copy, as if there were one rank. Pure
+arithmetic: bytes are named by their page of a block and their offset there.
 """
 
 import math
@@ -20,7 +19,7 @@ from tandem.kvcache.stage_layouts import stage_layouts
 
 
 def num_parts(layout: KVLayout, num_ranks: int) -> int:
-    """In how many parts so many ranks of a stage keep the state: one that all share where no plane has heads."""
+    """Number of parts in which the ranks of a stage keep the state: 1, shared by all, if no plane has heads."""
     return num_ranks if any(group.spec.is_divided for group in layout.groups) else 1
 
 
@@ -30,7 +29,9 @@ Parts = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """`num_bytes` from a source's page to a reader's, each a page of one rank's block."""
+    """Copy of `num_bytes` from a page of one rank's block (`start`, at the source) to one of another (`to`, at the
+    reader).
+    """
 
     to: PageOffset
     start: PageOffset
@@ -39,7 +40,7 @@ class PageCopy:
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """The layout of each of `num_ranks` ranks that have a part of the state each, given that of a worker of one.
+    """Layouts of the KV of a worker whose state is divided among `num_ranks` ranks. `whole`: its layout on one rank.
 
     Args:
         stages: numbers of layers with state in each stage of a pipeline, whose ranks follow one another; () = all
@@ -52,17 +53,17 @@ class RankedLayout:
 
     @property
     def parts(self) -> Parts:
-        """Division of the state among ranks; workers with equal ones have equal pages."""
+        """Division of the state among ranks. Workers with the same division have the same pages."""
         return self.num_ranks, self.stages
 
     @property
     def width(self) -> int:
-        """Ranks that divide the heads of a layer."""
+        """Number of ranks that divide the heads of a layer."""
         return self.num_ranks // max(1, len(self.stages))
 
     @cached_property
     def layout(self) -> KVLayout:
-        """Of a rank that has all layers: all have the same number of heads."""
+        """Layout of a rank that has all layers, without stages: all ranks have the same number of heads."""
         if self.width == 1:
             return self.whole
         specs = [group.spec.shard(self.width) for group in self._by_layer]
@@ -70,15 +71,17 @@ class RankedLayout:
 
     @property
     def page_bytes(self) -> int:
-        """The same on all ranks."""
+        """Bytes of a page, equal on all ranks."""
         return self._of_stages[0].page_bytes
 
     def pages_per_block(self, group: int) -> int:
-        """The same on all ranks."""
+        """Number of pages of a group's blocks, equal on all ranks."""
         return self._of_stages[0].groups[group].pages_per_block
 
     def layout_of(self, rank: int) -> KVLayout:
-        """The rank's own: all groups with the layers of its stage, counted from its first; a group may have none."""
+        """Layout of one rank: all groups, with the layers of its stage counted from the stage's first; a group may have
+        none.
+        """
         return self._of_stages[rank // self.width]
 
     @cached_property
@@ -93,16 +96,16 @@ class RankedLayout:
 
     @property
     def is_shared(self) -> bool:
-        """Whether layers are grouped as on one rank, so that workers of both widths mean the same by a block."""
+        """Whether layers are grouped as on one rank, so that a block means the same whatever the number of ranks."""
         return [group.layers for group in self.layout.groups] == [group.layers for group in self.whole.groups]
 
     @cached_property
     def piece_bytes(self) -> int:
-        """The largest size of which every head of every segment has a whole number, at whatever width."""
+        """Greatest common divisor of the sizes of all heads: any exchange is a whole number of such pieces."""
         return math.gcd(*(part.head_bytes for group in self.whole.groups for part in self._segments(group)))
 
     def used_bytes(self, group: int, rank: int) -> tuple[int, ...]:
-        """Of each page of a rank's block in a KV group; the rest of a page means nothing."""
+        """Number of bytes in use at the beginning of each page of a rank's block in a KV group."""
         placement, num_pages = self.layout_of(rank).placement(group), self.pages_per_block(group)
         return tuple(placement.used_bytes(page) if page < placement.num_pages else 0 for page in range(num_pages))
 
@@ -124,8 +127,8 @@ class RankedLayout:
         return plan_slices(lacking, [source.rectangles(group, rank, blocks) for rank in range(source.num_ranks)])
 
     def copies_of(self, found: Slice, source: "RankedLayout", group: int) -> Iterator[PageCopy]:
-        """The bytes of a slice, the same in each of its blocks: of each layer as many heads at a time as lie together
-        on both sides.
+        """The copies that transfer a slice, the same for each of its blocks: for each layer, runs of heads that are
+        contiguous at both workers.
         """
         ours, theirs = self._heads(group, found.destination, found.part), source._heads(group, found.source, found.part)
         for layer in found.part.layers:
@@ -145,7 +148,7 @@ class RankedLayout:
         return group.spec.segments(self.whole.block_size)
 
     def _heads(self, group: int, rank: int, part: Rectangle) -> "_Heads":
-        """Heads that a rank has of the rectangle's segment, with their places."""
+        """Heads of the rectangle's segment that a rank has, with their places."""
         segments = self._segments(self.layout.groups[group])
         index = next(index for index, segment in enumerate(segments) if segment.name == part.plane)
         num_heads = self._segments(self.whole.groups[group])[index].num_heads
@@ -157,7 +160,7 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """The heads of one segment in a rank's block: its pieces are of that kind, and its bytes begin at `offset` there.
+    """Heads of one segment in a rank's block: its pieces are of kind `kind`, its bytes begin at `offset` in a piece.
 
     `first`: the whole model's head that the rank has as its first.
     """
@@ -170,8 +173,8 @@ class _Heads:
     first: int
 
     def from_head(self, layer: int, head: int) -> tuple[PageOffset, int]:
-        """Place of a head of the whole model, and the number of heads that lie together from it on, those of further
-        layers too.
+        """Place of a head, numbered in the whole model, and the number of heads that are contiguous from it on, those
+        of further layers included.
         """
         index, own = self.layers.index(layer), head - self.first
         if self.segment.is_cut:
@@ -182,7 +185,7 @@ class _Heads:
 
 
 def _ranges(all_layers: tuple[int, ...], span: range) -> list[range]:
-    """Those of ascending indices that lie in a span, as the fewest ranges."""
+    """The ascending layer indices that lie in `span`, as few ranges as possible."""
     layers = [layer for layer in all_layers if layer in span]
     if not layers:
         return []

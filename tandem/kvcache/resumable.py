@@ -1,8 +1,8 @@
-"""Events of the prefixes that can be resumed, made of those of single blocks.
+"""Translates a pool's block events, for models with recurrent layers, into events of prefixes that can be resumed.
 
-Where a layer keeps one state and not one a token, a worker may hold the K and V of a block and no state from which a
-request could go on there or later. Who asks for the holders of a prefix must not be told of such a block. Where in a
-prefix a request can go on, names of states say (`resume_name`), which are told like blocks.
+A recurrent layer keeps one (*constant*) state instead of one a token. A worker may hold the K and V of a block but no
+state from which a request could continue there or later; such a block must not be reported to the locality index. The
+blocks after which a request can continue are reported too, as blocks of their own name (`resume_name`).
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from tandem.core.events import BlockEvent, BlockEventSink, BlockRemoved, BlockSt
 from tandem.core.hashing import resume_name
 from tandem.kvcache.spec import KVLayout
 
-_COUNTED_GROUP = 0
+_COUNTED_GROUP = 0  # as of the locality index
 
 
 @dataclass(slots=True)
 class _Block:
-    """State of one block: whether its K and V are held, and how many constant states. `num_later`: blocks that
-    follow it directly and can be resumed at or after.
+    """State of one block: whether its K and V are held, and how many of its constant states. `num_later`: blocks that
+    follow it directly and are resumable or lead to one.
     """
 
     parent_hash: bytes | None = None
@@ -27,8 +27,9 @@ class _Block:
 
 
 class ResumableEvents:
-    """Receives a pool's events and passes on events of group 0: a block is stored while it is held and its constant
-    states are held as well, its own or those of a block that continues it. While its own are, their name is stored too.
+    """Receives a pool's events and emits events of group 0: a block is stored while it is held together with the
+    constant states of itself or of a later block of its chain. While its own states are held, its `resume_name` is
+    stored too.
 
     Args:
         num_state_groups: KV groups that hold constant states; group 0 is none of them.
@@ -66,7 +67,7 @@ class ResumableEvents:
         return self._is_resumable(block) or (block.is_held and block.num_later > 0)
 
     def _settle(self, block_hash: bytes, block: _Block, was_useful: bool) -> None:
-        """Tell what changed of a block, and count it at those before it."""
+        """Emit the change of a block, and update the counts of the blocks before it."""
         while self._is_useful(block) != was_useful:
             parent_hash = block.parent_hash
             if was_useful:
@@ -88,12 +89,12 @@ class ResumableEvents:
 
 
 def resumable_events(layout: KVLayout, emit: BlockEventSink | None) -> BlockEventSink | None:
-    """`emit` itself where no states are named."""
+    """`emit` behind a `ResumableEvents`, or `emit` itself if the layout has no recurrent states beside growing ones."""
     return emit if emit is None or not names_states(layout) else ResumableEvents(len(_state_groups(layout)), emit)
 
 
 def names_states(layout: KVLayout) -> bool:
-    """Whether blocks that are held may be others than those at which a request can go on, and tell of it."""
+    """Whether the model has both recurrent and other layers, so that resumable blocks are reported by name."""
     return _COUNTED_GROUP not in _state_groups(layout) and bool(_state_groups(layout))
 
 

@@ -1,10 +1,10 @@
-"""Layout of the layers' state in pages. Pure arithmetic, no tensors.
+"""Layout of the layers' KV and other state in pages. Pure arithmetic, no tensors.
 
 Layers with the same `StateSpec` form groups; every group has its own block table per request, and all groups draw
-*pages* of `page_bytes` from one pool. A block holds the planes of `block_size` tokens for the layers of its group. It
-is one page, so that it crosses the wire as one descriptor; a block of constant states, which may be much larger than
-one of K and V, is as many pages as it takes (`placement`). So layers that grow with the request decide how large a page
-is. Layers that read another's state have none of their own and are not counted here.
+*pages* of `page_bytes` from one pool. A block holds the state of `block_size` tokens for the layers of its group. It is
+one page, so that it crosses the wire as one descriptor. A block of constant (recurrent) states may be much larger than
+one of K and V, and has as many pages as it needs (`placement`): the page size is chosen for layers whose state grows
+with the request. Layers that read another layer's state have none of their own and are not counted here.
 """
 
 import math
@@ -23,7 +23,7 @@ _FAR = 1 << 40  # a position that no request reaches
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a block table: same spec, `pages_per_block` pages per block between them."""
+    """Layers that share a block table: they have the same spec, and their blocks have `pages_per_block` pages."""
 
     spec: StateSpec
     layers: tuple[int, ...]
@@ -47,20 +47,20 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that each further block of tokens adds to the hand-off of a request. Layers with a window add none,
-        unless there are no others but those of constant states.
+        """Bytes that each further block of tokens adds to the transfer of a request's KV. Layers with a window add
+        none, unless all other layers are recurrent.
         """
         has_tokens = any(not group.spec.is_constant for group in self.groups)
         return self.page_bytes * max(has_tokens, sum(not group.spec.is_bounded for group in self.groups))
 
     @property
     def bytes_per_request(self) -> int:
-        """Bytes of the hand-off of a request that do not depend on its length: the pages of constant states."""
+        """Bytes of the transfer of a request's KV that do not depend on its length: pages of constant states."""
         return self.page_bytes * sum(group.pages_per_block for group in self.groups if group.spec.bytes_per_request)
 
     @property
     def fill(self) -> float:
-        """Share of its pages that a long request's state takes; 1 where it does not grow with the request."""
+        """Share of a page that is in use, for groups that grow with the request; 1 if there are none."""
         sizes = [g.spec.block_bytes(self.block_size) * len(g.layers) for g in self.groups if not g.spec.is_bounded]
         return sum(sizes) / (self.page_bytes * len(sizes)) if sizes else 1.0
 
@@ -80,7 +80,9 @@ class KVLayout:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether a request may continue from fewer tokens than its blocks were computed for."""
+        """Whether a request can continue from fewer tokens than its blocks were computed for; recurrent states
+        cannot.
+        """
         return all(group.spec.can_rewind for group in self.groups)
 
     def first_needed(self, group: int, position: int) -> int:
@@ -110,8 +112,8 @@ class KVLayout:
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
     def token_blocks(self, num_pages: int, num_tokens: int, max_chunk_tokens: int) -> int:
-        """Blocks of tokens that requests of `num_tokens` have room for in so many pages. As many as there are pages,
-        unless every group is bounded: then a long request takes no more pages than a shorter one.
+        """Number of blocks of tokens that `num_pages` hold for requests of `num_tokens`: one a page, unless every group
+        is bounded. Then a long request takes no more pages than a shorter one.
         """
         if not all(group.spec.is_bounded for group in self.groups):
             return num_pages
@@ -119,7 +121,7 @@ class KVLayout:
         return num_pages * num_blocks // self.blocks_for(num_tokens, max_chunk_tokens)
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
-        """Share of one group in `blocks_for`."""
+        """The pages of one group in `blocks_for`."""
         found = self.groups[group]
         return found.pages_per_block * found.spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
 
@@ -154,7 +156,7 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
 
 
 def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
-    """Chooses the bytes of one page, given the number of layers of each spec.
+    """Chooses the page size in bytes, given the number of layers of each spec.
 
     Pages of full-attention layers are as full as possible, since these layers keep every token; nearly so, where a
     whole number of a constant state's pieces then fills a page. Among such sizes, the one with the fewest pages whose

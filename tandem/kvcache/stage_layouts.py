@@ -1,7 +1,7 @@
-"""Layouts of the ranks of a pipeline, whose stages keep the state of some layers each. Pure arithmetic.
+"""Layouts of pipeline stages, each of which keeps the state of some layers. Pure arithmetic.
 
-All stages have the groups of a rank with all layers, pages of one size, and as many pages a block. So one block table
-holds for all of them, though a group may have no layers in a stage.
+All stages have the KV groups of a worker without stages, one page size, and the same number of pages per block. So one
+block table serves all of them, though a group may have no layers in a stage.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tandem.kvcache.spec import KVGroup, KVLayout
 
 
 def stage_layouts(layout: KVLayout, spans: Sequence[range]) -> tuple[KVLayout, ...]:
-    """Of each stage, which has these layers, counted from its first.
+    """Layout of each stage. `spans`: layers of each; a stage's layout counts them from its first.
 
     Pages are as large as the stage with most layers of a group that grows with the request needs; where no group does,
     as the one with most layers of any.
@@ -40,7 +40,7 @@ def _count(group: KVGroup, span: range) -> int:
 
 
 def _page_bytes(layout: KVLayout, most: Sequence[int]) -> int:
-    """Given the most layers of each group that a stage has."""
+    """Bytes of a page. `most`: the largest number of layers of each group in any stage."""
     sizes = [
         group.spec.block_bytes(layout.block_size) * count for group, count in zip(layout.groups, most, strict=True)
     ]

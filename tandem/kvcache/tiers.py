@@ -1,4 +1,5 @@
-"""Host tier: accounting of its slots, which hold copies of pages. The worker copies the bytes.
+"""Host tier of the KV cache: accounting of slots in host memory, which hold copies of pages. The worker copies the
+bytes.
 
 Invariant: a slot is free, holds one content, is being written, or waits for its last reader; only a free slot is
 allocated.
@@ -21,7 +22,7 @@ class HostMove:
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """Copy into the block of entry `index` of KV group `group` in a request's block table.
+    """A copy into the block of entry `index` of KV group `group` in a request's block table.
 
     Page by page, into `pages`. The source are slots or, where there are none, the pool's block `source_id` of
     `source_pages`, which the request cannot share directly since its prefix is only complete with the host tier's

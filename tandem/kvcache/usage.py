@@ -1,4 +1,4 @@
-"""Use of a pool: blocks in each state, and the state that requests hold."""
+"""Usage of a KV pool: number of pages in each state, and bytes of state that requests hold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class KVCacheUsage:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """State that requests hold now, in bytes; a block that several share counts for each of them, one that is begun as
-    a whole.
+    """State that requests hold now, in bytes. A block shared by several requests counts for each, a partly filled one
+    as a whole.
 
-    num_bytes: of the layers' state, as far as the next query sees it. page_bytes: of all pages that they hold, with
-    what these leave empty and with states that later requests may go on from.
+    num_bytes: of the layers' state, as far as the next query reads it. page_bytes: of all pages that they hold,
+    including unused bytes and checkpoints for later requests.
     """
 
     num_bytes: int = 0
@@ -39,7 +39,7 @@ class HeldState:
 
     @classmethod
     def of(cls, layout: KVLayout, tables: Iterable[tuple[BlockTable, int]]) -> "HeldState":
-        """Of the requests with these block tables, each with the position of its next query."""
+        """State held by the requests of these block tables, each given with the position of its next query."""
         sizes = [len(group.layers) * group.spec.block_bytes(layout.block_size) for group in layout.groups]
         num_bytes = num_pages = 0
         for table, position in tables:

@@ -18,10 +18,10 @@ from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import HASH_BYTES
 
 KEY_BYTES = 15  # NOTE: of a hash's 32. 120 bits do not collide by accident, and in CPython 16 would take a third more.
-COUNTED_GROUP = 0
-DEFAULT_MAX_BLOCK_REPLICAS = 8_000_000
+COUNTED_GROUP = 0  # the KV group that is indexed
+DEFAULT_MAX_BLOCK_REPLICAS = 8_000_000  # (block, worker) pairs in an index
 MIN_BLOCK_REPLICAS = 1024
-SILENT_S = 30.0
+SILENT_S = 30.0  # without a report, after which an incarnation counts as ended
 
 
 class PublishResult(Enum):
@@ -39,7 +39,8 @@ class PublishResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalityStats:
-    """Fill level of an index. Replicas of workers that are gone count until they are cleaned up.
+    """Fill level of an index. A block replica is a block held by one worker; replicas of workers that are gone count
+    until they are cleaned up.
 
     `num_rotations`: number of times the older generation was dropped since the index was created.
     """

@@ -26,8 +26,8 @@ from tandem.locality.base import (
 )
 from tandem.locality.holders import NOBODY, HolderTable, pack, unpack
 
-_KEYS_PER_TURN = 512
-_FIRST_BLOCKS = 16
+_KEYS_PER_TURN = 512  # written under the lock at a time
+_FIRST_BLOCKS = 16  # of a chain that are looked up one by one
 
 
 @dataclass(slots=True)
@@ -162,9 +162,9 @@ class EmbeddedIndex:
                 self._table.put(key, after[before, held])
 
     def _walk(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Follow the chain until the last worker drops out: block by block at its start, and to its end while blocks
-        are of the previous generation, which moves them to the recent one. Otherwise by leaps, relying on the rule that
-        a worker holding a block holds those before it.
+        """Follow the chain until the last worker drops out. Goes block by block at its start, and to its end while
+        blocks are of the previous generation, which moves them to the recent one. Otherwise it leaps, relying on the
+        rule that a worker holding a block holds those before it.
         """
         table, leading = self._table, dict[int, int]()
         racing = self._visible(table.get(hashes[0][:KEY_BYTES]))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tandem.core.events import BlockEvent, BlockStored
 from tandem.locality.base import COUNTED_GROUP, LocalityIndex, PublishResult
 
-_MAX_REPORT = 4096
+_MAX_REPORT = 4096  # events
 
 
 class BlockFeed:

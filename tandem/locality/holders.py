@@ -11,7 +11,7 @@ from collections.abc import Iterable
 SLOT_BYTES = 4
 NOBODY = b""
 _MAX_SHARED_BYTES = 1 << 22  # NOTE: of holders; what thousands hold was held by every smaller number of them before
-_OBJECT_BYTES = 100
+_OBJECT_BYTES = 100  # of a shared `bytes` beside its content
 
 
 def pack(slots: Iterable[int]) -> bytes:
@@ -51,9 +51,11 @@ class HolderTable:
 
     @property
     def has_old(self) -> bool:
+        """Whether the previous generation has any keys."""
         return bool(self._old)
 
     def is_old(self, key: bytes) -> bool:
+        """Whether a key is in the previous generation."""
         return key in self._old
 
     def put(self, key: bytes, holders: bytes) -> None:

@@ -39,7 +39,7 @@ from tandem.locality.base import (
 from tandem.redis_client import explained, not_understood
 from tandem.sentinel_url import SentinelUrl
 
-_KEYS_PER_CALL = 512
+_KEYS_PER_CALL = 512  # of a script, so that none blocks Redis for long
 _CALLS_PER_PIPELINE = 32
 _SNAPSHOT_ATTEMPTS = 3
 _NAME_BYTES = 8
@@ -146,7 +146,7 @@ class RedisIndex:
         self._writer.close()
 
     def _asked(self, script: str, arguments: Sequence[Any]) -> Any:
-        """The answer to a look-up; after one that failed, others fail at once for a while."""
+        """Result of a look-up. After one that failed, others fail at once for a while."""
         if self._clock.now_s() < self._away_until_s:
             raise LocalityUnavailableError("Redis did not answer a moment ago; it is tried again shortly")
         try:

@@ -1,1 +1,1 @@
-"""Computes the number of workers of each pool, with reasons, from observations. Reads no clock, does no I/O."""
+"""Computes how many workers each pool should have, with reasons, and plans deployments. Reads no clock, does no I/O."""

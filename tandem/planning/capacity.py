@@ -87,6 +87,7 @@ class Batch:
 
     @property
     def use(self) -> float:
+        """The larger of both shares."""
         return max(self.kv_use, self.slot_use)
 
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from tandem.planning.profile import Profile
 from tandem.planning.roofline import Roofline
 
-_MOST_RUNNING = 1e6
+_MOST_RUNNING = 1e6  # a larger batch counts as infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class DecodeBatch:
         return high
 
     def crowd(self, running: float) -> float:
+        """Batch of a worker that is not exceeded for `share` of the time, given the mean batch."""
         together = running * self.num_workers
         return (together + NormalDist().inv_cdf(self.share) * math.sqrt(together)) / self.num_workers
 

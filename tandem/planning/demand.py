@@ -11,7 +11,7 @@ from tandem.planning.capacity import OfferedLoad
 from tandem.planning.forecast import ExpectedDemand, Forecast, ForecastSettings
 from tandem.planning.observation import Traffic
 
-_UNKNOWN_OUTPUT = 256.0
+_UNKNOWN_OUTPUT = 256.0  # tokens of an answer before any has ended
 
 
 @dataclass(slots=True)

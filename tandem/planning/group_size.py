@@ -1,4 +1,4 @@
-"""Size of a group of ranks: how many parts its layers are cut into, and how many stages of layers it has."""
+"""Size of a group of ranks: number of ranks that split each layer, and number of pipeline stages."""
 
 from dataclasses import dataclass
 

@@ -55,6 +55,7 @@ class NetworkLink:
 
     @property
     def usable_bytes_per_s(self) -> float:
+        """The rate that hand-offs reach."""
         return self.bytes_per_s * self.share
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-MAX_WORKERS = 1 << 14
+MAX_WORKERS = 1 << 14  # that are tried
 
 Need = Callable[[int], bool]
 Needs = Mapping[str, Need]

@@ -8,12 +8,12 @@ from tandem.core.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDrafts:
-    """Drafts of decode steps.
+    """Speculative decoding in a plan.
 
     Args:
-        drafter: what guesses; None = guesses are taken from the text, which costs nothing.
-        acceptance: share of guesses that are right, of those whose earlier guesses were.
-        most: the most drafts of a request's step.
+        drafter: network that guesses; None = guesses are taken from the text, which costs nothing.
+        acceptance: probability that a guess is right if those before it in the step are.
+        most: largest number of drafts of a request in a step.
     """
 
     drafter: DrafterCost | None
@@ -28,20 +28,20 @@ class PlannedDrafts:
 
     @property
     def weight_bytes(self) -> float:
-        """Weights that the drafter holds for itself."""
+        """Bytes of the drafter's own weights."""
         return 0.0 if self.drafter is None else self.drafter.weight_bytes
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """State that the drafter keeps of a context of so many tokens."""
+        """Bytes of the drafter's own KV for a context of this many tokens."""
         return 0.0 if self.drafter is None else self.drafter.kv_bytes(num_tokens)
 
     @property
     def head(self) -> DrafterCost | None:
-        """The drafter, if it is a head, which computes prompts; None = it is none."""
+        """The drafter if it is a head, which computes prompts too; else None."""
         return self.drafter if self.drafter is not None and self.drafter.is_head else None
 
     def tokens(self, num_drafts: int) -> float:
-        """Mean number of tokens that a step with so many drafts brings a request: 1 + a + a² + …
+        """Mean number of tokens per request of a step with this many drafts: 1 + a + a² + …
 
         Source: Leviathan et al. 2023, arXiv:2211.17192, equation 1.
         """

@@ -17,7 +17,7 @@ from tandem.planning.pools import Prospect
 from tandem.planning.reasons import Change, explain, warn
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
-_MOST_PATIENCE = 4.0
+_MOST_PATIENCE = 4.0  # factor of the hold time after repeated mistakes
 
 
 @dataclass(frozen=True, slots=True)

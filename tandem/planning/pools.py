@@ -17,7 +17,7 @@ _LEAST_WAIT_SHARE = 0.25  # NOTE: waits are kept short even if a long prompt alo
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Expected demand and the capacity of workers.
+    """Demand at one time in the future, and the capacity of workers; predicts latencies for any sizes of the pools.
 
     load: expected demand. prefill, decode: capacity of the workers of each pool.
     pace: measured over predicted speed of prefill workers.
@@ -33,6 +33,7 @@ class Prospect:
 
     @property
     def service_ms(self) -> float:
+        """Mean prefill time of a prompt."""
         return self.prefill.service_ms(self.load) / self.pace
 
     @property
@@ -42,6 +43,7 @@ class Prospect:
 
     @property
     def own_ms(self) -> float:
+        """Prefill time of a prompt itself at the objective's percentile, without waiting."""
         return self.prefill.own_ms(self.service_ms)
 
     @property
@@ -50,9 +52,11 @@ class Prospect:
         return self.decode.speed.step_ms(1, self.load.num_context_tokens)
 
     def ttft_ms(self, num_prefill: int) -> float:
+        """Predicted TTFT at the objective's percentile."""
         return self.prefill.ttft_ms(num_prefill, self.offered, self.service_ms, self._late_ms(num_prefill))
 
     def batch(self, num_decode: int) -> Batch:
+        """Predicted state of the decode workers."""
         return self.decode.batch(num_decode, self.load, min(self.settings.ttft_ms, self.own_ms) / 1000)
 
     def outlook(self, num_prefill: int, num_decode: int) -> Outlook:
@@ -109,7 +113,7 @@ class Prospect:
         return min(pairs, key=lambda pair: (self.strain(*pair), settings.accelerators(*pair), pair))
 
     def at(self, load: OfferedLoad, backlog_ms: float | None = None) -> "Prospect":
-        """Returns this prospect with another demand."""
+        """The same capacity with another demand."""
         return replace(self, load=load, backlog_ms=self.backlog_ms if backlog_ms is None else backlog_ms)
 
     def _step_limit_ms(self, comfort: float) -> float:

@@ -31,6 +31,7 @@ class PrefillQueue:
 
     @cached_property
     def service_ms(self) -> float:
+        """Mean prefill time of a prompt."""
         return math.fsum(self.services_ms) / len(self.prompts)
 
     @cached_property
@@ -44,6 +45,7 @@ class PrefillQueue:
         return self.rate_per_s * self.service_ms / 1000
 
     def service_at(self, share: float) -> float:
+        """Prefill time that `share` of the prompts do not exceed."""
         return self.services_ms[max(0, math.ceil(share * len(self.services_ms)) - 1)]
 
     def mean_ttft_ms(self, num_workers: int) -> float:

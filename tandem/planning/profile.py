@@ -35,7 +35,7 @@ class Profile:
             raise ConfigurationError(f"prefix_hit={self.prefix_hit:g}; use a share of 0 or more and below 1")
 
     def cached(self, num_prompt_tokens: float) -> float:
-        """Number of tokens of such a prompt that need no prefill."""
+        """Number of tokens of a prompt of this length that are cached and need no prefill."""
         return self.prefix_hit * num_prompt_tokens
 
     @cached_property

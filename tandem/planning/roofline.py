@@ -14,7 +14,7 @@ from tandem.planning.hardware import Accelerator, NetworkLink
 from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
-_NUM_RUNNING_OF_LINE = 256.0
+_NUM_RUNNING_OF_LINE = 256.0  # requests up to which the linear model holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class HandOffEstimate:
 
 
 class _Passes(NamedTuple):
-    """A step through stages: of how many micro-batches it consists, and how often a stage's time passes until its end.
+    """A step in a pipeline: number of micro-batches, and number of times that a stage's time passes until its end.
 
     One stage after another computes each, and all stages compute at once.
     """
@@ -156,7 +156,7 @@ class Roofline:
         return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
-        """Mean milliseconds per output token of a request: those of a step, or where drafts make it shorter, of
+        """Mean milliseconds per output token of a request: the time of a step; with drafts, if shorter, the time of
         drafting and verification over the mean number of accepted tokens.
         """
         plain_ms = self._step_ms(num_running, num_running, context_tokens)
@@ -184,7 +184,7 @@ class Roofline:
         return self.assumptions.step_overhead_ms + 1000 * (max(sweep_s, compute_s) + kv_s)
 
     def held_bytes(self, num_tokens: float) -> float:
-        """State that a context of so many tokens keeps, the drafter's included."""
+        """Bytes of KV and other state for a context of this many tokens, the drafter's included."""
         drafted = 0.0 if self.drafts is None else self.drafts.kv_bytes(num_tokens)
         return self.model.kv_bytes(num_tokens) + drafted
 
@@ -297,14 +297,18 @@ class Roofline:
         return overhead_ms + self._running_ms(num_rows) + passes.num_passes * part_ms
 
     def _passes(self, num_tokens: float) -> _Passes:
-        """Of a step. A piece of a prompt has so many tokens that its products take longer than reading the weights."""
+        """Micro-batches of a step. A piece of a prompt has enough tokens that its products take longer than reading the
+        weights.
+        """
         bytes_per_s = self._product_flops * self.assumptions.mfu * self.model.weight_bits / 16
         ridge = bytes_per_s / self._reached_bytes_per_s
         num_parts = num_micro_batches(num_tokens, self.num_stages, max(PIECE_TOKENS, math.ceil(ridge)))
         return _Passes(num_parts, num_parts + self.num_stages - 1)
 
     def _stream_ms(self, num_tokens: float, passes: _Passes) -> float:
-        """Time of the residual stream from stage to stage, 16 bits a number: of a micro-batch once it is computed."""
+        """Time of sending the residual stream from stage to stage, 16 bits a number; a micro-batch is sent once it is
+        computed.
+        """
         if self.num_stages == 1:
             return 0.0
         num_bytes = 2 * self.model.stream_size * num_tokens / passes.num_parts / self.width

@@ -1,8 +1,8 @@
-"""Search of the parallelism (ranks per layer, pipeline stages) of both pools' workers: the cheapest pair of sizes that
-meets the objectives, what each size costs in bytes, exchanges and idle time, and why it is not chosen.
+"""Searches the parallelism (ranks per layer, pipeline stages) of both pools' workers, for the sizing command.
 
-A rank is an accelerator. What it keeps is counted from its part of the model (`architecture.shards`): of weights that
-ranks do not divide each has a copy.
+Finds the cheapest pair of sizes that meets the objectives. Reports what each size costs in memory, traffic and idle
+time, and why it was not chosen. A rank is an accelerator; its memory is counted from its part of the model
+(`architecture.shards`), with a copy of weights that ranks do not divide.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from tandem.planning.group_size import GroupSize
 from tandem.planning.pool_sizing import size_pools
 from tandem.planning.sizing import DeploymentSite, Sizing
 
-STEP_TOKENS = 1, 16, 64
+STEP_TOKENS = 1, 16, 64  # numbers of tokens in a decode step that are reported
 CHUNK_TOKENS = 512  # of a prompt in one step, as on a CPU
 _STREAM_BYTES = 2.0  # of a number of the residual stream
 _ANY_DTYPE = "bfloat16"  # NOTE: shares of bytes do not depend on it
@@ -32,11 +32,10 @@ class WidthFacts:
     """Memory, traffic and idle time of each rank of a group.
 
     Args:
-        weight_bytes: largest of any rank.
-        kv_bytes_per_token: largest of any rank.
+        weight_bytes, kv_bytes_per_token: of the rank that has most.
         num_exchanges, exchanged_bytes_per_token: of one step in all its stages, see `exchange_bytes`.
-        stream_bytes_per_token: that a rank sends to the next stage.
-        idle_share: by tokens of a step, see `stages.idle_share`.
+        stream_bytes_per_token: bytes that a rank sends to the next stage.
+        idle_share: share of time that a rank waits for other stages, by tokens of a step, see `stages.idle_share`.
         experts: largest number of whole experts of a layer on any rank; None = there are none.
         expert_imbalance: by tokens of a step, see `expected_imbalance`.
     """
@@ -54,12 +53,12 @@ class WidthFacts:
 
 @dataclass(frozen=True, slots=True)
 class WidthSearch:
-    """Result of a search.
+    """Result of a search over group sizes.
 
-    facts: of the sizes that divide the model.
-    refusals: of the others, the reason.
+    facts: for each size into which the model can be divided.
+    refusals: reasons why other sizes are not possible.
     prefill, decode: the sizes chosen.
-    choices: by sizes of prefill and decode workers.
+    choices: sizing of the pools, by the sizes of prefill and decode workers.
     """
 
     facts: Sequence[WidthFacts]
@@ -83,7 +82,7 @@ class WidthSearch:
 
 
 def sizes_of(widths: Sequence[int] = WIDTHS, stages: Sequence[int] = (1,)) -> Sequence[GroupSize]:
-    """All of so many ranks a layer and so many stages that a worker may have."""
+    """All group sizes of these numbers of ranks per layer and of stages that a worker may have."""
     sizes = (GroupSize(width, num_stages) for width in widths for num_stages in stages)
     return sorted((size for size in sizes if size.num_ranks <= MAX_RANKS), key=lambda size: (size.num_ranks, size))
 
@@ -91,7 +90,7 @@ def sizes_of(widths: Sequence[int] = WIDTHS, stages: Sequence[int] = (1,)) -> Se
 def search_widths(
     site_of: Callable[[GroupSize, GroupSize], DeploymentSite], rate_per_s: float, sizes: Sequence[GroupSize]
 ) -> WidthSearch:
-    """Finds the sizes for both pools that miss the fewest objectives; among these, the cheapest.
+    """Finds the pair of sizes that misses the fewest objectives; among these, the cheapest.
 
     Args:
         rate_per_s: requests per second.
@@ -116,7 +115,7 @@ def search_widths(
 
 
 def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
-    """Counted from the parts of all ranks. Raises `ConfigurationError` where the model has no such parts."""
+    """Computes the facts from the parts of all ranks. Raises `ConfigurationError` if the model cannot be divided so."""
     model, width, num_stages = replace(cost.model, dtype=_ANY_DTYPE), size.width, size.num_stages
     shards = [shard_model(model, rank, width) for rank in range(width)]
     parts = [stage_of(shard, stage, num_stages) for shard in shards for stage in range(num_stages)]
@@ -140,7 +139,9 @@ def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
 
 
 def _order(sizing: Sizing, sizes: tuple[GroupSize, GroupSize]) -> tuple[float, ...]:
-    """Of as many ranks those with fewer stages first, which have less to wait for."""
+    """Sort key of a choice: fewer problems, then lower cost, then fewer accelerators, ranks, lower TTFT and fewer
+    stages.
+    """
     cost, (prefill, decode) = round(sizing.usd_per_hour, 2), sizes
     num_ranks, num_stages = prefill.num_ranks + decode.num_ranks, prefill.num_stages + decode.num_stages
     return len(sizing.problems), cost, sizing.num_accelerators, num_ranks, sizing.ttft.high_ms, num_stages

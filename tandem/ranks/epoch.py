@@ -1,7 +1,7 @@
-"""The ranks of one epoch, as their leader has them: processes that are started, spoken to, watched and ended together.
+"""One epoch of a group of ranks, as the leader uses it: starts from new processes, and ends when one rank is lost.
 
-Its sockets and its exchange memory belong to these processes alone, so nothing of another epoch can reach them. When
-one rank ends, or stands still, the epoch has ended.
+The leader has them load their parts, sends them steps, watches and ends them together. Sockets and exchange memory
+belong to the epoch's processes alone, so nothing of another epoch can reach them.
 """
 
 import logging
@@ -25,12 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class Epoch:
-    """Has the ranks 1 and up, which were started for it, load their parts.
+    """The ranks of one epoch without the leader; has them load their parts when it is created.
 
     Args:
-        shared: the leader's, in a memory that only these ranks have.
+        shared: the leader's exchanges, in a memory that only these ranks have.
+        ranks: the started processes, by rank from 1.
         deadline_s: the longest that an exchange within a stage or context waits for a rank.
-        on_lost: told on a thread of its own, once, that the epoch has ended although nobody closed it.
+        on_lost: called once, on a thread of its own, when the epoch has ended without `close`.
     """
 
     def __init__(
@@ -61,21 +62,21 @@ class Epoch:
 
     @property
     def process_ids(self) -> Mapping[int, int]:
-        """Of the ranks but the leader, on their hosts."""
+        """Process id of each rank but the leader, on its host."""
         return {rank: led.process_id for rank, led in self._ranks.items()}
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of each rank, "" = the leader's."""
+        """Name of each rank's host; "" = the leader's."""
         return "", *(led.host for _, led in sorted(self._ranks.items()))
 
     @property
     def silent_s(self) -> tuple[float, ...]:
-        """Time since each rank's last heartbeat; () = none is due yet."""
+        """Seconds since each rank's last heartbeat; () = heartbeats have not begun."""
         return () if self._beats is None else self._beats.silent_s(monotonic_s())
 
     def prepare(self, fingerprint: str, sizes: ShardSizes, *, keeps_pages: bool) -> None:
-        """Waits until all ranks have loaded the same model and taken their memory; raises as `Ranks.prepare`."""
+        """Waits until all ranks have loaded the same model and allocated their memory; raises as `Ranks.prepare`."""
         for rank in self._ranks:
             loaded = self._receive(rank, Loaded)
             if loaded.fingerprint != fingerprint:
@@ -116,7 +117,7 @@ class Epoch:
         await_ends(self._ranks.values())
 
     def _listen(self) -> None:
-        """Ends the process of a rank that stands still."""
+        """Kills a rank whose heartbeats have stopped."""
         if self._beats is None or self._reason is not None:
             return
         rank = self._beats.silent_rank(self._shared.beats, monotonic_s())
@@ -125,7 +126,7 @@ class Epoch:
             self._lose(rank, f"has stood still for {SILENCE_S:g} s")
 
     def _lose(self, rank: int, why: str | None = None) -> None:
-        """`why`: None = as its process ended."""
+        """Ends the epoch since a rank is lost. `why`: None = its process ended."""
         led = self._ranks[rank]
         led.wait(END_S)
         if self._reason is None:

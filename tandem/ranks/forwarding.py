@@ -1,4 +1,7 @@
-"""Sends what ranks of this host publish to other hosts: a thread for each lane, for as long as the epoch lives."""
+"""Forwards what the ranks of this host publish to the other hosts of the group, for as long as the epoch lives.
+
+A *lane* carries what one rank publishes in one exchange or pipe, in order; each lane has a thread.
+"""
 
 import threading
 from collections.abc import Callable
@@ -8,8 +11,8 @@ from tandem.compute.native.links_mirror import LinksMirror
 
 
 def forward(mirror: LinksMirror, lane: int, send: Callable[[int, int, memoryview], None]) -> threading.Thread:
-    """Calls `send` with lane, number and bytes of each exchange, in their order. It ends with the group, or when `send`
-    raises OSError.
+    """Starts a thread that calls `send` with lane, number and bytes of each exchange, in order. It ends with the group,
+    or when `send` raises OSError.
     """
 
     def work() -> None:

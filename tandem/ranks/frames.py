@@ -1,7 +1,7 @@
-"""Format of what the leader of a group and another host of it send each other, once both have proved themselves.
+"""Frames: format of all that a group's leader and another host send each other after the handshake (`rendezvous`).
 
-Each frame has a header and so many bytes. `epoch` is that of the group for which it was sent: a frame of a former one
-says nothing about the present.
+A frame is a header and a number of bytes. `epoch` is that of the group for which it was sent; a frame of a former epoch
+is ignored.
 """
 
 import struct
@@ -10,15 +10,17 @@ from enum import IntEnum
 
 from tandem.core.errors import TransportError
 
-HEADER = struct.Struct("!BBxxIQI")
+HEADER = struct.Struct("!BBxxIQI")  # kind, rank, epoch, number, size
 PLACE = struct.Struct("!BBBBB")  # as in `HostPlace`
 NUMBER = struct.Struct("!q")
-MAX_MESSAGE_BYTES = 1 << 30
-MAX_WORDS_BYTES = 1024
+MAX_MESSAGE_BYTES = 1 << 30  # after one header
+MAX_WORDS_BYTES = 1024  # of a text such as that of `LOST`
 
 
 class FrameKind(IntEnum):
-    """Kind of a frame. The first ones are sent by both sides, the others by leaders or by hosts alone."""
+    """Kind of a frame. Kinds below 16 are sent by both sides, those below 32 by the leader only, others by
+    hosts only.
+    """
 
     PUBLISH = 1  # bytes of exchange `number` on lane `rank` of `LinksMirror`
     MESSAGE = 2  # a message to or from `rank`, see `messages`
@@ -40,7 +42,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Header of a frame. `size`: of the bytes that follow it."""
+    """Header of a frame. `size`: number of bytes that follow. The other fields depend on the kind, see `FrameKind`."""
 
     kind: FrameKind
     rank: int = 0
@@ -49,11 +51,12 @@ class Frame:
     size: int = 0
 
     def pack(self) -> bytes:
+        """Encodes the header."""
         return HEADER.pack(self.kind, self.rank, self.epoch, self.number, self.size)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Frame":
-        """Raises `TransportError` for what no release sends."""
+        """Parses a header. Raises `TransportError` if it is none of this protocol."""
         kind, rank, epoch, number, size = HEADER.unpack(data)
         if kind not in FrameKind._value2member_map_ or size > MAX_MESSAGE_BYTES:
             raise TransportError(f"a frame of kind {kind} with {size} bytes is none of this protocol")

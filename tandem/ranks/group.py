@@ -1,7 +1,8 @@
-"""The group of ranks of one worker, as its leader has it: sends them steps, and forms it anew when one is lost.
+"""The group of ranks of one worker, as its leader uses it: sends steps to the ranks, and replaces them when one is
+lost.
 
-Each time it is formed is an epoch with processes of its own. The KV memory of all ranks outlives an epoch: what the
-steps before have written stays.
+Each time the group is formed begins an epoch with new processes. The KV memory of all ranks outlives an epoch: what
+earlier steps have written stays.
 """
 
 import logging
@@ -26,7 +27,7 @@ from tandem.ranks.remote import RemoteHost
 from tandem.ranks.system import OwnSystem, RankSystem
 from tandem.scheduler.output import SchedulerOutput
 
-EXCHANGE_DEADLINE_S = 20.0
+EXCHANGE_DEADLINE_S = 20.0  # after which a rank that does not take part is lost
 MAX_FRUITLESS_EPOCHS = 3  # in a row, without a step
 
 _log = logging.getLogger(__name__)
@@ -43,16 +44,16 @@ class RankGroup:
     """Implements `Ranks`. Starts `num_ranks - 1` processes, which load their parts while the leader loads its own.
 
     Args:
-        config: a rank's, see `share_of`.
-        num_ranks: of all stages and contexts together.
-        num_stages: into which the model's layers are divided; it divides `num_ranks`.
-        num_contexts: into which the tokens of prompts are divided in each stage; likewise.
+        config: configuration of each rank, see `share_of`.
+        num_ranks: in all stages and contexts together.
+        num_stages: stages into which the model's layers are divided (pipeline); divides `num_ranks`.
+        num_contexts: parts into which the tokens of prompts are divided in each stage; divides `num_ranks` too.
         deadline_s: the longest that an exchange within a stage and context, or a message to a rank, waits for it.
-        hosts: that have joined, and have ranks of it, of whole stages if there are several; closed with the group.
-            None = all ranks are here.
-        system: where ranks of this host run.
+        hosts: joined hosts with ranks of the group, of whole stages if there are several; closed with the group.
+            None = all ranks are on this host.
+        system: starts ranks and makes memory on this host; None = the real one.
 
-    `on_lost` is told on a thread of its own, once an epoch, that it has ended although nobody closed it.
+    `on_lost` is called on a thread of its own, at most once an epoch, when that has ended without `close`.
     """
 
     def __init__(
@@ -89,37 +90,37 @@ class RankGroup:
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """Rows that the experts of each rank of the leader's stage or context have computed so far."""
+        """Rows computed so far by the experts of each rank in the leader's stage and context."""
         return self._shared.expert_rows
 
     @property
     def state_hosts(self) -> Sequence[RemoteHost]:
-        """The other hosts in the order of their parts of the state, see `MemoryPool.host`."""
+        """The other hosts, in the order of their parts of the KV memory, see `MemoryPool.host`."""
         return self.other_hosts if self.links.num_stages == 1 else self.other_hosts[::-1]
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stage of each rank."""
+        """The stage of each rank, by rank."""
         return tuple(map(self._shared.stage_of, range(self._shared.num_ranks)))
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """The context of each rank."""
+        """The context of each rank, by rank."""
         return tuple(map(self._shared.context_of, range(self._shared.num_ranks)))
 
     @property
     def process_ids(self) -> Mapping[int, int]:
-        """Of the other ranks, on their hosts."""
+        """Process id of each rank but the leader, on its host."""
         return self._epoch.process_ids
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of each rank, "" = the leader's."""
+        """Name of each rank's host; "" = the leader's."""
         return self._epoch.hosts
 
     @property
     def silent_s(self) -> tuple[float, ...]:
-        """Time since each rank's last heartbeat; () = the group is being formed."""
+        """Seconds since each rank's last heartbeat; () = the group is being formed."""
         return self._epoch.silent_s
 
     def take_pages(self, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
@@ -162,7 +163,9 @@ class RankGroup:
         self._epoch.begin_step(step)
 
     def end_step(self) -> None:
-        """Raises `RanksLostError` if the step may not have been computed by all."""
+        """Counts a step as computed. Raises `RanksLostError` if the epoch ended, so that a rank may not have computed
+        it.
+        """
         self._epoch.check()
         self._epoch.num_steps += 1
 
@@ -180,7 +183,9 @@ class RankGroup:
         self._system.close(self._kv_memory)
 
     def _begin(self, memory: int) -> Epoch:
-        """NOTE: other hosts first, since one that is lost ends this, and then nothing here is to be ended."""
+        """Starts the ranks of an epoch. NOTE: other hosts first: if one is lost this fails, and then no rank here needs
+        ending.
+        """
         ranks: dict[int, LedRank] = {}
         if self._hosts is not None:
             ranks |= self._hosts.begin(self.num_epochs, memory)
@@ -194,7 +199,7 @@ class RankGroup:
 
 
 class RankedExecutor:
-    """An `Executor` of all ranks of a group: each step goes to the others, then to this process's own."""
+    """An `Executor` of all ranks of a group: sends each step to the others, then computes the leader's part."""
 
     def __init__(self, group: RankGroup, own: Executor) -> None:
         self._group = group
@@ -203,7 +208,9 @@ class RankedExecutor:
         self._untold: tuple[str, ...] = ()
 
     def submit(self, step: SchedulerOutput) -> StepHandle:
-        """NOTE: what a lost step releases may have reached nobody, so the next one says it too."""
+        """Computes a step on all ranks. NOTE: requests released by a step that was lost may still be known to ranks, so
+        the next step releases them again.
+        """
         step = replace(step, released=(*self._untold, *step.released))
         self._untold = tuple(step.released)
         self._num_steps += 1

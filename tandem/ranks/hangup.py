@@ -1,4 +1,6 @@
-"""Tells when the process at the other end of a socket has ended, without reading from it; and when it is time."""
+"""Watches sockets for the end of the process at the other end, without reading from them; also calls a function
+regularly.
+"""
 
 import select
 import socket
@@ -15,10 +17,10 @@ def watch_for_hangup(
     on_time: Callable[[], None] | None = None,
     every_s: float | None = None,
 ) -> Callable[[], None]:
-    """Calls `on_hangup` once for each of `descriptors` whose other end is closed, and `on_time` about every `every_s`
-    seconds, on a thread of its own.
+    """Starts a thread that calls `on_hangup` once for each of `descriptors` whose other end is closed, and `on_time`
+    about every `every_s` seconds.
 
-    The caller keeps them open until it has called what this returns, which ends the thread.
+    Returns a function that ends the thread; the caller keeps the descriptors open until it has called that.
     """
     ours, theirs = socket.socketpair()
     poll = select.poll()

@@ -1,16 +1,16 @@
-"""Heartbeats: which rank has not shown for too long that it runs. Pure; the time is an argument."""
+"""Finds ranks whose heartbeats have stopped. Pure; the time is an argument."""
 
 from collections.abc import Sequence
 
-BEAT_S = 0.25
+BEAT_S = 0.25  # between two heartbeats
 SILENCE_S = 1.5  # after which a rank counts as lost: it is found within two seconds
 
 
 class Heartbeats:
-    """Of all ranks but the leader, which asks regularly.
+    """Last heartbeat of each rank but the leader, which calls `silent_rank` regularly.
 
     Args:
-        beats: counts so far, by rank.
+        beats: number of heartbeats so far, by rank.
     """
 
     def __init__(self, beats: Sequence[int], now_s: float) -> None:
@@ -19,13 +19,13 @@ class Heartbeats:
         self._asked_s = now_s
 
     def silent_s(self, now_s: float) -> tuple[float, ...]:
-        """Time since each rank's last heartbeat; 0 for the leader."""
+        """Seconds since each rank's last heartbeat; 0 for the leader."""
         return 0.0, *(max(0.0, now_s - heard_s) for heard_s in self._heard_s[1:])
 
     def silent_rank(self, beats: Sequence[int], now_s: float) -> int | None:
-        """The first rank that has been silent for `SILENCE_S`; None = all run.
+        """The first rank that has been silent for `SILENCE_S`; None = no rank has.
 
-        NOTE: where the leader itself has stood still meanwhile, so may all others have: they get the time anew.
+        NOTE: if the leader itself has stood still meanwhile, so may all others have: their silence starts anew.
         """
         stood_still = now_s - self._asked_s > SILENCE_S / 2
         self._asked_s = now_s

@@ -1,7 +1,7 @@
-"""A host of a group that another one leads: starts the ranks that the leader has it start, and passes on what is said.
+"""A further host of a group, run by `services.rank_host`: starts ranks as the leader says, and relays their messages.
 
-It has no say in what is computed. When its link to the leader ends, so do its ranks; then it joins again. The KV of its
-ranks outlives an epoch, and not the link.
+It decides nothing about steps. When its link to the leader ends, so do its ranks; then it joins again. The KV of its
+ranks outlives an epoch, but not the link.
 """
 
 import contextlib
@@ -28,13 +28,15 @@ from tandem.ranks.messages import pack, unpack
 from tandem.ranks.rendezvous import Direction, Proof, join
 
 LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
-_JOIN_AGAIN_S = 1.0
+_JOIN_AGAIN_S = 1.0  # between two attempts to join
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
+    """Ranks of this host in one epoch, with the threads that relay for them."""
+
     number: int
     place: HostPlace
     mirror: LinksMirror
@@ -43,11 +45,12 @@ class _Epoch:
 
 
 class RankHost:
-    """Serves one leader after the other at `address`, until told to leave.
+    """Joins the leader at `address`, serves it, and joins again when it has ended, until `leave`.
 
     Args:
-        release: what the leader must have too.
-        endpoint: where peers read the KV of its ranks.
+        proof: credentials of this process.
+        release: versions that the leader must have too.
+        endpoint: where other workers read the KV of its ranks.
     """
 
     def __init__(self, address: tuple[str, int], proof: Proof, release: str, endpoint: KVEndpoint) -> None:
@@ -57,7 +60,7 @@ class RankHost:
         self.has_joined = False
 
     def leave(self) -> None:
-        """Serves until the leader ends, which is asked to drain, and no other one."""
+        """Asks the leader to drain. `serve` returns once that leader has ended."""
         self._is_leaving.set()
         link = self._link
         if link is not None:
@@ -65,7 +68,7 @@ class RankHost:
                 link.send(Frame(FrameKind.LEAVING))
 
     def serve(self) -> None:
-        """Returns when it was told to leave and has.
+        """Serves leaders; returns after `leave`.
 
         Raises:
             ConfigurationError: the leader refuses it for good.
@@ -104,8 +107,8 @@ class RankHost:
 
 
 class LedHost:
-    """Starts and stops ranks of this host for one leader, and relays their messages. `on_place`: called when it has a
-    place in the group.
+    """Starts and stops ranks of this host for one leader, and relays their messages. `on_place`: called when the leader
+    has assigned ranks to this host.
     """
 
     def __init__(self, link: Link, endpoint: KVEndpoint, on_place: Callable[[], None]) -> None:
@@ -128,7 +131,7 @@ class LedHost:
         }
 
     def run(self) -> None:
-        """Returns never; no process is left when it raises.
+        """Serves until the link ends, which raises; then no process of a rank is left.
 
         Raises:
             TransportError: the leader has ended, or does not follow the protocol.
@@ -179,7 +182,7 @@ class LedHost:
         self._kv.take(frame.number, call)
 
     def _answer(self, number: int, answer: KVAnswer) -> None:
-        """NOTE: a leader that has ended needs none."""
+        """NOTE: a failure to send is ignored, since a leader that has ended needs no answer."""
         data = pack(answer)
         with contextlib.suppress(OSError):
             self._link.send(Frame(FrameKind.KV_ANSWER, number=number, size=len(data)), data)
@@ -209,7 +212,7 @@ class LedHost:
         epoch.threads.extend(forward(mirror, lane, publish) for lane in mirror.lanes_of(place.ranks))
 
     def _pump(self, epoch: _Epoch, rank: int, led: LocalRank) -> None:
-        """Passes on what a rank says, and in the end that it has ended."""
+        """Relays a rank's messages to the leader, and at last that it has ended."""
         try:
             while True:
                 data = led.connection.recv_bytes()
@@ -225,7 +228,7 @@ class LedHost:
         return epoch if epoch is not None and epoch.number == frame.epoch else None
 
     def _pass_on(self, frame: Frame) -> None:
-        """A rank that takes nothing for so long is ended."""
+        """Sends a leader's message to a rank; kills a rank that does not take it in time."""
         data = self._link.receive_bytes(frame.size)
         epoch = self._current(frame)
         led = None if epoch is None else epoch.ranks.get(frame.rank)
@@ -271,7 +274,7 @@ class LedHost:
             led.close()
 
     def _beat(self) -> None:
-        """Shows the leader that this host runs, and which of its ranks do."""
+        """Sends the leader the heartbeats of this host and its ranks, regularly."""
         while not self._closed.wait(BEAT_S):
             epoch = self._epoch
             counts = b"" if epoch is None else b"".join(NUMBER.pack(count) for count in epoch.mirror.beats)

@@ -1,6 +1,6 @@
-"""KV of a further host's ranks: peers read it there, and it is filled there, as the leader of the group says.
+"""KV memory of a further host's ranks: other workers read it there, and the leader of the group has it filled there.
 
-Invariant: no byte but those of this host's ranks is served or written (`MemoryPool.held_bytes`).
+Invariant: only bytes of this host's ranks are served or written (`MemoryPool.held_bytes`).
 """
 
 import os
@@ -37,7 +37,7 @@ _THREADS = 4  # NOTE: a peer that does not answer holds one up for seconds
 
 @dataclass(frozen=True, slots=True)
 class KVEndpoint:
-    """Address at which peers read KV of this host, and its credentials.
+    """Address at which other workers read the KV of this host, and this host's credentials.
 
     Args:
         secret: of the cluster.
@@ -60,7 +60,7 @@ class _Pool:
 
 
 class HostKV:
-    """Answers what the leader asks about the KV in `memory`, a descriptor that stays open as long as this does.
+    """Serves the leader's calls about the KV in `memory`, a file descriptor that must stay open until `close`.
 
     Args:
         answer: sends an answer to the call of that number; called on threads of this object.
@@ -74,12 +74,12 @@ class HostKV:
         self._is_closed = False
 
     def take(self, number: int, call: KVCall) -> None:
-        """Begins a call. NOTE: the leader waits for the answer before it sends a call that needs it."""
+        """Starts serving a call. NOTE: a call that needs the answer to another one comes after that answer."""
         if not self._is_closed:
             self._threads.submit(self._serve, number, call)
 
     def close(self) -> None:
-        """Ends all reads and all connections of peers. No call may be taken meanwhile."""
+        """Ends all reads and all connections of peers. `take` must not be called meanwhile."""
         self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._pool is not None:
@@ -151,7 +151,7 @@ class HostKV:
 
     @property
     def _opened(self) -> _Pool:
-        """Raises `TransportError` where it is not."""
+        """The pool that `OpenPool` opened. Raises `TransportError` if there is none."""
         if self._pool is None:
             raise TransportError("the KV of this host is not read yet")
         return self._pool

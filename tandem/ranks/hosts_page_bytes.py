@@ -1,4 +1,7 @@
-"""`PageBytes` of a worker on several hosts: each looks at the pages that it has, and the leader puts it together."""
+"""Checksums and checks of KV pages (`PageBytes`) for a worker on several hosts.
+
+Each host examines the pages that it has; the leader combines the results.
+"""
 
 from collections.abc import Sequence
 
@@ -8,13 +11,14 @@ from tandem.ranks.kv_messages import Inspect, Inspected
 from tandem.ranks.remote import RemoteHost
 from tandem.transport.base import MemoryPool
 
-_INSPECT_S = 3.0
+_INSPECT_S = 3.0  # until a host has answered
 
 _Run = tuple[int, tuple[PagePart, ...]]  # host, parts that follow one another there
 
 
 class HostsPageBytes:
-    """Implements `PageBytes`. Where ranks share one part, each host has a copy, and all of them must be equal.
+    """Implements `PageBytes` on several hosts. State that all ranks share has a copy on each host; the copies must be
+    equal.
 
     Args:
         own: of the leader's host.
@@ -55,7 +59,7 @@ class HostsPageBytes:
         return list(own.crc32s)
 
     def _inspected(self, asked: Sequence[Inspect]) -> list[Inspected]:
-        """Of each host, which look at the same time. Raises `TransportError`."""
+        """Results of each host; all hosts work at the same time. Raises `TransportError`."""
         there = [each for host, each in enumerate(asked) if host != self._pool.host]
         futures = [
             other.ask(each) if each.crc32s or each.are_finite else None

@@ -1,6 +1,6 @@
-"""`KVTransport` of a worker on several hosts: peers read each host's part there, and each host reads what it lacks.
+"""KV transport (`KVTransport`) of a worker on several hosts: peers read each part of the KV from the host that has it.
 
-The leader plans and is told; bytes go from the host that has them to the host that needs them.
+The leader plans reads and gets their results; the bytes go from the host that has them to the host that needs them.
 """
 
 from array import array
@@ -29,16 +29,16 @@ from tandem.transport.tcp.client import Address
 from tandem.transport.tcp.transport import TcpTransport
 from tandem.transport.transfer import Transfer
 
-_OPEN_S = 30.0
+_OPEN_S = 30.0  # until a host has opened its pool
 _CONNECT_S = 30.0  # NOTE: of all hosts of a peer, each within its own handshake's time
-_CLOSE_S = 5.0
+_CLOSE_S = 5.0  # until a host has ended its reads
 
 
 class HostsTransport:
-    """Implements `KVTransport` with those of all hosts.
+    """Implements `KVTransport` by the transports of all hosts.
 
     Args:
-        own: of the leader's host, for `pool`.
+        own: transport of the leader's host, for `pool`.
         pool: the leader's, which has room for the blocks of all hosts.
         others: in the order of their parts of the pool.
 
@@ -135,7 +135,7 @@ class HostsTransport:
             other.ask(DisconnectPeer(peer.connection))
 
     def close(self) -> None:
-        """NOTE: a host that does not answer is lost, and its memory with it."""
+        """Ends all reads. NOTE: a host that does not answer is lost, and its memory with it."""
         self._own.close()
         asked = [other.ask(ClosePool()) for other in self._others]
         for other, future in zip(self._others, asked, strict=True):

@@ -1,6 +1,6 @@
-"""The other hosts of a group: the leader listens until they have joined, then speaks to all of them.
+"""The other hosts of a group, as the leader has them: waits until they have joined, then sends to all of them.
 
-Only the leader listens, at the address that it was given, and not any longer than until all are there.
+Only the leader listens, at the address that it was given, and only until all hosts have joined.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def _nobody() -> None:
-    """Nobody wants to know."""
+    """Default of `on_leaving`."""
 
 
 def _are_accepted(one: JoiningHost, other: JoiningHost) -> bool:
@@ -37,15 +37,15 @@ def _are_accepted(one: JoiningHost, other: JoiningHost) -> bool:
 
 
 class JoinedHosts:
-    """Listens at `bind` for `num_hosts - 1` hosts, among which `num_ranks` ranks are divided evenly; the leader's own
-    has the first.
+    """Accepts `num_hosts - 1` other hosts at `bind`. The `num_ranks` ranks are divided evenly among hosts; the leader's
+    host has the first ones.
 
     Args:
         bind: host and port; port 0 = any free one.
         num_stages, num_contexts: of the group; hosts have whole stages, if there are several.
         release: what hosts must have too; None = this process's.
 
-    `on_leaving` is called, on a thread of its own, when one of them is to be stopped.
+    `on_leaving` is called, on a thread of its own, when one of the hosts is to be stopped.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
@@ -86,7 +86,7 @@ class JoinedHosts:
         threading.Thread(target=self._beat, name="tandem-host-beat", daemon=True).start()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until all have joined; nothing listens from then on.
+        """Waits until all hosts have joined, then stops listening.
 
         Raises:
             ConfigurationError: they have not in time.
@@ -103,7 +103,8 @@ class JoinedHosts:
         self._stop_listening()
 
     def begin(self, epoch: int, memory: int) -> Mapping[int, LedRank]:
-        """Has all hosts start their ranks, which exchange with those in `memory`.
+        """Starts the ranks of an epoch on all other hosts, and mirrors exchanges with them in `memory`, that of the
+        ranks here.
 
         Raises:
             RanksLostError: a host is lost.
@@ -131,17 +132,17 @@ class JoinedHosts:
         return ranks
 
     def set_kv_bytes(self, num_bytes: int) -> None:
-        """Of the memory for the KV of all ranks, of which each host fills its own ranks' part."""
+        """Tells all hosts the size of the KV memory of all ranks; each host fills its own ranks' part."""
         for host in self._hosts.values():
             host.tell(Frame(FrameKind.KV, number=num_bytes))
 
     @property
     def others(self) -> Sequence[RemoteHost]:
-        """In the order of their ranks."""
+        """The other hosts, in the order of their ranks."""
         return [host for _, host in sorted(self._hosts.items())]
 
     def close(self) -> None:
-        """Harmless if repeated."""
+        """Stops listening and ends all links. Harmless if repeated."""
         self._closed.set()
         self._stop_listening()
         for host in list(self._hosts.values()):
@@ -195,7 +196,7 @@ class JoinedHosts:
                 self._num_handshakes -= 1
 
     def _complain(self, error: Exception) -> None:
-        """Logs it unless one of its class was logged within the last minute."""
+        """Logs an error unless one of its class was logged within the last minute."""
         now_s = monotonic_s()
         with self._changed:
             is_due = now_s >= self._complain_at_s.get(type(error), now_s)
@@ -209,11 +210,13 @@ class JoinedHosts:
 
     @property
     def _num_there(self) -> int:
-        """NOTE: without those that are lost, which are forgotten a moment later."""
+        """Number of joined hosts, the leader's included. NOTE: lost ones are still listed for a moment; they do not
+        count.
+        """
         return 1 + sum(host.lost is None for host in self._hosts.values())
 
     def _pair(self, half: JoiningHost) -> None:
-        """A host is there once both of its connections are."""
+        """Takes one of a host's two connections; the host has joined once both have come."""
         with self._changed:
             other = self._halves.pop(half.host_id, None)
             if other is None and self._listener.fileno() >= 0:
@@ -238,7 +241,7 @@ class JoinedHosts:
         _log.info("%s has joined with ranks %d to %d", name, place.ranks.start, place.ranks.stop - 1)
 
     def _lose(self, lost: RemoteHost) -> None:
-        """NOTE: while others are waited for, its place is free again."""
+        """Handles the loss of a host. NOTE: before all have joined, another host may take its place."""
         if not self._closed.is_set():
             _log.critical("%s is lost: %s", lost.name, lost.lost)
 
@@ -251,7 +254,9 @@ class JoinedHosts:
         threading.Thread(target=forget, name="tandem-forget", daemon=True).start()
 
     def _tell_leaving(self, host: RemoteHost) -> None:
-        """NOTE: while others are waited for there is nothing to drain, and another may take its place."""
+        """Handles that a host is to be stopped. NOTE: before all have joined, it is just dropped, and another may take
+        its place.
+        """
         with self._changed:
             is_complete = len(self._hosts) == self._num_hosts - 1
         if not is_complete:

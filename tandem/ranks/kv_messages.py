@@ -1,4 +1,6 @@
-"""Calls of a leader about the KV of another host, and their answers. Both have the number of the call."""
+"""Messages about the KV of a further host: calls by the leader, and the host's answers. Both carry the call's
+number.
+"""
 
 from array import array
 from collections.abc import Mapping
@@ -9,8 +11,8 @@ from tandem.compute.page_bytes import NumberParts, PagePart
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """Let peers read the KV of this host's ranks, as this incarnation of a worker. The numbers are those of a
-    `MemoryPool`.
+    """Call: let other workers read the KV of this host's ranks, under this incarnation of the worker. The numbers are
+    those of `MemoryPool`.
     """
 
     incarnation: str
@@ -26,7 +28,7 @@ class OpenPool:
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """Address at which peers read the pool that was opened."""
+    """Answer to `OpenPool`: address at which other workers read the pool."""
 
     host: str
     port: int
@@ -34,7 +36,7 @@ class PoolOpened:
 
 @dataclass(frozen=True, slots=True)
 class ConnectPeer:
-    """Prepare reads of the peer of this card, which are of `connection` then."""
+    """Call: prepare reads from the peer that this card describes; later calls name it by `connection`."""
 
     connection: int
     card: bytes
@@ -42,14 +44,14 @@ class ConnectPeer:
 
 @dataclass(frozen=True, slots=True)
 class DisconnectPeer:
-    """Fail its reads, and forget it."""
+    """Call: fail all reads from a peer, and forget it."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPeer:
-    """Read these units of a peer into those of this host, as `KVTransport.read`."""
+    """Call: read units `remote` of a peer into units `local` of this host, as `KVTransport.read`."""
 
     connection: int
     remote: "array[int]"
@@ -59,7 +61,9 @@ class ReadPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadEnded:
-    """`error`: None = all bytes are there. `is_over`: unless it may still write; then the same is said again."""
+    """Answer to `ReadPeer`. `error`: None = all bytes have arrived. `is_over`: False = the failed read may still write;
+    another answer follows when that is over.
+    """
 
     error: str | None
     is_over: bool
@@ -67,7 +71,7 @@ class ReadEnded:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """As in `PageBytes`."""
+    """Call: compute checksums of pages and check their numbers, as `PageBytes`."""
 
     crc32s: tuple[tuple[PagePart, ...], ...]
     are_finite: tuple[NumberParts, ...]
@@ -75,23 +79,25 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
+    """Answer to `Inspect`: one result for each item of the call."""
+
     crc32s: tuple[int, ...]
     are_finite: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClosePool:
-    """On return the KV is neither read nor written by peers or reads."""
+    """Call: end all reads, by peers and from peers; once answered, the KV is neither read nor written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Answer to calls that have no other answer."""
+    """Answer to calls without a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """`is_for_good`: trying again cannot help."""
+    """Answer to a call that failed. `is_for_good`: trying again cannot help."""
 
     reason: str
     is_for_good: bool = False

@@ -1,4 +1,4 @@
-"""A rank as its leader has it: a process of this host, or of another one (`remote`)."""
+"""One rank, as its leader uses it: a process on this host (`LocalRank`), or on another one (`remote.RemoteRank`)."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ _KEPT_VARIABLES = ("TANDEM_CACHE_DIR",)
 
 
 class LedRank(Protocol):
-    """One process, from its start on. `process_id`: on its host."""
+    """A started process that computes a rank's part. `process_id`: on its host."""
 
     @property
     def process_id(self) -> int: ...
@@ -29,32 +29,32 @@ class LedRank(Protocol):
         ...
 
     def fileno(self) -> int:
-        """A socket whose other end is closed once the process has ended."""
+        """Descriptor of a socket whose other end is closed once the process has ended."""
         ...
 
     def send(self, packed: bytes) -> None:
-        """A message of a leader. Raises OSError where it takes none."""
+        """Sends a packed message of the leader. Raises OSError if the process does not take it."""
         ...
 
     def receive(self) -> ToLeader:
-        """Its next message, which is waited for. Raises EOFError or OSError where it has ended."""
+        """Waits for its next message. Raises EOFError or OSError if it has ended."""
         ...
 
     def kill(self) -> None:
-        """Ends it by force."""
+        """Ends it by force (SIGKILL)."""
         ...
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it has ended within so many seconds; None = however long that takes."""
+        """Waits for its end, at most `timeout_s` (None = without limit); returns whether it has ended."""
         ...
 
     @property
     def ending(self) -> str:
-        """Exit code or signal that has ended it, as far as it is known, as the rest of a sentence."""
+        """Reason of its end, as far as known: exit code or signal, phrased as the rest of a sentence."""
         ...
 
     def close(self) -> None:
-        """Tells it to end, whatever it is doing."""
+        """Closes its connection, so that it ends, whatever it is doing."""
         ...
 
 
@@ -67,7 +67,7 @@ def await_ends(ranks: Iterable[LedRank]) -> None:
 
 
 class LocalRank:
-    """A process of this host, which is started.
+    """Starts a process on this host, as a `LedRank`.
 
     Args:
         memory, kv_memory: descriptors that it inherits; the caller may close them after this.
@@ -113,13 +113,13 @@ class LocalRank:
         self.connection.close()
 
     def hang_up(self) -> None:
-        """As `close`, also while another thread receives, which then has the end."""
+        """Like `close`, but also ends a `receive` that another thread waits in."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as same:
             same.shutdown(socket.SHUT_RDWR)
 
 
 def _limit_sends(connection: Connection, seconds: float) -> None:
-    """A rank that hangs reads nothing, and a message that it does not read must not hold up the leader for ever."""
+    """Limits the time of sends: a rank that hangs reads nothing, and must not hold up the leader for ever."""
     whole = int(seconds)
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
@@ -136,6 +136,6 @@ def _start(memory: int, kv_memory: int) -> tuple[Connection, subprocess.Popen[by
 
 
 def start_process(descriptors: Sequence[int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process of a rank, which inherits the descriptors: of its socket, the group's memory and that of KV."""
+    """Starts the process of a rank, which inherits `descriptors`: its socket, the exchange memory and the KV memory."""
     command = [sys.executable, "-m", "tandem.ranks.rank", *map(str, descriptors)]
     return subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)

@@ -1,4 +1,7 @@
-"""The two connections between a leader and another host: frames both ways, and an end when the other side is silent."""
+"""Link between a group's leader and another host: two authenticated connections, one for each direction of frames.
+
+Ends when the other side is silent for too long or its certificate is withdrawn.
+"""
 
 import contextlib
 import socket
@@ -13,15 +16,15 @@ from tandem.transport.tcp import wire
 
 _SEND_S = 5.0  # without one byte taken
 _PIECE_BYTES = 1 << 18  # after which the other side counts as heard
-_CHECK_S = 1.0
+_CHECK_S = 1.0  # between two checks of the certificate
 
 
 class Link:
-    """One side of it. One thread receives; any may send or close.
+    """One side of the link. One thread receives; any thread may send or close.
 
     Args:
-        incoming, outgoing: of their own each, and authenticated.
-        is_accepted: whether the other side's certificate still is.
+        incoming, outgoing: an authenticated connection for each direction.
+        is_accepted: whether the other side's certificate is still accepted.
         silence_s: after which the other side counts as lost.
     """
 
@@ -40,7 +43,7 @@ class Link:
         self._heard_s = self._asked_s = self._checked_s = monotonic_s()
 
     def send(self, frame: Frame, payload: bytes | memoryview = b"") -> None:
-        """NOTE: small ones go in one piece, which is one packet and one record.
+        """Sends a frame. NOTE: a small one goes in one piece, which is one packet and one TLS record.
 
         Raises:
             OSError: the connection broke, or the other side takes nothing.
@@ -54,7 +57,7 @@ class Link:
                 wire.send_all(self._outgoing, [memoryview(header), memoryview(payload)])
 
     def receive(self) -> Frame:
-        """The next frame, whose bytes are to be received then.
+        """The header of the next frame; receive its `size` bytes before the next call.
 
         Raises:
             TransportError: the other side has closed, or is silent, or its certificate was withdrawn.
@@ -65,13 +68,13 @@ class Link:
         return frame
 
     def receive_into(self, view: memoryview) -> None:
-        """Raises as `receive`."""
+        """Receives the frame's bytes into `view`; raises as `receive`."""
         for start in range(0, len(view), _PIECE_BYTES):
             wire.receive_into(self._incoming, [view[start : start + _PIECE_BYTES]], self._tick)
             self._hear()
 
     def receive_bytes(self, size: int) -> bytes:
-        """Raises as `receive`. NOTE: memory is taken as bytes arrive, not as many as are announced."""
+        """Receives the frame's bytes; raises as `receive`. NOTE: memory grows as bytes arrive, not as announced."""
         received = bytearray()
         while len(received) < size:
             piece = bytearray(min(_PIECE_BYTES, size - len(received)))
@@ -80,7 +83,7 @@ class Link:
         return bytes(received)
 
     def close(self) -> None:
-        """Wakes whoever receives or sends; on return the other side sees the end. Harmless if repeated."""
+        """Ends the link, also for threads that receive or send at the moment. Harmless if repeated."""
         for connection in (self._incoming, self._outgoing):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -97,7 +100,9 @@ class Link:
         self._check(self._heard_s)
 
     def _tick(self) -> None:
-        """NOTE: after a time in which this process itself stood still, the other side has the time anew."""
+        """Raises if the other side is silent. NOTE: if this process itself stood still, the other side's silence starts
+        anew.
+        """
         now_s = monotonic_s()
         if now_s - self._asked_s > SILENCE_S / 2:
             self._heard_s = now_s

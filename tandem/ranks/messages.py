@@ -1,6 +1,6 @@
-"""Messages between the leader of a group and its other ranks.
+"""Messages between the leader of a group and its other ranks, and their encoding.
 
-They are pickles, since both ends are one release. `unpack` reads values of our own classes only, so that no message can
+They are pickles, since both ends are one release. `unpack` builds only instances of our own classes, so no message can
 run code.
 """
 
@@ -18,7 +18,7 @@ from tandem.scheduler.output import SchedulerOutput
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Leader: load a part of this model.
+    """Leader to rank: load your part of this model.
 
     `epoch`: id of this start of the group. `config`: a rank's share. `deadline_s`: of each exchange. `num_contexts`:
     parts of a prompt's tokens (`--cp`).
@@ -36,7 +36,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rank: the part is in memory."""
+    """Rank to leader: the part is in memory. `fingerprint`: of the whole model."""
 
     epoch: str
     fingerprint: str
@@ -44,7 +44,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Rank: it cannot serve, and ends."""
+    """Rank to leader: it cannot serve, and ends."""
 
     epoch: str
     reason: str
@@ -52,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Leader: set up the memory of KV. `keeps_pages`: with the KV of an earlier epoch that is in it."""
+    """Leader to rank: set up the KV memory. `keeps_pages`: keep the KV of an earlier epoch in it."""
 
     sizes: ShardSizes
     keeps_pages: bool
@@ -60,14 +60,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rank: steps can come."""
+    """Rank to leader: it is ready for steps."""
 
     epoch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Leader: compute this. `number`: counts the steps of the group, from 1."""
+    """Leader to rank: compute your part of this step. `number`: counts the steps of the group, from 1."""
 
     number: int
     work: SchedulerOutput
@@ -88,6 +88,7 @@ _PLAIN = {
 
 
 def pack(message: Message) -> bytes:
+    """Encodes a message."""
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -106,7 +107,7 @@ def unpack(data: bytes | bytearray) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds no classes but dataclasses and enumerations of `_ALLOWED_MODULES`, which have no effects when made."""
+    """Allows only dataclasses and enumerations of `_ALLOWED_MODULES`, whose construction has no effects."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if (module_name, global_name) in _PLAIN:

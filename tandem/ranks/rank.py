@@ -1,7 +1,7 @@
-"""A rank that is led: `python -m tandem.ranks.rank SOCKET MEMORY KV_MEMORY`, descriptors inherited from its leader.
+"""Process of a rank other than the leader: `python -m tandem.ranks.rank SOCKET MEMORY KV_MEMORY`.
 
-It loads its part of the model, computes every step that it is sent, and ends when its leader has: it neither listens
-nor connects, and outlives nobody.
+The arguments are descriptors inherited from the process that starts it. It loads its part of the model, computes every
+step that it is sent, and ends when its leader has: it neither listens nor connects.
 """
 
 import gc
@@ -31,7 +31,7 @@ _log = logging.getLogger("tandem.ranks")
 
 
 class LeaderSocket(Protocol):
-    """As `Connection`."""
+    """Connection to the leader; the methods of `multiprocessing`'s `Connection` that are used."""
 
     def send_bytes(self, data: bytes, /) -> None: ...
 
@@ -45,7 +45,7 @@ def run(
     kv_memory: int,
     on_ready: Callable[[GroupLinks], None],
 ) -> int:
-    """Serves until the leader ends; returns the exit code.
+    """Serves the leader's messages. Returns an exit code if it refuses to serve or loses another rank.
 
     Args:
         on_ready: called when steps can come; from then on the rank shows that it runs.
@@ -79,14 +79,16 @@ def run(
 
 
 def _beat(shared: GroupLinks) -> None:
-    """Shows the leader that this process runs, for as long as it does."""
+    """Sends the leader heartbeats for as long as this process runs."""
     while True:
         shared.beat()
         time.sleep(BEAT_S)
 
 
 def main() -> int:
-    """NOTE: signals of a terminal go to all its processes; this one ends when its leader has drained."""
+    """Runs the process. NOTE: it ignores a terminal's signals, which all processes get, and ends when its leader has
+    drained.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     socket, memory, kv_memory = map(int, sys.argv[1:])

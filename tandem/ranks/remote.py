@@ -1,7 +1,7 @@
-"""Another host of a group, as the leader has it: its ranks, and the link that leads to them.
+"""Another host of a group, as the leader uses it: the ranks there, and the link to them.
 
-What comes over the link is checked: a host speaks for its own ranks alone, and for the present epoch. A host whose link
-ends is lost for good, since the KV of its ranks is.
+All that comes over the link is checked: a host speaks for its own ranks only, and for the present epoch. A host whose
+link ends is lost for good, since the KV of its ranks is.
 """
 
 import logging
@@ -24,8 +24,8 @@ from tandem.ranks.messages import ToLeader, pack, unpack
 _START_S = 60.0  # until a host has started its processes
 _END_S = 60.0  # until they have ended, those of all its ranks
 _MAX_WORDS = 16  # that a rank has said and nobody has read
-_MAX_WORD_BYTES = 1 << 16
-_MAX_ANSWER_BYTES = 1 << 24
+_MAX_WORD_BYTES = 1 << 16  # of one message of a rank
+_MAX_ANSWER_BYTES = 1 << 24  # to a call about KV
 
 OnAnswer = Callable[[KVAnswer], None]
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteRank:
-    """Implements `LedRank` for a process of another host."""
+    """A `LedRank` for a process on another host."""
 
     def __init__(self, host: "RemoteHost", rank: int, epoch: int) -> None:
         self._host, self._rank, self._epoch = host, rank, epoch
@@ -70,7 +70,7 @@ class RemoteRank:
         self._host.tell(Frame(FrameKind.KILL, self._rank, self._epoch))
 
     def wait(self, timeout_s: float | None) -> bool:
-        """NOTE: a host that does not say so in time is lost, and its ranks with it."""
+        """See `LedRank.wait`. NOTE: a host that does not report the end in time is lost, and its ranks with it."""
         if timeout_s is None and not self._ended.wait(_END_S):
             self._host.lose(f"it has not ended rank {self._rank} within {_END_S:g} s")
         return self._ended.wait(timeout_s)
@@ -80,13 +80,13 @@ class RemoteRank:
         self._ours.close()
 
     def take(self, data: bytes) -> None:
-        """A message from it. Raises `TransportError` where it says more than any rank does."""
+        """Receives a message from the rank. Raises `TransportError` if too many messages wait."""
         if self._messages.qsize() >= _MAX_WORDS:
             raise TransportError(f"rank {self._rank} has said {_MAX_WORDS} messages that nobody waits for")
         self._messages.put(data)
 
     def end(self, words: str) -> None:
-        """It has ended. Without effect on one that has before."""
+        """Records that the rank has ended; `words`: the reason. Has no effect if repeated."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -98,7 +98,7 @@ class RemoteRank:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """`others`: the hosts that have to be given what this one's ranks publish."""
+    """One epoch of a host's ranks. `others`: the hosts to which their exchanges are forwarded."""
 
     number: int
     mirror: LinksMirror
@@ -145,7 +145,7 @@ class RemoteHost:
         self._thread.start()
 
     def begin(self, number: int, mirror: LinksMirror, others: Sequence["RemoteHost"]) -> Mapping[int, RemoteRank]:
-        """Has it start the ranks of an epoch. Raises `RanksLostError` where it is lost."""
+        """Starts the host's ranks of an epoch. Raises `RanksLostError` if the host is lost."""
         with self._lock:
             self.check()
             ranks = {rank: RemoteRank(self, rank, number) for rank in self.place.ranks}
@@ -160,7 +160,7 @@ class RemoteHost:
         return ranks
 
     def check(self) -> None:
-        """Raises `RanksLostError` where it is lost."""
+        """Raises `RanksLostError` if the host is lost."""
         if self.lost is not None:
             raise RanksLostError(
                 f"{self.name} is lost, and the KV of its ranks with it: {self.lost}; this worker has to be started "
@@ -168,7 +168,7 @@ class RemoteHost:
             )
 
     def send(self, frame: Frame, payload: bytes | memoryview = b"") -> None:
-        """Raises OSError where it is lost."""
+        """Sends a frame. Raises OSError if the host is lost."""
         try:
             self._link.send(frame, payload)
         except OSError as error:
@@ -176,14 +176,14 @@ class RemoteHost:
             raise
 
     def tell(self, frame: Frame, payload: bytes | memoryview = b"") -> None:
-        """As `send`; that it is lost is found out elsewhere."""
+        """Sends a frame without raising; a loss of the host is noticed elsewhere."""
         try:
             self.send(frame, payload)
         except OSError as error:
             _log.debug("%s was not told: %s", self.name, error)
 
     def end(self, number: int) -> None:
-        """Has it end the ranks of an epoch. Harmless if repeated."""
+        """Ends the host's ranks of an epoch. Harmless if repeated."""
         with self._lock:
             if number <= self._ended:
                 return
@@ -191,7 +191,9 @@ class RemoteHost:
         self.tell(Frame(FrameKind.END, epoch=number))
 
     def call(self, call: KVCall, on_answer: OnAnswer) -> None:
-        """Asks about the KV there. `on_answer` has each answer, on another thread, and `Failed` once it is lost."""
+        """Calls the host about its KV. `on_answer` gets each answer, on another thread, and `Failed` once the host is
+        lost.
+        """
         with self._lock:
             lost = self.lost
             self._num_calls += 1
@@ -205,12 +207,13 @@ class RemoteHost:
         self.tell(Frame(FrameKind.KV_CALL, number=number, size=len(data)), data)
 
     def ask(self, call: KVCall) -> "Future[KVAnswer]":
-        """As `call`, of which there is one answer."""
+        """Like `call`, for a call with one answer."""
         future: Future[KVAnswer] = Future()
         self.call(call, future.set_result)
         return future
 
     def lose(self, why: str) -> None:
+        """Gives the host up, for this reason: ends its link, ranks and calls."""
         with self._lock:
             if self.lost is not None:
                 return
@@ -226,7 +229,7 @@ class RemoteHost:
         self._on_lost(self)
 
     def close(self) -> None:
-        """On return nothing of it is used any more."""
+        """Ends the link and waits until its thread has ended."""
         self._link.close()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -35,8 +35,8 @@ MAGIC, PROTOCOL_VERSION = b"TKRH", 1
 HELLO = struct.Struct("!4sH32s")
 JOIN = struct.Struct("!4sH32s16sBH32s")
 ANSWER = struct.Struct("!BH32s")
-HANDSHAKE_S = 5.0
-_TICK_S = 0.1
+HANDSHAKE_S = 5.0  # in all, TLS included
+_TICK_S = 0.1  # between two looks at the time
 _MAX_RELEASE_BYTES = 512
 
 
@@ -55,7 +55,7 @@ class _Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Credentials of a process.
+    """Credentials of a process: the cluster's secret as a key, and a certificate.
 
     key: derived from the cluster's secret for this purpose alone.
     tls: its certificate; None = plain text.
@@ -65,12 +65,15 @@ class Proof:
     tls: TlsFiles | None = None
 
     def mac(self, side: bytes, *said: bytes) -> bytes:
+        """MAC of what one side says."""
         return hmac.digest(self.key, b"\0".join([side, *said]), "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class JoiningHost:
-    """A host that has proved itself, by one of its connections. `is_accepted`: whether its certificate still is."""
+    """One connection of a host that has proved its identity. `is_accepted`: returns whether its certificate is still
+    accepted.
+    """
 
     host_id: bytes
     direction: Direction
@@ -80,7 +83,7 @@ class JoiningHost:
 
 
 def own_release() -> str:
-    """Versions that must be equal on all hosts of a group, since the bits of their parts depend on them."""
+    """Versions that must be equal on all hosts of a group, since the computed bits depend on them."""
     kernels = build().stem.rpartition("_")[2]
     return f"Tandem {__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}, kernels {kernels}"
 
@@ -88,7 +91,8 @@ def own_release() -> str:
 def join(
     address: tuple[str, int], proof: Proof, host_id: bytes, direction: Direction, release: str
 ) -> tuple[socket.socket, Callable[[], bool]]:
-    """Connects to the leader at `address`, as a host; returns also whether its certificate is still accepted.
+    """Connects to the leader at `address`, as a host. Returns the connection and a check whether the leader's
+    certificate is still accepted.
 
     Raises:
         ConfigurationError: it refuses this host for good; the message says why.
@@ -157,7 +161,7 @@ def _prove_as_host(
 def admit(
     connection: socket.socket, address: str, proof: Proof, release: str, why_full: Callable[[bytes], str | None]
 ) -> JoiningHost:
-    """Lets a host prove itself, as the leader. `connection` is closed unless this returns.
+    """Checks a host's handshake, as the leader. `connection` is closed unless this returns.
 
     Args:
         why_full: given a host's id, why there is no place for it; None = there is one.
@@ -228,7 +232,7 @@ def _tune(connection: socket.socket) -> None:
 
 
 def _ticks() -> wire.Tick:
-    """Raises `TransportError` once the time for a handshake is over, that of TLS included."""
+    """A function that raises `TransportError` once the time for a handshake, TLS included, is over."""
     limit_s = time.monotonic() + HANDSHAKE_S
 
     def tick() -> None:

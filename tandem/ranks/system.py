@@ -1,7 +1,7 @@
-"""Seam between a group of ranks and its machine: memory that they share, their processes, and a watch on those.
+"""Interface between a group of ranks and its machine: shared memory, the ranks' processes, and a watch on their ends.
 
-By it the same group runs over processes, or in simulated time. Memory is named by descriptors, which
-processes inherit.
+It allows the same group to run over processes (`OwnSystem`) or in simulated time. Memory is named by file descriptors,
+which processes inherit.
 """
 
 import os
@@ -20,7 +20,9 @@ from tandem.ranks.led import LedRank, LocalRank
 
 
 class GroupLinks(Protocol):
-    """All exchanges of one rank, and the counts by which each shows that it runs; as `SharedLinks`."""
+    """All exchanges of one rank with its group, and the heartbeat counts of all ranks; see `SharedLinks`.
+    `num_sections`: stages times contexts. `open`: changes to the memory of a new epoch.
+    """
 
     num_ranks: int
     num_stages: int
@@ -48,7 +50,7 @@ class GroupLinks(Protocol):
 
 
 class Watch(Protocol):
-    """As `watch_for_hangup`."""
+    """Signature of `watch_for_hangup`."""
 
     def __call__(
         self,
@@ -61,38 +63,40 @@ class Watch(Protocol):
 
 
 class RankSystem(Protocol):
-    """Of the leader's host. Whoever makes memory closes it; what was opened of it stays."""
+    """Makes memory and starts ranks on the leader's host. The creator of memory closes its descriptor; mappings
+    stay.
+    """
 
     @property
     def watch(self) -> Watch: ...
 
     def make_kv_memory(self) -> int:
-        """For the KV of all ranks, as yet without a size."""
+        """Makes memory for the KV of all ranks, as yet without a size."""
         ...
 
     def take_kv(self, memory: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-        """Sets its size, once: [num_parts, num_blocks, page_bytes] uint8."""
+        """Sets the size of that memory, once, and maps it: [num_parts, num_blocks, page_bytes] uint8."""
         ...
 
     def make_links_memory(self, num_ranks: int, num_sections: int) -> int:
-        """For the exchanges of one epoch."""
+        """Makes memory for the exchanges of one epoch."""
         ...
 
     def open_links(
         self, memory: int, num_ranks: int, num_stages: int, num_contexts: int, deadline_s: float
     ) -> GroupLinks:
-        """The leader's."""
+        """The leader's exchanges in that memory."""
         ...
 
     def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> LedRank:
-        """A process that has both memories. `deadline_s`: the longest that a message waits for it."""
+        """Starts the process of a rank with both memories. `deadline_s`: the longest that a message to it may take."""
         ...
 
     def close(self, memory: int) -> None: ...
 
 
 class OwnSystem:
-    """`RankSystem` of this machine."""
+    """`RankSystem` of the real machine."""
 
     watch: Watch = staticmethod(watch_for_hangup)
 

@@ -1,1 +1,3 @@
-"""The router's process: pairs each request with workers by predicted milliseconds. It sees no token of an answer."""
+"""The router process: pairs each request with workers by predicted milliseconds. No token of an answer passes through
+it.
+"""

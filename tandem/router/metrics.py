@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tandem.locality.base import LocalityStats
 from tandem.rpc.messages import WorkerListing
 
-_DECISION_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+_DECISION_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)  # buckets
 _ERROR_MS = (-10_000, -3000, -1000, -300, -100, -30, -10, -3, 0, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _LIFECYCLES = ("starting", "draining", "stopped")
 _SILENT_S = 2.0
@@ -60,12 +60,12 @@ class RouterMetrics:
         self._refused.inc()
 
     def decided(self, policy: str, outcome: str, duration_s: float) -> None:
-        """One request was paired (outcome "paired") or refused (the reason)."""
+        """Count a decision: one request was paired (outcome "paired") or refused (outcome = the reason)."""
         self._decisions.labels(policy, outcome).inc()
         self._decision_s.observe(duration_s)
 
     def settled(self, error_ms: float | None) -> None:
-        """The prediction error of one request; None: it had no first token."""
+        """Record the prediction error of one request's TTFT, in milliseconds; None: it had no first token."""
         if error_ms is not None:
             self._error_ms.observe(error_ms)
 

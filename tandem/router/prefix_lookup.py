@@ -18,7 +18,7 @@ from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
 _LOG = logging.getLogger(__name__)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 _NUM_THREADS = 4
-_QUICK_EVENTS = 256
+_QUICK_EVENTS = 256  # of a report that is applied in the event loop
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

@@ -44,8 +44,8 @@ _LOG = logging.getLogger(__name__)
 # NOTE: where calibration starts; a kind's first measurements replace it
 _FIRST_SPEED = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5))
 _FIRST_LINK = LinkState(bytes_per_s=1e9, latency_ms=0.2)
-_GAUGES_INTERVAL_S = 1.0
-_MAX_YOUNG_OBJECTS = 20_000
+_GAUGES_INTERVAL_S = 1.0  # between two updates of the gauges
+_MAX_YOUNG_OBJECTS = 20_000  # allocated before Python collects garbage
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _open_lookup(
 def _open_discoveries(
     settings: RouterSettings, credentials: Credentials, metrics: RouterMetrics, opened: contextlib.AsyncExitStack
 ) -> tuple[Discovery | None, list[Discovery]]:
-    """(Where `register` goes, all that name workers)."""
+    """Returns (the discovery in which `register` records workers, all discoveries that list workers)."""
     registry = None if settings.redis else EmbeddedDiscovery()
     found: list[Discovery] = [StaticDiscovery(settings.worker_addresses)] if settings.workers else []
     found_by = settings.found_by

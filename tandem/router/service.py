@@ -49,7 +49,7 @@ from tandem.rpc.messages import (
     WorkerRecord,
 )
 
-NUM_SPARES = 2
+NUM_SPARES = 2  # further prefill workers named in an answer
 
 
 class RouterService:
@@ -107,7 +107,7 @@ class RouterService:
         return self._answer(shape, answer, policy, duration_s)
 
     def _pair_in_turn(self, call: PairCall, shape: RequestShape) -> Pairing | Refusal:
-        """A pairing that leaves room to requests whose turn it is, also those of other gateways."""
+        """A pairing that leaves room to requests that have to be served first, also at other gateways."""
         now_s, place = self._clock.now_s(), call.place or QueuePlace()
         reserved = self._waiting.reserved(place, shape, self._pairer.fleet, now_s)
         answer = self._pairer.pair(replace(shape, reserved=reserved), now_s)
@@ -171,7 +171,9 @@ class RouterService:
         return leading
 
     async def _resumable(self, hashes: Sequence[bytes], leading: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns `leading`, lowered to where a request can go on at workers that name their states."""
+        """Returns `leading`, lowered to the last block after which a request can continue, for workers that report
+        their states.
+        """
         named = {name: min(count, len(hashes)) for name, count in leading.items() if self._names_states(name)}
         if not named:
             return leading
@@ -183,8 +185,8 @@ class RouterService:
         return snapshot is not None and snapshot.worker.names_states
 
     def _remember(self, shape: RequestShape, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
-        """Record the workers that will hold this prompt, until the index knows. Of constant states the one that
-        computes it keeps some, and a decode worker is sent the last.
+        """Record the workers that will hold this prompt, until the index knows. Of recurrent states the worker that
+        computes the prompt keeps some, and the decode worker gets the last one.
         """
         worker_ids = [worker_id for worker_id in (pairing.prefill_id, pairing.decode_id) if worker_id is not None]
         for chain, hashes in hashed:

@@ -1,1 +1,1 @@
-"""Pairs requests with workers: pure functions over snapshots. No I/O; clock and randomness are arguments."""
+"""Pairs requests with workers: decisions over snapshots of the fleet. No I/O; clock and randomness are arguments."""

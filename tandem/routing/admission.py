@@ -11,7 +11,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.routing.candidates import Candidates, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 from tandem.routing.snapshot import RequestShape
 
-_MIN_RETRY_S = 0.1
+_MIN_RETRY_S = 0.1  # lower bound of `retry_after_s`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from tandem.core.errors import InvalidRequestError, shown
 from tandem.routing.least_squares import Matrix, Vector, solve_nonnegative
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 
-_MAX_WORKERS = 65_536
+_MAX_WORKERS = 65_536  # whose warm-up samples are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

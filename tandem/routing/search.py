@@ -16,7 +16,7 @@ from tandem.routing.pricing import HandOffCosts, PrefixOptions, decode_ms, local
 from tandem.routing.snapshot import RequestShape
 from tandem.routing.worker_table import Floats
 
-DEFAULT_FETCH_SOURCES = 4
+DEFAULT_FETCH_SOURCES = 4  # workers from which fetching a prefix is considered
 SHORT_TOKENS = 32  # NOTE: two blocks; a step that reads all weights for its streams hardly grows by them
 _MAX_VISITS = 512  # NOTE: bounds one decision when links are wildly uneven; past it the best so far is taken
 _ROUNDING = 1 - 1e-12  # NOTE: bounds add up in another order than costs

@@ -1,4 +1,4 @@
-"""Outcome of a paired request, as a gateway measured it and a router compares it with what it predicted."""
+"""Outcome of a paired request as its gateway measured it; a router compares it with what it predicted."""
 
 from dataclasses import dataclass
 

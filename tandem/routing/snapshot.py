@@ -1,4 +1,4 @@
-"""Snapshot that a decision is made on: frozen reports of workers and links, and the shape of the request.
+"""Data that a pairing decision is based on: last reports of workers, measured links, and properties of the request.
 
 Every time is read from the router's own clock, in seconds, so no two machines' clocks are ever compared.
 """

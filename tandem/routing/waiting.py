@@ -1,4 +1,4 @@
-"""Turns of requests that wait for room at several gateways, decided by the router that all of them ask.
+"""Order in which requests that wait at several gateways get free room, decided by the router that all gateways ask.
 
 Invariant: of each queue only the last question is kept, and for `KEPT_S` at most. So a request that left, or whose
 gateway died, keeps room from others no longer than that, however many leave. Owned by one thread; pure.
@@ -11,12 +11,12 @@ from tandem.routing.queue_place import QueuePlace
 from tandem.routing.snapshot import RequestShape
 
 KEPT_S = 0.5  # NOTE: twice the longest pause between two questions of a queue
-TOLERATED_S = 1.0
+TOLERATED_S = 1.0  # by which a request must have waited longer than another one to go first
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The last question of a queue. `since_s`: when its request began to wait."""
+    """A queue's last question. `since_s`: when its request began to wait."""
 
     request: RequestShape
     is_retry: bool
@@ -30,7 +30,7 @@ class _Question:
 
 
 class WaitingRequests:
-    """The last questions of all queues in which requests wait for room."""
+    """Last questions of all queues, each for the request that waits at its front."""
 
     def __init__(self) -> None:
         self._questions: dict[str, _Question] = {}
@@ -39,18 +39,18 @@ class WaitingRequests:
         return len(self._questions)
 
     def asked(self, place: QueuePlace, request: RequestShape, now_s: float, *, lacks_room: bool) -> None:
-        """Notes a question. Until its queue asks again, others leave it room: if it got none (`lacks_room`), or if
-        requests behind it wait.
+        """Record a question. Until its queue asks again, other queues leave room for it if it got none (`lacks_room`)
+        or if more requests wait behind it.
         """
         self._questions.pop(place.queue, None)
         if place.queue and (lacks_room or place.others_wait):
             self._questions[place.queue] = _Question(request, place.is_retry, now_s - place.waited_s, now_s)
 
     def reserved(self, place: QueuePlace, request: RequestShape, fleet: Fleet, now_s: float) -> frozenset[str]:
-        """Ids of the decode workers that could serve the request and that others are to have first: of requests of
-        other queues those that had workers before go first, then those that have waited more than `TOLERATED_S` longer.
+        """Ids of the decode workers that could serve this request but are reserved for requests of other queues.
+        Retries go first, then requests that have waited more than `TOLERATED_S` longer.
 
-        NOTE: in a strict order, room would go unused until whose turn it is asks again.
+        NOTE: with a strict order, room would go unused until the request that is next asks again.
         """
         for queue in [key for key, one in self._questions.items() if one.asked_at_s < now_s - KEPT_S]:
             del self._questions[queue]

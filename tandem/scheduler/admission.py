@@ -1,4 +1,4 @@
-"""Refuses requests that can never run, before they queue; later finds what a waiting one could start from."""
+"""Admission of requests: refuses those that could never run, and finds cached prefixes from which others can start."""
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.kvcache.manager import KVCacheManager
@@ -50,8 +50,8 @@ def find_prefix(request: Request, kv: KVCacheManager) -> PrefixMatch:
 
 
 def has_room_for(request: Request, kv: KVCacheManager) -> bool:
-    """Whether the request could be opened. NOTE: its prefix, which needs no free blocks, is looked up only if that
-    decides, since the lookup of a long prompt is slow.
+    """Whether blocks can be allocated for the request. NOTE: its prefix, which needs no free blocks, is looked up only
+    if that decides, since the lookup of a long prompt is slow.
     """
     if kv.can_open(kv.match([], request.num_tokens), request.num_tokens):
         return True

@@ -1,4 +1,4 @@
-"""Finds waiting requests that gain by waiting for blocks of another request, and names these blocks.
+"""Finds requests that should wait for blocks that another request is computing or fetching, instead of starting now.
 
 Invariant: a request only waits for one whose progress does not depend on it: one that runs, or one that owns all its
 blocks and receives their KV from another worker. A request whose own blocks are leased, or whose KV another worker

@@ -1,4 +1,4 @@
-"""Counters of a scheduler."""
+"""Counters of a scheduler, totals since start: preemptions, prompt tokens by origin, decode steps and drafts."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,8 @@ from tandem.scheduler.draft_tally import DraftTally
 class SchedulerCounters:
     """Totals since start.
 
-    tally: of decode steps and their drafts. read_bytes: of state, by decode steps.
+    num_fetched_tokens: whose KV came from another worker. tally: of decode steps and their drafts. read_bytes: of KV
+    and other state, read by decode steps.
     """
 
     num_preemptions: int = 0

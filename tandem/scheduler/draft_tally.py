@@ -7,7 +7,7 @@ from tandem.core.draft_counts import DraftCounts
 
 @dataclass(slots=True)
 class DraftTally:
-    """Fields as in `DraftCounts`."""
+    """Mutable counterpart of `DraftCounts`, with the same fields."""
 
     num_steps: int = 0
     drafted_at: list[int] = field(default_factory=list)

@@ -1,4 +1,8 @@
-"""Drafts of running requests: they get the budget and blocks that are left, are counted, and replaced after a step."""
+"""Drafts (guessed tokens, verified in the next step) within the scheduler: adds them to a step, counts and replaces
+them.
+
+They get only the token budget and the blocks that are left.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +14,7 @@ from tandem.scheduler.step_plan import StepPlan
 
 
 class Drafting:
-    """Part of a scheduler. A request keeps its drafts itself, in `Request.draft_token_ids`."""
+    """Adds drafts to steps and counts them. The drafts themselves are in `Request.draft_token_ids`."""
 
     def __init__(self, kv: KVCacheManager, counters: SchedulerCounters) -> None:
         self._kv = kv
@@ -24,9 +28,9 @@ class Drafting:
                 plan.extend(request, num_drafts)
 
     def _grow(self, request: Request, end: int) -> bool:
-        """Whether there are blocks up to `end`. They are taken one by one: the cursor may stop in any of them, and what
-        a layer keeps of a block in which it stops may be more than of one that it passes. What the last whole block's
-        end sees is not released, since the request may yet end before another block is whole.
+        """Allocate blocks up to `end`, one by one; returns whether all were available. The cursor may stop in any of
+        them, and a layer may keep more of a block in which it stops. Blocks that the end of the last whole block
+        attends to are kept, since the request may end before another block is whole.
         """
         block_size = self._kv.layout.block_size
         start = request.num_computed_tokens // block_size * block_size
@@ -34,7 +38,7 @@ class Drafting:
         return all(self._kv.grow(request.request_id, start, stop) for stop in ends)
 
     def note_step(self, result: ExecutorOutput) -> None:
-        """Count the time that a step's drafts saved, of its requests in the mean."""
+        """Count the time that a step's drafts saved, averaged over its requests."""
         num_tokens = sum(map(len, result.sampled.values())) / max(1, len(result.sampled))
         self._counters.tally.saved_s += result.draft_times.saved_s(num_tokens)
 
@@ -47,7 +51,7 @@ class Drafting:
             request.tally.saved_s += times.saved_s(num_sampled)
 
     def replace(self, requests: Mapping[str, Request], drafts: Mapping[str, Sequence[int]]) -> None:
-        """Keep the drafts of the next step, as far as a request may still generate tokens."""
+        """Store the drafts for the next step, as far as a request may still generate tokens."""
         for request_id, token_ids in drafts.items():
             request = requests.get(request_id)
             if request is not None and request.is_decoding:

@@ -43,7 +43,7 @@ class NewBlocks:
         added: block ids to append.
         num_dropped: number of leading entries of the whole table that have left the group's window and are now the
             null block.
-        pages: of the blocks added, by id the pages of those that have several.
+        pages: pages of those added blocks that have several, by block id.
     """
 
     added: tuple[Sequence[int], ...]
@@ -53,7 +53,7 @@ class NewBlocks:
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """Compute `token_ids`, the request's tokens from position `start` on.
+    """Work for one request in a step: compute `token_ids`, its tokens from position `start` on.
 
     Immutable by convention. NOTE: not frozen, which would make construction nine times slower, per request and step.
 
@@ -131,9 +131,9 @@ class SampledToken:
 class DraftTimes:
     """Effect of drafts on a step's time, in seconds.
 
-    drafter_s: the drafter's own.
-    plain_s: what such a step takes without drafts; None = it had none, or that is not known.
-    step_s: what it takes with them, the drafter's time not counted.
+    drafter_s: time of the drafter itself.
+    plain_s: usual time of such a step without drafts; None = the step had no drafts, or that time is not known.
+    step_s: time of the step with drafts, without the drafter's.
     """
 
     drafter_s: float = 0.0
@@ -141,7 +141,7 @@ class DraftTimes:
     step_s: float = 0.0
 
     def saved_s(self, num_tokens: float) -> float:
-        """Time that a request was spared which got so many tokens; less than 0 where it was lost."""
+        """Seconds that drafts saved a request that got `num_tokens` tokens in the step; negative = lost."""
         spared_s = 0.0 if self.plain_s is None else num_tokens * self.plain_s - self.step_s
         return spared_s - self.drafter_s
 

@@ -9,7 +9,7 @@ import heapq
 
 from tandem.scheduler.request import Request, RequestState
 
-MAX_STALE_ENTRIES = 64
+MAX_STALE_ENTRIES = 64  # of finished requests, kept beside those that wait
 
 
 class WaitingQueue:

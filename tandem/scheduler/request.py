@@ -1,8 +1,8 @@
-"""One request: a token list and a cursor.
+"""State of one request in the scheduler: a token list and a cursor.
 
-`num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
-prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
-Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
+`num_computed_tokens`, the cursor, says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked
+prefill, prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for
+any. Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
 from array import array
@@ -64,6 +64,16 @@ class Request:
         max_tokens: maximum number of output tokens, resolved.
         priority: lower is more urgent.
         handoff: division of its work between workers.
+
+    Attributes:
+        token_ids: prompt and output so far. num_computed_tokens: the cursor.
+        num_expected_tokens: leading tokens whose KV is yet to come from another worker.
+        is_offered: that worker has leased KV for this request.
+        awaited_hash: last block to wait for, which another request expects from its worker.
+        pins, num_pinned_tokens: pins to grant, and tokens granted, by index of the pin.
+        num_leased_blocks: leading blocks that were leased to other workers.
+        num_cached_tokens: prompt tokens found in the prefix cache at the first admission (`was_admitted`).
+        order: sort key of urgency, see `WaitingQueue`.
     """
 
     request_id: str

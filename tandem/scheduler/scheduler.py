@@ -197,7 +197,7 @@ class Scheduler:
     ) -> list[Request]:
         """Move the cursors as planned by `output` and append the sampled tokens; returns the requests that ended.
 
-        on_token: called after each token, which may end its request: the tokens after that one are dropped.
+        on_token: called after each token. If it ends the request, the tokens after that one are dropped.
         """
         ended = []
         self._drafting.note_step(result)

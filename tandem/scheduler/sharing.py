@@ -1,8 +1,8 @@
-"""Blocks held longer than a request needs them: reservations and leases for KV transfers, with the events of both, and
-pins for later requests.
+"""Blocks held longer than their request needs them, for others: reservations and leases for KV transfers, and pins.
 
-Invariant: a reserved block is held until its transfer is over, a leased one until its lease ends, whatever becomes of
-the request.
+A *reservation* holds blocks that a transfer writes; a *lease* holds blocks that another worker reads; a pin keeps a
+prefix for later requests. Invariant: a reserved block is held until its transfer is over, a leased one until its lease
+ends, whatever becomes of the request.
 """
 
 from tandem.kvcache.block_table import BlockRange
@@ -12,7 +12,7 @@ from tandem.scheduler.request import Request
 
 
 class KVSharing:
-    """Scheduler's part of KV transfers between workers, independent of the transport."""
+    """The scheduler's reservations, leases and pins, independent of the transport."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
@@ -32,7 +32,7 @@ class KVSharing:
         self._tell_reserved(request, num_held_tokens, tuple(BlockRange(0, ()) for _ in self._kv.layout.groups))
 
     def note_computed(self, request: Request) -> None:
-        """After the cursor moved and blocks were committed: grant the pins it has passed and lease complete blocks."""
+        """Grant the pins that the cursor has passed and lease complete blocks. Call after blocks were committed."""
         if request.pins:
             self._grant_pins(request)
         if request.handoff.lease_id is not None:

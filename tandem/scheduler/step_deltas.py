@@ -13,9 +13,9 @@ PagesOf = Callable[[Sequence[Sequence[int]]], Mapping[int, Sequence[int]]]
 
 @dataclass(slots=True)
 class TableChanges:
-    """Changes of one request's block table since the last that were sent.
+    """Remembers how much of one request's block table was sent, and returns the changes since then.
 
-    Kept are the number of entries sent of each group, and the number of them sent as dropped, per KV group.
+    num_blocks: entries sent, in each group. num_dropped: how many of them were sent as dropped, by group.
     """
 
     num_blocks: int = 0
@@ -32,7 +32,7 @@ class TableChanges:
 
 
 class StepDeltas:
-    """Turns requests and their block tables into the data of a step. `pages_of`: of the pool of the tables' blocks."""
+    """Turns requests and their block tables into the data of a step. `pages_of`: looks up pages in the tables' pool."""
 
     def __init__(self, pages_of: PagesOf) -> None:
         self._pages_of = pages_of
@@ -40,7 +40,7 @@ class StepDeltas:
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
-        """Returns step data of the next `num_tokens` tokens and drafts. `take_new` describes a request first."""
+        """Returns the step data of the next `num_tokens` tokens and drafts. A new request is added to `take_new`."""
         told = self._told.get(request.request_id)
         if told is None:
             told = self._told[request.request_id] = TableChanges()

@@ -1,4 +1,4 @@
-"""Engines around the simulated model, of one rank or of several; as `engine.resolve.assemble`."""
+"""Assembles engines around the simulated model, with one rank or several; counterpart of `engine.resolve.assemble`."""
 
 import functools
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class WorkerSizes:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Parts of which an engine of either kind is assembled."""
+    """Objects from which an engine of a simulated worker is assembled."""
 
     sizes: WorkerSizes
     loop: VirtualLoop
@@ -60,14 +60,16 @@ class EngineParts:
     emit: BlockEventSink
 
     def assembled(self) -> tuple[Assembly, SimulatedExecutor]:
-        """Of one rank."""
+        """Assembles an engine of one rank; returns also its executor."""
         layout = build_layout([KV_SPEC], self.sizes.block_size)
         arena = Arena(layout, self.sizes.num_blocks + 1, torch.device("cpu"))
         executor = SimulatedExecutor(arena, self.node, self.loop, self.cost)
         return self._around(executor, layout, arena, RankedPages.of(arena), None), executor
 
     def assembled_of(self, ranks: Ranks) -> tuple[Assembly, SimulatedForward]:
-        """Of the group that this leads; in a fiber, as others are waited for."""
+        """Assembles the engine that leads these ranks; returns also its own forward pass. Runs in a fiber, since it
+        waits for the other ranks.
+        """
         num_ranks, num_pages = ranks.links.group.num_ranks, self.sizes.num_blocks + 1
         ranked = RankedLayout(build_layout([KV_SPEC], self.sizes.block_size), num_ranks)
         pages = ranks.take_pages(num_ranks, num_pages, ranked.page_bytes)
@@ -117,7 +119,7 @@ class EngineParts:
 
 @functools.cache
 def simulated_tokenizer() -> Tokenizer:
-    """One token a byte, then three special ones."""
+    """Tokenizer with one token a byte, then three special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

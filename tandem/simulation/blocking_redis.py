@@ -1,7 +1,7 @@
-"""Connections of redis-py's blocking client to the simulated store, for code that waits for them in a thread.
+"""Connections of redis-py's blocking client to the simulated Redis, for code that calls it from a thread.
 
-In a job of the simulation, waiting is time that passes. A connection is the network's like any other, so whatever cuts
-those of a node cuts it too.
+Such code runs as a job of the simulation, where waiting advances virtual time. Faults that cut a node's connections cut
+these too.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tandem.simulation.streams import StreamListener, Streams
 
 
 def connection_class(fabric: Fabric, streams: Streams, node: Node) -> type[Connection]:
-    """A class of connections from this node."""
+    """Returns a class of connections from this node, for redis-py."""
 
     class SimulatedBlockingConnection(Connection):
         def _connect(self) -> Any:
@@ -31,7 +31,8 @@ def connection_class(fabric: Fabric, streams: Streams, node: Node) -> type[Conne
 
 
 class BlockingSocket:
-    """A client's end, as far as redis-py uses one. What is sent gets there when its answer is waited for.
+    """Client's end of a connection, with the socket methods that redis-py uses. Data is delivered when its answer is
+    read.
 
     Raises:
         OSError: nothing listens there, or nothing answers within `timeout_s`.
@@ -60,7 +61,7 @@ class BlockingSocket:
         self._unsent += data
 
     def recv(self, num_bytes: int) -> bytes:
-        """NOTE: b"" = the other end has closed."""
+        """Returns bytes that have arrived; b"" = the other end has closed."""
         if not (self._received or self._is_over):
             if not self._timeout_s:
                 raise BlockingIOError(errno.EWOULDBLOCK, "nothing has come")
@@ -82,7 +83,7 @@ class BlockingSocket:
         return self._is_lost or self._connection.is_over
 
     def _exchange(self) -> None:
-        """Delivers what was sent, and the answer to it; the one may arrive although the other does not."""
+        """Delivers what was sent, and receives the answer; either way may be cut without the other."""
         there_s, back_s = self._fabric.delay_s(), self._fabric.delay_s()
         there, back = (self._node.name, self._server.name), (self._server.name, self._node.name)
         data, self._unsent = bytes(self._unsent), bytearray()
@@ -104,7 +105,7 @@ class BlockingSocket:
 
 
 class _Replies(asyncio.Transport):
-    """The server's end, which writes what the client receives."""
+    """Server's end of a connection; what it writes is received by the client."""
 
     def __init__(self, received: bytearray) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class _Replies(asyncio.Transport):
 
 
 class JobsBeside(Executor):
-    """Runs what is handed to it as jobs of this node's threads."""
+    """Executor whose work runs as thread jobs of the calling node."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

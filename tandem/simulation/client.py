@@ -21,7 +21,7 @@ _DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class ClientOutcome:
-    """Outcome of a client's request.
+    """Outcome of a client's request: what it received, and when. `heard_s`: time of the last tokens.
 
     error: the error event of a stream, or the body of a refusal. has_left: it disconnected before the end. is_lost: its
     gateway crashed. ended_s: None while it waits. longest_gap: (start, end) of the longest time between two tokens.
@@ -51,11 +51,12 @@ class ClientOutcome:
 
     @property
     def is_whole(self) -> bool:
+        """Whether every choice has a finish reason."""
         return len(self.finish_reasons) == len(self.choices)
 
     @property
     def ending(self) -> str:
-        """One word or two for how it ended."""
+        """The request's ending, in one or two words."""
         if self.is_whole:
             return "whole"
         if self.has_left:
@@ -66,7 +67,7 @@ class ClientOutcome:
 
 
 class Exchange:
-    """One request at one gateway; its `receive` and `send` are those of ASGI."""
+    """One HTTP request to one gateway and its response; `receive` and `send` are the ASGI callables."""
 
     def __init__(self, ask: ClientRequest, secret: str, loop: asyncio.AbstractEventLoop) -> None:
         self.outcome = ClientOutcome(ask, began_s=loop.time())

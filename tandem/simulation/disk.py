@@ -13,7 +13,7 @@ from tandem.accounts.journal import Journal
 
 
 class SimulatedDisk:
-    """One process's disk. `was_ever_full`: some write may have failed."""
+    """Directory of one process, which may be full. `was_ever_full`: whether some write may have failed."""
 
     def __init__(self, directory: Path) -> None:
         self.journal_path = directory / "journal"
@@ -26,6 +26,7 @@ class SimulatedDisk:
         return self._is_full
 
     def fill(self) -> None:
+        """Make all writes fail until `empty`."""
         self._is_full = self.was_ever_full = True
 
     def empty(self) -> None:
@@ -33,7 +34,7 @@ class SimulatedDisk:
 
 
 class JournalOnDisk(Journal):
-    """`Journal` on such a disk."""
+    """`Journal` on a simulated disk; writes fail half-way while it is full."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk

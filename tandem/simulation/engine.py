@@ -1,7 +1,7 @@
-"""The asynchronous engine without a thread: each turn of its loop is an event of its node and takes virtual time.
+"""Asynchronous engines of simulated workers: `AsyncEngine` without a thread; a turn of its loop takes virtual time.
 
-Results of a turn are delivered when the turn is over, as from a thread that was busy until then. The engine of several
-ranks waits for them within a turn, so it has a fiber.
+Results of a turn are delivered when the turn is over, as from a thread that was busy until then. An engine of several
+ranks waits for them within a turn, so it runs in a fiber.
 """
 
 import queue
@@ -30,7 +30,7 @@ class _Inbox(queue.SimpleQueue[_Action]):
 
 
 class SteppedEngine(AsyncEngine):
-    """`AsyncEngine` whose loop runs on `node`. `on_turn` is called after each turn."""
+    """`AsyncEngine` of one rank; each turn of its loop is an event of `node`. `on_turn` is called after each turn."""
 
     def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:
         super().__init__(engine)
@@ -50,7 +50,7 @@ class SteppedEngine(AsyncEngine):
         self._fail("the engine was stopped")
 
     def busy_s(self) -> float:
-        """Always 0: nothing waits for a turn here."""
+        """Always 0, since a turn never hangs here."""
         return 0.0
 
     def _wake(self) -> None:
@@ -93,7 +93,7 @@ class _FiberInbox(queue.SimpleQueue[_Action]):
 
 
 class FiberEngine(AsyncEngine):
-    """`AsyncEngine` whose loop runs in a fiber of `node`. `on_turn` is called after each turn."""
+    """`AsyncEngine` of several ranks; its loop runs in a fiber of `node`. `on_turn` is called after each turn."""
 
     def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:
         super().__init__(engine)
@@ -116,6 +116,6 @@ class FiberEngine(AsyncEngine):
         return goes_on
 
     def _end(self, error: BaseException | None) -> None:
-        """NOTE: an engine that cannot have ranks again fails, and its process ends with it."""
+        """Ends with the fiber. NOTE: an engine that cannot have ranks again fails, and its process ends with it."""
         if error is not None and not isinstance(error, TandemError):
             raise error

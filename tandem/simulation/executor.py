@@ -20,12 +20,13 @@ Write = tuple[int, int, bytes]  # block, position in it, KV
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step on a node that is not slow: a base, and a little for each token."""
+    """Duration of a step in seconds, on a node that is not slow: a base, and a little for each token."""
 
     base_s: float = 0.02
     token_s: float = 2e-4
 
     def seconds(self, step: SchedulerOutput) -> float:
+        """Duration of a step."""
         return self.base_s + self.token_s * step.num_tokens
 
 
@@ -43,13 +44,14 @@ class KnownRequest:
 
 
 class KnownRequests:
-    """Requests as a rank knows them: only from steps that have described them."""
+    """Requests as a rank knows them: only from the steps that have described them."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._known: dict[str, KnownRequest] = {}
 
     def take(self, step: SchedulerOutput) -> None:
+        """Take in what a step says of requests: new ones, added blocks, and released ones."""
         for request_id in step.released:
             self._known.pop(request_id, None)
         for request in step.new:
@@ -59,6 +61,7 @@ class KnownRequests:
                 self._known[item.request_id].blocks += item.blocks.added[0]
 
     def blocks(self, item: ScheduledRequest) -> Sequence[int]:
+        """Block ids of the request so far."""
         return self._known[item.request_id].blocks
 
     def compute(self, item: ScheduledRequest, before: bytes, writes: list[Write]) -> bytes:
@@ -75,12 +78,13 @@ class KnownRequests:
         return bytes(states)
 
     def token(self, item: ScheduledRequest, states: bytes) -> SampledToken:
+        """The request's next token, given the KV of all its positions."""
         request = self._known[item.request_id].request
         return SampledToken(token_after(states, None if request.params.temperature == 0 else request.seed))
 
 
 class SimulatedExecutor:
-    """`Executor` of one node, which has all heads.
+    """`Executor` of a worker with one rank.
 
     `on_write` is called with the blocks that a step is about to write.
 
@@ -97,6 +101,7 @@ class SimulatedExecutor:
         self.on_write: Callable[[Sequence[int]], None] = lambda _: None
 
     def submit(self, step: SchedulerOutput) -> FinishedStep:
+        """Computes a step; its KV is written after the step's virtual duration."""
         self._known.take(step)
         writes: list[Write] = []
         sampled: dict[str, list[SampledToken]] = {}

@@ -1,4 +1,4 @@
-"""Simulated network: delays, loss and partitions, and the time at which a cut is noticed.
+"""Simulated network between nodes: delays, loss and partitions, and when each end notices that a connection was cut.
 
 As with TCP, a connection keeps order and loses nothing while it is alive: messages during a partition wait and arrive
 after it heals, unless keepalive has ended the connection by then. A partition may be one-way.
@@ -17,12 +17,12 @@ from tandem.simulation.node import Node
 
 CONNECT_TIMEOUT_S = 2.0
 WINDOW = 12  # messages under way in one direction; past it the writer waits
-_RETRANSMIT_S = (0.05, 0.4)
+_RETRANSMIT_S = (0.05, 0.4)  # range of the time until messages that were held back are sent again
 
 
 @dataclass(slots=True)
 class NetworkConditions:
-    """Delays of the network. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
+    """Delays in seconds. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
 
     mean_s: float = 4e-4
     slow_share: float = 0.005
@@ -51,7 +51,7 @@ class EventTrace:
 
 
 class Pipe:
-    """One direction of a connection. `is_cut`: nothing more arrives; `is_lost`: and the sender does not know."""
+    """One direction of a connection. `is_cut`: nothing arrives any more; `is_lost`: nor does the sender know that."""
 
     def __init__(self, fabric: "Fabric", source: Node, target: Node) -> None:
         self.source, self.target = source, target
@@ -112,7 +112,7 @@ class Pipe:
 
 @dataclass(eq=False, slots=True)
 class SimulatedConnection:
-    """Connection of two pipes. `on_lost` is called in each end's context when it ends, with the reason.
+    """Connection of two pipes. `on_lost_*` is called in that end's context when the connection ends, with the reason.
 
     `is_over`: its client knows that it has ended.
     """
@@ -158,9 +158,11 @@ class Fabric:
         return 5e-5 + self.random.expovariate(1 / self.conditions.mean_s)
 
     def is_blocked(self, source: str, target: str) -> bool:
+        """Whether messages from `source` to `target` do not arrive."""
         return (source, target) in self._blocked
 
     def can_talk(self, one: str, other: str) -> bool:
+        """Whether messages arrive in both directions."""
         return not (self.is_blocked(one, other) or self.is_blocked(other, one))
 
     def can_read(self, one: str, other: str) -> bool:
@@ -183,6 +185,7 @@ class Fabric:
                 self._keep_alive(connection, lambda: self._blocked.get((source, target)) == number)
 
     def heal(self, source: str, target: str) -> None:
+        """End what `block` began."""
         if self._blocked.pop((source, target), None) is None:
             return
         self._readable.discard((source, target))
@@ -250,7 +253,7 @@ class Fabric:
 
 
 def _hear_nothing(_: str) -> None:
-    """Of a connection's end that was told before."""
+    """Callback of a connection's end that already knows it has ended."""
 
 
 async def connect_delays(fabric: Fabric) -> None:

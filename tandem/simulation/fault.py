@@ -1,4 +1,4 @@
-"""Faults of a scenario, as plain values."""
+"""Faults of a scenario, as plain values: kinds, times, and the processes concerned."""
 
 import random
 from dataclasses import dataclass
@@ -54,7 +54,9 @@ NOTICED_RANK_FAULTS = frozenset({FaultKind.RANK_KILLED, FaultKind.RANK_PAUSED, F
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong at `at_s`, for `for_s` seconds."""
+    """One fault of the process `name`, which begins at `at_s` and lasts `for_s` seconds. See `FaultKind` for the
+    rest.
+    """
 
     kind: FaultKind
     at_s: float
@@ -68,7 +70,7 @@ class Fault:
 
 
 def rank_fault_at(draw: random.Random, at_s: float, name: str, num_ranks: int) -> Fault:
-    """One of a worker's ranks. It is never the leader alone, whose faults are those of the worker."""
+    """Draws a fault of one rank of a worker, or between two. Faults of the leader alone are those of the worker."""
     (kind,) = draw.choices(list(RANK_WEIGHTS), list(RANK_WEIGHTS.values()))
     numbers = sorted(draw.sample(range(num_ranks), 2), reverse=True)
     other, for_s, size = str(numbers[0]), 0.0, 0.0

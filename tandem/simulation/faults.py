@@ -1,4 +1,4 @@
-"""Faults of a run: how each begins and ends."""
+"""Injects faults into a running simulation: how each kind begins and ends."""
 
 from collections.abc import Callable
 from functools import partial
@@ -82,7 +82,9 @@ def _begun(world: World, fault: Fault) -> Callable[[], None] | None:
 
 
 def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
-    """As `_begun`. A worker that forms its first group has no ranks yet, or is dead."""
+    """As `_begun`, for faults of ranks. A worker that still forms its first group has no ranks yet; a dead one has none
+    either.
+    """
     system = world.environment.rank_systems.get(fault.name)
     led = None if system is None else system.ranks.get(int(fault.other.partition(" ")[0]))
     if system is None or led is None:

@@ -1,7 +1,8 @@
-"""Fibers: work that waits in the middle, as a thread does, in virtual time.
+"""Fibers: functions that block in the middle, as code in a thread does, but in virtual time.
 
-Each has a real thread, since Python code cannot be suspended otherwise; it and the loop run in turns, never together.
-Resuming a fiber is an event of its node: none of a dead node is resumed, none of a paused one before that goes on.
+Each has a real thread, since Python code cannot be suspended otherwise; the thread and the event loop run in turns,
+never together. Resuming a fiber is an event of its node: on a dead node none is resumed, on a paused one only after the
+pause.
 """
 
 import threading
@@ -13,11 +14,11 @@ from tandem.simulation.node import Node
 
 
 class _OverError(BaseException):
-    """The run is over: a fiber that still waits ends. NOTE: no `except Exception` may hold it."""
+    """Ends a fiber that still waits when the run is over. NOTE: no `except Exception` may catch it."""
 
 
 class Signal:
-    """Wakes the fibers that wait for it; to be notified after each change of a value that they look at."""
+    """Wakes the fibers that wait for a condition. Call `notify` after each change of a value that they look at."""
 
     def __init__(self) -> None:
         self.waiting: dict[Fiber, None] = {}
@@ -29,7 +30,9 @@ class Signal:
 
 
 class Fiber:
-    """Runs `work` on a node, from its next event on. `on_end` is told what it raised, in the node's context."""
+    """Runs `work` on a node, from its next event on. `on_end` gets the error that it raised or None, in the node's
+    context.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Fiber:
         loop.call_soon(self._begin, context=node.context)
 
     def wait_for(self, is_so: Callable[[], bool], changed: Signal, timeout_s: float | None = None) -> bool:
-        """Waits until `is_so`, looking again whenever `changed` is notified; returns whether it is."""
+        """Waits until `is_so()` is true, checking whenever `changed` is notified; returns whether it is true."""
         limit_s = None if timeout_s is None else self._loop.time() + timeout_s
         while not is_so():
             now_s = self._loop.time()
@@ -64,16 +67,17 @@ class Fiber:
         return True
 
     def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
         limit_s = self._loop.time() + seconds
         while self._loop.time() < limit_s:
             self._suspend(limit_s)
 
     def wake(self) -> None:
-        """Have it look again."""
+        """Have the fiber check its condition again."""
         self._loop.call_soon(self._resume, self._num_waits, context=self.node.context)
 
     def _suspend(self, until_s: float | None) -> None:
-        """Lets the loop go on, until this is woken or it is time."""
+        """Lets the event loop run until this fiber is woken or the time has come."""
         self._num_waits += 1
         if until_s is not None:
             self._loop.call_at(until_s, self._resume, self._num_waits, context=self.node.context)
@@ -87,7 +91,7 @@ class Fiber:
         self._await()
 
     def _resume(self, number: int) -> None:
-        """NOTE: it may have been woken for another reason meanwhile."""
+        """Resumes the fiber, unless it was woken for another reason meanwhile."""
         if number == self._num_waits and not self._is_done:
             self._turn.release()
             self._await()
@@ -110,7 +114,7 @@ class Fiber:
         self._back.release()
 
     def _end(self) -> None:
-        """The run is over."""
+        """Ends the fiber since the run is over."""
         self._is_over = True
         while self._thread.is_alive():
             self._turn.release()
@@ -127,7 +131,7 @@ _own = _Own()
 
 
 def current_fiber() -> Fiber:
-    """That in which the caller runs."""
+    """The fiber in which the caller runs."""
     assert _own.fiber is not None, "only a fiber can wait"
     return _own.fiber
 
@@ -147,7 +151,7 @@ def waiting_in_fiber(loop: VirtualLoop, node: Node) -> Callable[[Coroutine[Any, 
 
 
 async def in_fiber(loop: VirtualLoop, node: Node, work: Callable[[], Any]) -> Any:
-    """Runs `work` in a fiber and returns its result, as `asyncio.to_thread`."""
+    """Runs `work` in a fiber and returns its result; counterpart of `asyncio.to_thread`."""
     outcome: list[Any] = []
     future: Any = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""Messages as a process of the release before sends and reads them: without the fields that are newer.
+"""Messages as a process of the previous release sends and reads them: without fields that are newer.
 
-It speaks the protocols that this release speaks. Processes of the next release, which are all others where there is
-one, speak one more.
+Such a process speaks the same protocol versions as this release. If a scenario has one, all others count as the next
+release and speak one version more.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _WITHIN: Mapping[tuple[str, str], type[Message]] = {  # messages that are sent a
 
 
 def as_former(message_type: type[Message], data: bytes) -> bytes:
-    """The bytes of a message without what the release before does not know."""
+    """The bytes of a message without the fields that the previous release does not know."""
     message = message_type.FromString(data)
     _clear(message)
     return message.SerializeToString(deterministic=True)

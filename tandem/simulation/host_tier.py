@@ -1,4 +1,4 @@
-"""Host tier of a simulated worker: production's memory and copies, whose threads are events of the node."""
+"""Host tier of a simulated worker: production's memory and copies; their threads are replaced by events of the node."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ _COPY_S = 0.03  # mean
 
 
 class _NodeThread(ThreadPoolExecutor):
-    """One thread: a job begins when the one before is over. A job is one event, after the time that it takes."""
+    """Executor with one thread's behaviour: jobs run one after another, each as one event after its duration."""
 
     def __init__(self, loop: VirtualLoop, node: Node) -> None:
         super().__init__(1)

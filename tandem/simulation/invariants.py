@@ -11,14 +11,14 @@ from tandem.simulation.ledger_invariants import check_ledger
 from tandem.simulation.world import EPSILON_S, World
 from tandem.worker.lifecycle import LifecycleState
 
-MAX_GAP_S = 9.5
+MAX_GAP_S = 9.5  # between two tokens of a stream that some worker could continue
 RANKS_GAP_S = 5.0  # where nothing is wrong but a group of ranks, and another worker has none
 ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
-_GIVEN_UP = (429, 503)
+_GIVEN_UP = (429, 503)  # statuses of requests that were refused for lack of workers
 
 
 def check_end(world: World) -> None:
-    """Note every violation in the world."""
+    """Record every violation at the end of a run."""
     for exchange in world.exchanges:
         _check_outcome(world, exchange.outcome)
     _check_rest(world)
@@ -44,7 +44,7 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
 
 
 def check_tokens(world: World, outcome: ClientOutcome) -> None:
-    """Note where an answer is not the model's; of one that has not ended, as far as it has come."""
+    """Record where an answer differs from the model's; an unfinished answer is compared as far as it has come."""
     ask, name = outcome.ask, outcome.ask.request_id
     for index, (got, wanted) in enumerate(zip(outcome.choices, ask.answers, strict=True)):
         if got != wanted[: len(got)]:
@@ -68,13 +68,13 @@ def _check_gap(world: World, outcome: ClientOutcome) -> None:
 
 
 def _was_late(world: World, since_s: float, until_s: float) -> bool:
-    """Whether ranks were slow or parted, which shows at the deadline of an exchange."""
+    """Whether ranks were slow or cut off from each other, which is noticed only at the deadline of an exchange."""
     late = [span for span in world.spans if span.kind in RANK_FAULTS - NOTICED_RANK_FAULTS]
     return any(span.from_s < until_s and (span.until_s or until_s) > since_s for span in late)
 
 
 def _lost_ranks_only(world: World, since_s: float, until_s: float) -> bool:
-    """Whether nothing was wrong but ranks that were killed or stopped, which are noticed within two seconds."""
+    """Whether the only faults were killed or paused ranks, which are noticed within two seconds."""
     spans = [span for span in world.spans if span.from_s < until_s and (span.until_s or until_s) > since_s]
     return bool(spans) and all(span.kind in NOTICED_RANK_FAULTS for span in spans)
 
@@ -114,8 +114,8 @@ def _check_rest(world: World) -> None:
 
 
 def _check_ranks(world: World) -> None:
-    """Check that each worker has as many ranks as it should, and nobody else has any. One that stands still may be left
-    by a leader that has died.
+    """Check that each ready worker has all its ranks, and that no process of a rank has lost its leader, unless it is
+    paused.
     """
     started = {led: system for system in world.rank_systems for led in system.started if not led.has_ended}
     for led, system in started.items():

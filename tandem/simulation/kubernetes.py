@@ -1,7 +1,7 @@
-"""Kubernetes in memory, as far as planners need it: scales of two Deployments, their pods, and Leases.
+"""Kubernetes API in memory, as far as planners need it: scales of two Deployments, their pods, and Leases.
 
-Each write gives its object a new version, and one that names another version conflicts. Pods of a Deployment are made
-and ended to its scale; who has none ready, or is younger, ends first.
+Each write gives its object a new version; a write that names another version conflicts. Pods of a Deployment are
+created and ended to match its scale; pods that are not ready, then younger ones, end first.
 """
 
 import asyncio
@@ -19,14 +19,16 @@ from tandem.simulation.node import Node
 
 KUBERNETES = "kubernetes"
 NAMESPACE = "default"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a call
 
 _Body = dict[str, Any]
 
 
 @dataclass(slots=True)
 class SimulatedPod:
-    """A pod of the Deployment `role`. `ready_s`: since when; None = it is not. `is_ending`: it was told to end."""
+    """A pod of the Deployment `role`. `ready_s`: since when it is ready; None = it is not. `is_ending`: it was told to
+    end.
+    """
 
     name: str
     role: str
@@ -37,7 +39,7 @@ class SimulatedPod:
 
 @dataclass(frozen=True, slots=True)
 class ScaleWrite:
-    """A change of a Deployment's replicas by a node, at a time of the loop."""
+    """A change of a Deployment's number of replicas by the node `writer`, at a time of the loop."""
 
     at_s: float
     writer: str
@@ -91,11 +93,11 @@ class SimulatedKubernetes:
             self.pods[name].ready_s = self.node.wall_s() if is_ready else None
 
     def note_end(self, name: str) -> None:
-        """The process of a pod that was told to end has ended."""
+        """Records that the process of a pod that was told to end has ended."""
         self.pods.pop(name, None)
 
     def answer(self, writer: str, call: KubeCall, body: Mapping[str, Any] | None) -> _Body:
-        """Raises `KubeError` where a server would refuse."""
+        """Answers a call. Raises `KubeError` if a real server would refuse it."""
         self.on_call()
         match call.verb, call.resource:
             case "list", "pods":
@@ -166,7 +168,7 @@ class SimulatedKubernetes:
 
 
 class SimulatedKubeTransport(KubeTransport):
-    """The way of one node to the API server; a call may be lost before or after it was executed."""
+    """Connection of one node to the API server; a call may be lost before or after it was executed."""
 
     def __init__(self, kubernetes: SimulatedKubernetes, fabric: Fabric, node: Node) -> None:
         self._kubernetes, self._fabric, self._node = kubernetes, fabric, node
@@ -179,7 +181,7 @@ class SimulatedKubeTransport(KubeTransport):
         body: Mapping[str, Any] | None = None,
         content_type: str = "",
     ) -> Mapping[str, Any]:
-        """NOTE: of selectors it knows role=NAME alone."""
+        """See `KubeTransport`. NOTE: of label selectors it supports role=NAME only."""
         selected = dict(query).get("labelSelector", "").removeprefix("role=")
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -199,7 +201,7 @@ class SimulatedKubeTransport(KubeTransport):
         raise NotImplementedError("nobody watches pods in a simulation")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """No effect: nothing is open."""
 
     async def _way(self, source: str, target: str) -> None:
         await asyncio.sleep(self._fabric.delay_s())

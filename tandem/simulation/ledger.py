@@ -1,4 +1,4 @@
-"""Accounts in a simulated Redis: loads keys before a run, reads spending and ledger after it."""
+"""Accounts in the simulated Redis: adds keys before a run, reads spending and ledger after it."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,4 @@
-"""Invariants of the accounts at a run's end: spending equals the ledger, nothing stays reserved, each request is billed
-once.
+"""Checks the accounts at a run's end: spending equals the ledger, nothing stays reserved, each request is billed once.
 
 A request costs what its client received. If its gateway died before the settlement, it costs the last checkpoint that
 the store accepted, which is no more than was delivered and no older than a renewal. Changes nothing except that leases
@@ -36,7 +35,7 @@ def check_ledger(world: World) -> None:
 
 
 def _checked_balances(world: World) -> Sequence[LedgerEntry]:
-    """The ledger, once what nobody renewed has expired."""
+    """Checks every key's balance; returns the ledger after all that was not renewed has expired."""
     spendings = spending_of_keys(world.redis)
     entries = ledger_of(world.redis)
     for key_id, spending in spendings.items():

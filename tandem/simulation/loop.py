@@ -19,10 +19,10 @@ from typing import Any
 
 from tandem.simulation.node import Node, current_node
 
-_QUICK_JOB_S = 50e-6
-_SLOW_JOB_S = 5e-3
+_QUICK_JOB_S = 50e-6  # mean delay of work for threads
+_SLOW_JOB_S = 5e-3  # the same of a share of the work
 _SLOW_JOB_SHARE = 0.05
-_MAX_CLOSES = 20
+_MAX_CLOSES = 20  # attempts to end a coroutine that awaits again
 _MAX_EVENTS = 2_000_000  # of a run; most have less than 100,000
 
 Connect = Callable[[Callable[[], Any], str, int], Awaitable[tuple[asyncio.Transport, Any]]]
@@ -33,11 +33,11 @@ class DeadlockError(RuntimeError):
 
 
 class EndlessError(RuntimeError):
-    """So many callbacks ran that something goes round for ever."""
+    """So many callbacks ran without an end that something must loop for ever."""
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address."""
+    """A task with a deterministic hash, so that the order of sets of tasks does not depend on addresses."""
 
     def __init__(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
         self.number = number
@@ -107,7 +107,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ahead_s = 0.0
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """To be done by `tear_down`, before all else."""
+        """Registers an action that `tear_down` runs before everything else."""
         self._at_end.append(action)
 
     def tear_down(self) -> None:

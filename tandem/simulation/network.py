@@ -1,6 +1,7 @@
-"""Calls between nodes in memory: `rpc.network.Network` over a `Fabric`, with the forms and error mapping of gRPC's.
+"""RPC calls between nodes in memory: implements `rpc.network.Network` over a `Fabric`, with gRPC's errors.
 
-A call on an ended connection fails with `WorkerLostError`; while a channel waits to reconnect, calls fail at once.
+Messages are encoded and errors mapped as with gRPC. A call on an ended connection fails with `WorkerLostError`; while a
+channel waits to reconnect, calls fail at once.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ A = TypeVar("A")
 
 
 class SimulatedNetwork:
-    """Simulated network of all nodes: its listeners, by address."""
+    """The servers of all nodes, by address."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -202,7 +203,9 @@ class SimulatedRpcConnection:
         return wire.begin(method.path, data, timeout_s, session.signed(method.path, data or b""))
 
     async def _connected(self, method: Method[Any, Any], incarnation: str) -> tuple[MultiplexedConnection, Session]:
-        """Raises AnotherIncarnationError unless the process there is that one ("" = any)."""
+        """The open connection and its session. Raises AnotherIncarnationError unless the process there is `incarnation`
+        ("" = any).
+        """
         self._leave_silent()
         if self._wire is None or self._wire.connection.is_over:
             self._wire = None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tandem.core.machine import current_machine
 from tandem.rpc.protocols import SPOKEN
 
-EPOCH_S = 1_800_000_000.0
+EPOCH_S = 1_800_000_000.0  # wall-clock time at the start of a run
 T = TypeVar("T")
 
 current_node: ContextVar["Node | None"] = ContextVar("current_node", default=None)

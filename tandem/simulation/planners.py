@@ -1,4 +1,6 @@
-"""Real planners on nodes: production's process, with Kubernetes in memory, and gateways' counters over streams."""
+"""Planners on nodes: production's process, with Kubernetes in memory, and gateways' metrics read over simulated
+streams.
+"""
 
 import asyncio
 import contextlib
@@ -22,7 +24,7 @@ _BORN = b"tandem_gateway_arrivals_created{"
 
 
 class MetricsSession(asyncio.Protocol):
-    """A gateway's end of a connection that asks for its counters."""
+    """Gateway's end of a connection by which a planner reads its metrics."""
 
     def __init__(self, registry: CollectorRegistry, born_s: float) -> None:
         self._registry, self._born_s = registry, born_s
@@ -41,7 +43,7 @@ class MetricsSession(asyncio.Protocol):
             self._transport.close()
 
     def _page(self) -> bytes:
-        """NOTE: a counter says since when it counts by the real machine's clock."""
+        """The metrics page. NOTE: creation times of counters, taken from the real machine's clock, are replaced."""
         lines = generate_latest(self._registry).split(b"\n")
         return b"\n".join(
             line.rpartition(b" ")[0] + b" %f" % self._born_s if line.startswith(_BORN) else line for line in lines
@@ -49,7 +51,7 @@ class MetricsSession(asyncio.Protocol):
 
 
 def born_now(registry: CollectorRegistry) -> "_MetricsListener":
-    """Makes sessions of a gateway that starts now."""
+    """Factory of metrics sessions for a gateway that starts now."""
     return _MetricsListener(registry, wall_s())
 
 
@@ -74,7 +76,7 @@ async def serving_simulated_planner(
 def planner_settings(
     scaling: Scaling, name: str, routers: str, gateways: tuple[str, ...], trust: dict[str, Any]
 ) -> PlannerSettings:
-    """Of the planner `name`; `trust`: secret and certificates."""
+    """Settings of the planner `name`. `trust`: secret and certificates."""
     options: dict[str, Any] = {
         "mode": "act",
         "planner_id": name,

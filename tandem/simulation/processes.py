@@ -1,6 +1,6 @@
-"""Real workers, routers and gateways, assembled by production code and run on a node.
+"""Workers, routers and gateways on simulated nodes: production code, assembled with simulated parts.
 
-The simulation replaces hardware and model: KV cache memory, steps, reads, the shared store.
+KV memory, steps, reads and the shared store are simulated.
 """
 
 import asyncio
@@ -83,10 +83,9 @@ PIN = "pin "  # before the seconds, as the user of a request: its prompt is kept
 
 @dataclass(slots=True)
 class SimulatedEnvironment:
-    """Shared parts of one simulation. `disks`: of gateways, by name. `is_open`: without accounts.
-    `uses_redis`: workers are found, and their blocks known, in `redis` and not at routers.
-    `widths`: numbers of ranks of workers, by name; 1 where there is none. `rank_systems`: of those that
-    run and have more; `all_rank_systems`: also of those that have ended.
+    """Shared parts of one simulation. `disks`: of gateways, by name. `is_open`: gateways ask for no keys. `uses_redis`:
+    discovery and locality index are in `redis` instead of in routers. `widths`: numbers of ranks by worker, if more
+    than 1. `rank_systems`: of running workers with several ranks; `all_rank_systems`: also of those that have ended.
     """
 
     loop: VirtualLoop
@@ -114,7 +113,7 @@ class SimulatedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """A serving worker, and the parts of it that invariants check."""
+    """A serving worker, and its engine, for invariants."""
 
     worker: WorkerProcess
     engine: Engine
@@ -137,7 +136,7 @@ async def serving_simulated_worker(
     address: str,
     on_turn: Callable[[Engine], None],
 ) -> AsyncIterator[SimulatedWorker]:
-    """Runs a worker for the time of the block; as `worker.process.serving_worker`."""
+    """Runs a worker for the time of the block; counterpart of `worker.process.serving_worker`."""
     settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
     credentials = Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation)
@@ -187,7 +186,7 @@ async def serving_simulated_worker(
 def _open_host(
     environment: SimulatedEnvironment, node: Node, assembly: Assembly, engine: AsyncEngine
 ) -> HostCopier | None:
-    """As `worker.process`."""
+    """Opens the host tier, like `worker.process`."""
     num_slots = environment.sizes.num_host_slots
     if not num_slots:
         return None
@@ -212,14 +211,14 @@ async def serving_simulated_router(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGateway:
-    """A gateway that serves. `app`: its HTTP surface, as far as generating goes."""
+    """A serving gateway. `app`: its HTTP endpoint for completions."""
 
     gateway: Gateway
     app: ASGIApp
 
 
 def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name: str) -> SimulatedGateway:
-    """A gateway whose journeys, accounts and HTTP are real; from within the node."""
+    """Starts a gateway with production's journeys, accounts and HTTP layer. Called in the node's context."""
     options: dict[str, Any] = {
         "model": MODEL,
         "routers": ",".join(environment.router_addresses),
@@ -242,7 +241,7 @@ def start_simulated_gateway(environment: SimulatedEnvironment, node: Node, name:
 
 
 class _PinningDialect(CompletionDialect):
-    """Completions whose prompts may be kept, which other dialects ask for by cache breakpoints."""
+    """Completions whose request can ask for a pinned prompt, as cache breakpoints do in other dialects."""
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
         parsed = await super().read(body, request_id, isolate)
@@ -279,7 +278,7 @@ def _worker_settings(
 def _open_feeds(
     environment: SimulatedEnvironment, node: Node, me: WorkerAddress, epoch: int, credentials: Credentials
 ) -> Feeds:
-    """As `worker.process`: where the worker's blocks are made known."""
+    """Opens the feeds to the locality indexes, like `worker.process`."""
     if environment.uses_redis:
         return Feeds([_index_in_redis(environment, node)], me.worker_id, epoch)
     wait = waiting_in_fiber(environment.loop, node)
@@ -288,7 +287,7 @@ def _open_feeds(
 
 
 def _index_in_redis(environment: SimulatedEnvironment, node: Node) -> RedisIndex:
-    """As `worker.process` and `router.process`."""
+    """Opens the locality index in Redis, like `worker.process` and `router.process`."""
     return RedisIndex(
         f"redis://{REDIS_ADDRESS}",
         clock=node,
@@ -300,7 +299,9 @@ def _index_in_redis(environment: SimulatedEnvironment, node: Node) -> RedisIndex
 async def _open_engine(
     environment: SimulatedEnvironment, node: Node, settings: WorkerSettings, credentials: Credentials, feeds: Feeds
 ) -> tuple[Assembly, SimulatedExecutor | SimulatedRankSystem, RankGroup | None]:
-    """As `worker.process`; also who is to tell which blocks steps write."""
+    """Builds the engine, like `worker.process`; returns also the object that reports which blocks steps write, and the
+    ranks.
+    """
     parts = EngineParts(environment.sizes, environment.loop, node, environment.cost, feeds.emit)
     if settings.num_ranks == 1:
         return *parts.assembled(), None

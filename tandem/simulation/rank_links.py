@@ -1,6 +1,6 @@
-"""Exchanges of ranks in simulated time: values instead of rows, in memory that the processes of one epoch have.
+"""Exchanges between the ranks of a simulated worker, in virtual time: Python values in memory shared by one epoch.
 
-A rank that waits for another gives up at its deadline, or when the group has ended; as `compute.native.exchange`.
+Like `compute.native.exchange`, a rank that waits for another one gives up at its deadline, or when the group has ended.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,9 @@ from tandem.simulation.fibers import Signal, current_fiber
 
 
 class ExchangeMemory:
-    """`can_see`: whether what one rank publishes reaches another, given both numbers."""
+    """Values, counts and heartbeats of one epoch's ranks. `can_see`: whether what one rank publishes reaches another,
+    by numbers.
+    """
 
     def __init__(self, num_ranks: int, can_see: Callable[[int, int], bool]) -> None:
         self.num_ranks, self.can_see = num_ranks, can_see
@@ -28,7 +30,7 @@ class ExchangeMemory:
 
 
 class SimulatedExchange:
-    """Implements of `Collectives` what a step of the simulated model needs."""
+    """The part of `Collectives` that a step of the simulated model needs, for one rank."""
 
     def __init__(self, memory: ExchangeMemory, rank: int, deadline_s: float) -> None:
         self.memory, self.rank, self._deadline_s = memory, rank, deadline_s
@@ -61,13 +63,13 @@ class SimulatedExchange:
         return [memory.values[number, rank] for rank in range(self.num_ranks)]
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-        """NOTE: what ends a step without logits; nobody looks at the sum."""
+        """Waits for all ranks at the end of a step without logits. NOTE: returns no sum, since nobody looks at it."""
         self.share(None)
         return node
 
 
 class SimulatedLinks:
-    """`GroupLinks` of one rank of a group that divides heads alone."""
+    """`GroupLinks` of one rank, for groups that divide heads only (no stages or contexts)."""
 
     num_stages = num_contexts = num_sections = 1
 

@@ -1,4 +1,4 @@
-"""Part of one rank in the simulated model: its heads of the KV, computed from the heads of all.
+"""One rank's part of the simulated model: computes its heads of the KV from the heads of all ranks.
 
 Runs in a fiber of the rank's node. A step writes in two halves, so a rank that is lost within it leaves a part.
 """
@@ -19,13 +19,13 @@ _SLICE_S = 0.25  # after which a rank that is slow looks whether it still is
 
 @dataclass(frozen=True, slots=True)
 class RankInputs:
-    """Stands for `ModelInputs`."""
+    """Placeholder for `ModelInputs`."""
 
     sample_rows: None = None
 
 
 class SimulatedForward:
-    """As far as `ShardRunner` needs one, a `ForwardPass` of one rank.
+    """Stands for the `ForwardPass` of one rank, as far as `ShardRunner` uses one.
 
     `on_write` is called with the blocks that a step is about to write.
     """
@@ -36,7 +36,7 @@ class SimulatedForward:
         self.on_write: Callable[[Sequence[int]], None] = lambda _: None
 
     def run(self, step: SchedulerOutput, _: object = None) -> tuple[RankInputs, list[bytes]]:
-        """The KV of each scheduled request, which is written."""
+        """Computes and writes this rank's part of a step; returns the KV of each scheduled request."""
         self.known.take(step)
         own = [self._held.read(self.known.blocks(item), item.start) for item in step.scheduled]
         parts = self._exchange.share(own)
@@ -54,14 +54,14 @@ class SimulatedForward:
         return RankInputs(), states
 
     def logits(self, hidden: object, rows: object) -> None:
-        """NOTE: exchanged after the KV of the step, as those of a model."""
+        """Takes part in the exchange of logits. NOTE: it comes after the step's KV, as in a real model."""
         self._exchange.share(None)
 
     def settle(self, step: object, inputs: object, counts: object) -> None:
-        """No effect: no state is carried on."""
+        """No effect: the simulated model has no recurrent state."""
 
     def _work(self, seconds: float) -> None:
-        """NOTE: a rank that is slow for a while goes on at its pace afterwards."""
+        """Lets time pass. NOTE: in slices, so that a node that was slow for a while continues at its usual pace."""
         while seconds > 0:
             slowness = self._node.slowness
             worked_s = min(seconds, _SLICE_S / slowness)
@@ -70,7 +70,7 @@ class SimulatedForward:
 
 
 class SimulatedLeader:
-    """`Executor` of rank 0, without the others; as `ModelRunner`."""
+    """`Executor` of rank 0's part only; counterpart of `ModelRunner`."""
 
     def __init__(self, forward: SimulatedForward) -> None:
         self.forward = forward

@@ -1,7 +1,7 @@
-"""Ranks of simulated workers: each is a node of its own, which runs production's code of a rank in a fiber.
+"""Ranks of simulated workers: each is a node of its own that runs production's `ranks.rank` in a fiber.
 
-Replaced are processes, sockets, shared memory and the model. What a group does when one of them is lost is
-production's, as is what a rank does with each message.
+Processes, sockets, shared memory and the model are simulated. The handling of messages and of lost ranks is
+production's.
 """
 
 import itertools
@@ -30,15 +30,17 @@ from tandem.simulation.node import Node
 from tandem.simulation.rank_links import ExchangeMemory, SimulatedLinks
 from tandem.simulation.ranked_executor import SimulatedForward
 
-_SOCKET_S = 1e-4
-_LOAD_S = (0.2, 0.8)
-_KILLED = -9
+_SOCKET_S = 1e-4  # delay of a message between leader and rank
+_LOAD_S = (0.2, 0.8)  # range of the time that loading takes
+_KILLED = -9  # exit code after SIGKILL
 
 OnWrite = Callable[[Sequence[int]], None]
 
 
 class SimulatedRank:
-    """`LedRank`: one process of a rank. `slowness` of its node multiplies the duration of its steps."""
+    """Process of a rank; implements `LedRank` for its leader. `slowness` of its node multiplies the duration of its
+    steps.
+    """
 
     def __init__(self, system: "SimulatedRankSystem", node: Node, memory: int, kv_memory: int, number: int) -> None:
         self.node, self.process_id = node, number
@@ -88,23 +90,24 @@ class SimulatedRank:
         return self.has_ended
 
     def close(self) -> None:
-        """Its own watch on the socket has it exit, unless it stands still."""
+        """Closes the leader's end of the socket; the rank exits when it notices, unless it is paused."""
         if not self._is_hung_up:
             self._is_hung_up = True
             self._system.loop.call_later(_SOCKET_S, self.end, 0, context=self.node.context)
 
     def end(self, code: int) -> None:
+        """Ends the process with this exit code."""
         if self.code is None:
             self.code = code
             self._system.loop.kill(self.node)
             self._system.changed.notify()
 
     def send_bytes(self, data: bytes) -> None:
-        """As the rank itself."""
+        """Sends to the leader; called by the rank."""
         self._system.loop.call_later(_SOCKET_S, self._answer, data, context=self._system.loop.world.context)
 
     def recv_bytes(self) -> bytes:
-        """As the rank itself."""
+        """Receives from the leader; called by the rank."""
         current_fiber().wait_for(lambda: bool(self._arrived) or self._is_hung_up, self._has_mail)
         if not self._arrived:
             raise EOFError
@@ -176,10 +179,11 @@ class SimulatedRankSystem:
         self._numbers = itertools.count(1)
 
     def wait_for(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """In the leader."""
+        """Waits in the leader's fiber, see `Fiber.wait_for`."""
         return current_fiber().wait_for(is_so, self.changed, timeout_s)
 
     def links_memory(self, descriptor: int) -> ExchangeMemory:
+        """The exchange memory of a descriptor."""
         return self._links[descriptor]
 
     def make_kv_memory(self) -> int:
@@ -211,7 +215,7 @@ class SimulatedRankSystem:
         return led
 
     def close(self, memory: int) -> None:
-        """No effect: what was opened of it stays."""
+        """No effect: what was opened of the memory stays."""
 
     def watch(
         self,
@@ -225,16 +229,18 @@ class SimulatedRankSystem:
         return _Watching(self, self._leader, watched, on_hangup, on_time, every_s).stop
 
     def name_of(self, rank: int) -> str:
-        """Of its node; a partition is between two such names."""
+        """Name of a rank's node; partitions are between two such names."""
         return self._leader.name if rank == 0 else f"{self._leader.name}.{rank}"
 
     def heal(self) -> None:
-        """A partition is over: who waits looks again."""
+        """Wakes all waiting fibers after a partition has ended."""
         for links in self._links.values():
             links.changed.notify()
 
     def die(self, *, is_silent: bool) -> None:
-        """The leader has died: its ranks do when their sockets say so, or with their host."""
+        """Records that the leader has died. Its ranks end when they notice, or at once if their host died too
+        (`is_silent`).
+        """
         for led in self.started:
             if is_silent:
                 led.end(_KILLED)
@@ -246,7 +252,7 @@ class SimulatedRankSystem:
 
 
 class _Watching:
-    """As `watch_for_hangup`."""
+    """A watch as `watch_for_hangup` starts it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Redis in memory: its connections' protocol, Tandem's own Lua scripts, and a replica that takes over.
+"""Simulated Redis: the protocol on its connections, Tandem's own Lua scripts, and failover to a replica.
 
 A failover promotes a replica that lacks the last writes and knows no scripts, and ends every connection.
 """
@@ -15,8 +15,8 @@ _BEFORE_ALL_S = float("-inf")
 
 
 class SimulatedRedis:
-    """One server. `is_down`: it takes no connections. `is_full`: its disk is, so it takes no writes. `clock_offset_s`:
-    by which its clock is wrong.
+    """One server. `is_down`: accepts no connections. `is_full`: its disk is full, so it refuses writes.
+    `clock_offset_s`: error of its clock.
 
     Args:
         wall_s: seconds since the epoch.
@@ -40,12 +40,12 @@ class SimulatedRedis:
         return RedisSession(self)
 
     def load(self, *command: bytes) -> None:
-        """Run a command that no failover undoes."""
+        """Run a command that survives every failover."""
         self._run(self._now_ms, command)
         self._commands.append((_BEFORE_ALL_S, self._now_ms, command))
 
     def run(self, *command: bytes) -> Reply:
-        """The reply to one command.
+        """Run one command; returns its reply.
 
         Raises:
             RedisReplyError: an error.
@@ -68,7 +68,7 @@ class SimulatedRedis:
                 return reply
 
     def fail_over(self, lag_s: float) -> None:
-        """The replica takes over, without the writes of the last `lag_s`."""
+        """Promote the replica, which lacks the writes of the last `lag_s`."""
         kept_until_s = self._wall_s() - lag_s
         self.num_failovers += 1
         self.data, self._known = RedisData(), {}
@@ -122,7 +122,7 @@ class RedisSession(asyncio.Protocol):
 
 
 def _taken(received: bytearray) -> list[bytes] | None:
-    """The first command in `received`, which is taken out of it; None = it has not come whole yet."""
+    """Removes the first command from `received` and returns it; None = it has not arrived completely."""
     head, found, rest = received.partition(b"\r\n")
     if not found:
         return None

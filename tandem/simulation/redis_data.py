@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SimpleString:
-    """A simple string of the protocol."""
+    """A reply of type simple string."""
 
     text: bytes
 
@@ -48,7 +48,7 @@ _KINDS = {bytes: b"string", _Hash: b"hash", _SortedSet: b"zset", _Set: b"set", _
 
 
 class RedisData:
-    """Keys with their values, each until its time to live is over."""
+    """Keys with their values, each until its time to live is over. `_name` implements the command NAME."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, object] = {}
@@ -56,7 +56,7 @@ class RedisData:
         self._now_ms = 0
 
     def run(self, now_ms: int, command: bytes, arguments: Sequence[bytes], *, is_full: bool = False) -> Reply:
-        """The reply to a command that comes at `now_ms`; `is_full`: the disk takes no writes.
+        """Run a command at the time `now_ms`; returns its reply. `is_full`: the disk is full, so writes are refused.
 
         Raises:
             RedisReplyError: the command is not one of these, does not fit the value, or cannot be written.
@@ -70,7 +70,7 @@ class RedisData:
         return _COMMANDS[name](self, *arguments)
 
     def stream(self, key: bytes) -> Sequence[tuple[bytes, Sequence[bytes]]]:
-        """Entries in order: the id, then fields and values in turn."""
+        """Entries of a stream in order: the id, then fields and values alternating."""
         found = self._find(key, _Stream)
         return [] if found is None else list(found.entries.items())
 
@@ -89,7 +89,7 @@ class RedisData:
         return value
 
     def _removed(self, key: bytes, kind: type[_Hash] | type[_SortedSet], names: Sequence[bytes]) -> int:
-        """NOTE: a key ends with its last member."""
+        """Removes members; returns how many there were. NOTE: a key is deleted with its last member."""
         value = self._find(key, kind)
         if value is None:
             return 0

@@ -1,4 +1,4 @@
-"""Lua scripts of a simulated Redis, run by the same release of Lua as in Redis."""
+"""Runs Lua scripts for the simulated Redis, with the same release of Lua as in Redis."""
 
 import json
 from collections.abc import Callable, Sequence

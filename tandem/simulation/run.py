@@ -68,7 +68,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: bool = False, ends_early: bo
 
 
 def _run(world: World) -> bool:
-    """Whether it has run to its end, and was not stopped before."""
+    """Runs the scenario; returns False if it was stopped before its end."""
     running = world.loop.create_task(world.run())
     running.add_done_callback(lambda _: world.loop.stop())
     world.loop.run_forever()

@@ -1,7 +1,7 @@
-"""Planners in a scenario: what they may do, which faults they have, and what they must never do.
+"""Planners in a scenario: draws their settings and faults, and checks invariants of what they do.
 
-Invariants of each change of a scale: it is the elected planner's, within the bounds and the budget; no pool shrinks
-while a gateway cannot be seen.
+Each change of a scale is made by the elected planner, within the bounds and the budget; no pool shrinks while a gateway
+cannot be seen.
 """
 
 import random
@@ -12,15 +12,15 @@ from tandem.simulation.kubernetes import KUBERNETES, ScaleWrite, SimulatedKubern
 
 LEASE = "tandem-planner"
 LEASE_S = 3.0
-INTERVAL_S = 0.5
-MAX_STEP = 2
+INTERVAL_S = 0.5  # between two observations of a planner
+MAX_STEP = 2  # largest change of a scale at once
 REST_S = 6.0  # twice a lease: who died with it is succeeded
 SEEN_AGAIN_S = 5.0  # of a gateway that is away: an observation that was begun before may still be acted on
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Settings of the planners. `budget`: accelerators of both pools. `startup_s`: of a new worker."""
+    """Settings of the planners. `budget`: accelerators of both pools together. `startup_s`: of a new worker."""
 
     max_prefill: int
     max_decode: int
@@ -32,6 +32,7 @@ class Scaling:
 
     @classmethod
     def drawn(cls, draw: random.Random) -> "Scaling":
+        """Random settings."""
         max_prefill, max_decode = draw.choice((2, 3)), draw.choice((3, 4))
         return cls(
             max_prefill=max_prefill,
@@ -44,16 +45,17 @@ class Scaling:
         )
 
     def most(self, deployment: str) -> int:
+        """Largest allowed number of replicas of a Deployment."""
         return self.max_prefill if deployment == "prefill" else self.max_decode
 
 
 class SeesProcesses(Protocol):
-    """The part of a world that these invariants look at."""
+    """The part of `World` that these invariants use."""
 
     def violate(self, what: str) -> None: ...
 
     def away_since_s(self, name: str) -> float | None:
-        """Since when a process is paused or dead; None: it runs."""
+        """Time since which a process has been paused or dead; None: it runs."""
         ...
 
     def leaders(self) -> list[str]:
@@ -71,7 +73,7 @@ class SeesProcesses(Protocol):
 
 @dataclass(slots=True)
 class ScalingInvariants:
-    """Checks each call of the API, and each write of a scale."""
+    """Checks each call of the Kubernetes API and each change of a scale."""
 
     world: SeesProcesses
     kubernetes: SimulatedKubernetes
@@ -81,6 +83,7 @@ class ScalingInvariants:
     writes: list[ScaleWrite] = field(default_factory=list)
 
     def note(self, write: ScaleWrite) -> None:
+        """Record and check a change of a scale."""
         self.writes.append(write)
         told = f"{write.writer} set {write.deployment} from {write.before} to {write.after}"
         self._check_leader(write, told)
@@ -97,12 +100,12 @@ class ScalingInvariants:
                     self.world.violate(f"{told} without {gateway}, away since {since_s:.1f} s")
 
     def check_leaders(self) -> None:
-        """At each call of the API."""
+        """Checks that at most one planner leads. Called at each call of the API."""
         if len(leaders := self.world.leaders()) > 1:
             self.world.violate(f"{' and '.join(leaders)} lead at once")
 
     def check_rest(self) -> None:
-        """Once nothing has been wrong for long, one planner leads, and all look."""
+        """Checks, after a time without faults, that one planner leads and all observe."""
         now_s = self.kubernetes.node.now_s()
         since_s = now_s - REST_S
         planners = [name for name in self.planners if self.world.was_well_since(name, since_s)]
@@ -115,14 +118,16 @@ class ScalingInvariants:
                 self.world.violate(f"{name} has looked at {self.world.observed_at_s(name):.1f} s for the last time")
 
     def _check_leader(self, write: ScaleWrite, told: str) -> None:
-        """NOTE: one that stood still may write once after it; the version of what it read bounds the harm."""
+        """Checks that the writer holds the lease. NOTE: a planner that was paused may write once after it lost the
+        lease; object versions bound the harm.
+        """
         holder = self.kubernetes.holder(LEASE).partition("_")[0]
         if holder != write.writer and self.world.was_well_since(write.writer, write.at_s - LEASE_S):
             self.world.violate(f"{told}, and {holder or 'nobody'} holds the lease")
 
 
 def planner_faults_at(draw: random.Random, begin_s: float, span_s: float) -> list[tuple[str, float, float, str, str]]:
-    """Kind, time, duration, name and other end of faults of planners and of what they need."""
+    """Draws faults of planners and of what they need: (kind, time, duration, name, other end) each."""
     faults = []
     for _ in range(draw.randint(0, 4)):
         kind = draw.choice(("pause", "crash", "cut", "cut one way", "kubernetes down"))

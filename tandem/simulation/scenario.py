@@ -16,7 +16,7 @@ from tandem.simulation.redis import STORE
 from tandem.simulation.scaling import Scaling, planner_faults_at
 
 TENANTS = ("alice", "bob", "carol")
-WARM_UP_S = 2.0
+WARM_UP_S = 2.0  # before the first request and fault
 SPAN_S = 7.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
 MAX_PROMPT_TOKENS = 150
@@ -24,23 +24,23 @@ MAX_PIN_S = 4.0
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4
 _RANKS_EVERY = 10
-_FOLLOWING_SHARE = 0.25
-_SHARED_SHARE = 0.7
-_BURST_SHARE = 0.6
-_OPEN_SHARE = 0.15
-_REDIS_SHARE = 0.3
-_SCALED_SHARE = 0.25
-_MORE_SHARE = 0.3
-_PINNED_SHARE = 0.4
-_DISK_FULL_SHARE = 0.4
-_HALF_OPEN_SHARE = 0.2
+_FOLLOWING_SHARE = 0.25  # of requests that continue an earlier answer
+_SHARED_SHARE = 0.7  # of requests that share a beginning with others
+_BURST_SHARE = 0.6  # of requests that come in bursts
+_OPEN_SHARE = 0.15  # of scenarios without account keys
+_REDIS_SHARE = 0.3  # of scenarios that use Redis
+_SCALED_SHARE = 0.25  # of scenarios with planners
+_MORE_SHARE = 0.3  # of scenarios, see `_with_more`
+_PINNED_SHARE = 0.4  # of those scenarios' requests
+_DISK_FULL_SHARE = 0.4  # of those scenarios' disks
+_HALF_OPEN_SHARE = 0.2  # of scenarios with half-open connections
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request of a client. `seed`: None = greedy. It leaves after so many tokens or seconds; None: it stays.
-    `num_choices`: answers that it wants. `pin_s`: its prompt is to stay cached for so long; None: as others do.
+    """One request of a client. `seed`: None = greedy. `leaves_after_*`: the client disconnects after this many tokens
+    or seconds; None: it stays. `pin_s`: the prompt is pinned for this time; None: not pinned.
     """
 
     number: int
@@ -63,7 +63,7 @@ class ClientRequest:
 
     @property
     def answers(self) -> list[list[int]]:
-        """The tokens of each choice that it must get."""
+        """The expected tokens of each choice."""
         seeds = [None if self.seed is None else choice_seed(self.seed, index) for index in range(self.num_choices)]
         return [
             answer_of(self.owner, self.prompt, self.max_tokens, seed=seed, ignore_eos=self.ignore_eos) for seed in seeds
@@ -79,13 +79,13 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. Processes are called ROLE-NUMBER.
+    """Plan of one run. Processes are named ROLE-NUMBER.
 
-    account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
-    uses_redis: workers are found, and their blocks known, in Redis and not at routers. scaling: what two planners may
-    do with the pools; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the
-    release before, which neither send nor read what is newer. ranks: numbers of those workers that have several.
-    tells_prompts: of prompts that begin alike only what is new is sent, and few are remembered.
+    account_lease_s: time after which reserved spending expires. is_open: gateways ask for no keys, and all requests are
+    one tenant's. uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two
+    planners; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the previous
+    release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with several ranks.
+    tells_prompts: only the new part of a prompt with a known beginning is sent, and few beginnings are remembered.
     """
 
     seed: int
@@ -119,7 +119,7 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases, and two of
+    """The scenario of a seed. Every `_HAND_OFFS_EVERY`th seed has many hand-offs and short leases; two of
     `_RANKS_EVERY` have workers of several ranks.
     """
     scenario = _hand_offs(seed) if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1 else _other(seed)
@@ -135,8 +135,8 @@ def has_ranks(seed: int) -> bool:
 
 
 def tells_prompts(seed: int) -> bool:
-    """Whether all processes of a seed's scenario send what is new of prompts; in some, others are of a release that
-    cannot.
+    """Whether all processes of a seed's scenario send only the new part of prompts; in some scenarios a previous
+    release cannot.
     """
     return seed % _RANKS_EVERY == _RANKS_EVERY - 1
 
@@ -147,7 +147,7 @@ def _other(seed: int) -> Scenario:
 
 
 def _mixed(seed: int) -> Scenario:
-    """Requests and faults of all kinds, one choice a request and nothing kept."""
+    """Requests and faults of all kinds; one choice a request and no pins."""
     draw = random.Random(f"{seed} scenario")
     routers = _named("router", draw.choice((1, 1, 2)))
     prefills = _named("prefill", draw.choice((1, 1, 2)))
@@ -181,7 +181,9 @@ def _mixed(seed: int) -> Scenario:
 
 
 def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
-    """The same with several choices, kept prompts, a host tier, full disks and processes of the release before."""
+    """The scenario with several choices, pinned prompts, a host tier, full disks and processes of the previous
+    release.
+    """
     asks = [
         replace(
             ask,
@@ -206,7 +208,9 @@ def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
 
 
 def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
-    """The same with workers of several ranks, which are lost, parted or late. NOTE: releases before had no widths."""
+    """The scenario with workers of several ranks, which are lost, cut off or slow. NOTE: the previous release has no
+    ranks.
+    """
     workers = (*scenario.prefills, *scenario.decodes)
     widths = {name: draw.choice((1, 2, 2, 4)) for name in workers}
     widths[draw.choice(workers)] = draw.choice((2, 4))
@@ -222,7 +226,7 @@ def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _hand_offs(seed: int) -> Scenario:
-    """Long prompts with short answers through a small pool, while readers stand still for as long as a lease lasts."""
+    """Long prompts with short answers through a small pool, while decode workers pause for as long as a lease lasts."""
     draw = random.Random(f"{seed} hand-offs")
     prefills, decodes = _named("prefill", 1), _named("decode", 2)
     asks = [
@@ -277,7 +281,7 @@ def _named(role: str, count: int) -> tuple[str, ...]:
 def _asks(
     draw: random.Random, owners: Sequence[str], gateways: tuple[str, ...], bursts_s: Sequence[float]
 ) -> tuple[ClientRequest, ...]:
-    """Requests alone and in bursts; some begin alike, some go on from an answer."""
+    """Single requests and bursts; some share a beginning, some continue an earlier answer."""
     stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
     asks: list[ClientRequest] = []
     for number in range(draw.randint(8, 26)):
@@ -323,7 +327,7 @@ def _planner_faults(draw: random.Random, scaling: Scaling | None) -> list[Fault]
 
 
 def _half_open(draw: random.Random, scenario: Scenario) -> list[Fault]:
-    """Connections that one of their ends alone knows to be over, in a share of the scenarios."""
+    """Connections that only one of their ends knows to be closed, in a share of the scenarios."""
     if draw.random() >= _HALF_OPEN_SHARE:
         return []
     names = [*scenario.routers, *scenario.prefills, *scenario.decodes, *scenario.gateways, STORE]

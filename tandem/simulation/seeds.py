@@ -1,4 +1,6 @@
-"""Runs many seeds in several processes. The result of a seed does not depend on the process that runs it."""
+"""Runs the scenarios of many seeds in several processes. A seed's result does not depend on the process that runs
+it.
+"""
 
 import logging
 import multiprocessing
@@ -12,7 +14,9 @@ from tandem.simulation.scenario import scenario_of
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """Result of one seed."""
+    """Result of one seed. `endings`: how each request ended. `digest`: of all events, equal in every run of the
+    seed.
+    """
 
     seed: int
     num_events: int
@@ -24,7 +28,7 @@ class SeedResult:
 
 
 def run_seed(seed: int) -> SeedResult:
-    """Run a seed in this process, whose logs are silent from now on."""
+    """Run a seed in this process, whose logs are switched off from now on."""
     logging.disable(logging.CRITICAL)
     report = run_scenario(scenario_of(seed))
     return SeedResult(
@@ -39,6 +43,6 @@ def run_seed(seed: int) -> SeedResult:
 
 
 def run_seeds(seeds: Sequence[int], num_processes: int) -> Iterator[SeedResult]:
-    """The results, in the order of the seeds."""
+    """Yields the results in the order of the seeds."""
     with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(run_seed, seeds, chunksize=4)

@@ -1,6 +1,7 @@
-"""Byte streams between nodes, for code that opens connections by `asyncio` alone: redis-py and health probes.
+"""Simulated TCP streams between nodes, for code that opens connections with `asyncio` itself: redis-py and health
+probes.
 
-As with TCP, bytes arrive whole and in order until an end closes, which the other end hears after all bytes before it.
+Bytes arrive complete and in order until one end closes; the other end notices after all bytes before that.
 """
 
 import asyncio
@@ -12,15 +13,15 @@ from typing import Any
 from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection, connect_delays
 from tandem.simulation.node import Node, current_node
 
-_RETRY_S = 0.5
-_GIVE_UP_S = 20.0
+_RETRY_S = 0.5  # between two attempts to connect
+_GIVE_UP_S = 20.0  # until an attempt to connect fails
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamListener:
-    """Listener at an address. `accepts`: whether connections are taken now; else they are refused."""
+    """A listener at an address. `accepts`: returns whether connections are accepted now; else they are refused."""
 
     node: Node
     factory: Callable[[], asyncio.Protocol]
@@ -28,7 +29,7 @@ class StreamListener:
 
 
 class Streams:
-    """Streams of all nodes. `listeners`: by host:port."""
+    """The streams of all nodes. `listeners`: by host:port."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.listeners: dict[str, StreamListener] = {}
@@ -113,17 +114,19 @@ class _StreamEnd(asyncio.Transport):
         self.close()
 
     def take(self, data: bytes) -> None:
-        """Bytes arrive."""
+        """Receives bytes."""
         if not self._is_closing:
             assert isinstance(self.protocol, asyncio.Protocol | asyncio.StreamReaderProtocol)
             self.protocol.data_received(data)
 
     def end(self) -> None:
-        """The other end has closed. NOTE: this one closes too; no protocol here says more after that."""
+        """Handles that the other end has closed. NOTE: this end closes too, since no protocol here writes after
+        that.
+        """
         self._fabric.cut(self._connection, "closed")
 
     def lose(self, why: str | None) -> None:
-        """The stream is over; `why`: None = this end has closed it."""
+        """Ends the stream at this end; `why`: None = it has closed it itself."""
         if self._is_lost:
             return
         self._is_closing = self._is_lost = True

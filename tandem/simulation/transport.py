@@ -1,4 +1,4 @@
-"""One-sided reads between the pools of simulated workers, as RDMA would do them: the source's process takes no part.
+"""KV transport between simulated workers: one-sided reads, as with RDMA, in which the source's process takes no part.
 
 A read copies its runs piece by piece over its duration, so it may see a page before and after a change. A read that
 fails may go on writing for a while, as the contract of `transport.base` allows. Owns no memory.
@@ -23,7 +23,7 @@ _LATENCY_S = 2e-4
 _BYTES_PER_S = 5e6
 _BLOCKS_PER_PIECE = 2
 _LATE_SHARE = 0.5  # of the failed reads, those that write on
-_LATE_S = 0.6
+_LATE_S = 0.6  # in which a failed read may still write
 
 
 class TransportRegistry:
@@ -34,7 +34,7 @@ class TransportRegistry:
 
 
 class SimulatedTransport:
-    """`KVTransport` of one node. `on_write` is told the blocks before a piece of a read is written into them."""
+    """`KVTransport` of one node. `on_write` is called with the blocks that a piece of a read is about to write."""
 
     name = "inproc"  # NOTE: what two workers of one process choose
 
@@ -102,7 +102,7 @@ class SimulatedTransport:
         transfer.succeed()
 
     def _copy(self, peer: Peer, pieces: list[list[Run]], transfer: Transfer, limit_s: float) -> None:
-        """The next piece, until none is left. Runs as the network card does: a paused process does not stop it."""
+        """Copies one piece and schedules the next. Runs like a network card: also while the process is paused."""
         loop = self._fabric.loop
         if self.node.is_dead:
             return
@@ -125,7 +125,9 @@ class SimulatedTransport:
             loop.call_soon(transfer.succeed, context=self.node.context)
 
     def _fail(self, peer: Peer, pieces: list[list[Run]], transfer: Transfer, error: TransportError) -> None:
-        """Half of the time something is still under way: it writes what the source has then, and settles."""
+        """Fails a read. Half of the time its remaining pieces are in flight: they are written later, and then the
+        transfer is over.
+        """
         loop = self._fabric.loop
         if not pieces or self._fabric.random.random() >= _LATE_SHARE:
             loop.call_soon(transfer.fail, error, context=self.node.context)
@@ -143,7 +145,7 @@ class SimulatedTransport:
 
     @property
     def _piece_bytes(self) -> int:
-        """Of a few blocks, of all ranks together."""
+        """Size of a piece: a few blocks on all ranks together."""
         return _BLOCKS_PER_PIECE * self.pool.page_bytes * self.pool.num_ranks
 
     def _move(self, source: "SimulatedTransport", runs: Sequence[Run], unit: int) -> None:
@@ -152,12 +154,12 @@ class SimulatedTransport:
             ctypes.memmove(self.pool.address + local * unit, source.pool.address + remote * unit, count * unit)
 
     def _blocks_of(self, start: int, end: int) -> list[int]:
-        """Blocks whose pages, of any rank, have these bytes of the pool."""
+        """Blocks whose pages, on any rank, contain these bytes of the pool."""
         num_blocks, page = self.pool.num_blocks // self.pool.num_ranks, self.pool.page_bytes
         return [index % num_blocks for index in range(start // page, -(-end // page))]
 
     def _source(self, incarnation: str) -> "SimulatedTransport":
-        """Raises TransportError: its host is gone, or out of reach."""
+        """The peer's transport. Raises TransportError if its host is dead or out of reach."""
         source = self._registry.by_incarnation.get(incarnation)
         if source is None or source.node.is_dead:
             raise TransportError(f"no worker of incarnation {incarnation} lives")
@@ -167,5 +169,5 @@ class SimulatedTransport:
 
     @property
     def _context(self) -> Context:
-        """NOTE: the network's, so that it goes on while the process is paused."""
+        """The network's context, NOTE: so that reads continue while the process is paused."""
         return self._fabric.loop.world.context

@@ -1,4 +1,4 @@
-"""Server's end of simulated calls, and the connection they share.
+"""Both ends of simulated RPC calls, and the connection that they share; used by `network`.
 
 Invariant: a handler whose caller has gone is cancelled when it is notified of that; its errors are sent to the caller
 as gRPC would. Every request and response is encoded and decoded.
@@ -29,7 +29,7 @@ A = TypeVar("A")
 
 
 class Inbox:
-    """Items that arrive for one reader, then an end."""
+    """Queue of messages for one reader, followed by an end (a status, or the reason of a lost connection)."""
 
     def __init__(self) -> None:
         self._items: deque[bytes] = deque()
@@ -62,7 +62,7 @@ class Inbox:
 
 
 class ClientCall:
-    """One call at its caller's end. `leave` once nobody reads it any more."""
+    """Caller's end of one call. Call `leave` when its answers are not read any more."""
 
     def __init__(self, wire: "MultiplexedConnection", number: int) -> None:
         self.inbox = Inbox()
@@ -79,7 +79,7 @@ class ClientCall:
 
 
 class ServerCall:
-    """One call at its server's end. `requests` are those after the first."""
+    """Server's end of one call. `requests`: those after the first."""
 
     def __init__(self, wire: "MultiplexedConnection", number: int) -> None:
         self.requests = Inbox()
@@ -91,7 +91,7 @@ class ServerCall:
         self._wire.send_down("answer", self._number, data)
 
     async def room(self) -> None:
-        """Until more may be written; other tasks run meanwhile."""
+        """Waits until more may be written; other tasks run meanwhile."""
         await asyncio.sleep(0)
         await self._wire.connection.down.room()
 
@@ -104,7 +104,7 @@ _Serve = Callable[[ServerCall, bytes | None], Awaitable[None]]
 
 
 class SimulatedServer(RpcServer):
-    """Serves the methods of one address to callers with a session."""
+    """Serves the RPC methods of one address to callers with a session."""
 
     def __init__(
         self, fabric: Fabric, node: Node, address: str, sessions: SessionTable, on_stop: Callable[[], None]
@@ -155,7 +155,7 @@ class SimulatedServer(RpcServer):
         timeout_s: float | None,
         proof: str,
     ) -> None:
-        """A call has arrived."""
+        """Handles the arrival of a call."""
         call = wire.served[number] = ServerCall(wire, number)
         loop = self._fabric.loop
         call.task = self.node.spawn(loop, self._run(path, call, data, proof), f"{path} of {self.address}")
@@ -217,7 +217,7 @@ class SimulatedServer(RpcServer):
 
 
 class MultiplexedConnection:
-    """A connection and the calls on it."""
+    """A connection between two nodes and the calls on it."""
 
     def __init__(self, fabric: Fabric, client: Node, listener: SimulatedServer) -> None:
         self.calls: dict[int, ClientCall] = {}
@@ -273,12 +273,12 @@ class MultiplexedConnection:
             call.inbox.end(data)
 
     def _lose(self, why: str) -> None:
-        """At the client."""
+        """Ends all calls at the client."""
         for call in self.calls.values():
             call.inbox.end(why)
 
     def _drop(self, why: str) -> None:
-        """At the server."""
+        """Ends all calls at the server."""
         self._listener.wires.remove(self)
         served, self.served = self.served, {}
         for call in served.values():
@@ -293,11 +293,11 @@ class MultiplexedConnection:
 
 
 def sent(node: Node, form: Form[Q], value: Q) -> bytes:
-    """The bytes of a request of this node."""
+    """Encodes a request as this node sends it (of the previous release: without newer fields)."""
     data = form.encode(value)
     return as_former(form.message_type, data) if node.is_former else data
 
 
 def received(node: Node, form: Form[Q], data: bytes) -> Q:
-    """The value that this node reads."""
+    """Decodes a message as this node reads it (of the previous release: without newer fields)."""
     return form.decode(as_former(form.message_type, data) if node.is_former else data)

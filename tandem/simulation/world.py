@@ -46,16 +46,16 @@ from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenar
 from tandem.simulation.streams import StreamListener, Streams
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
-EPSILON_S = 2.5
-_GRACE_S = 10.0
+EPSILON_S = 2.5  # allowed beyond a time limit
+_GRACE_S = 10.0  # in which a worker that is told to end may drain
 _SUPERVISED_S = 0.5  # until a worker whose group could not be formed is started again
 _SHORT_PROMPTS = PromptSizes(min_tokens=24, least_shared=16, sample=8, lengths=(16, 32, 64, 128), max_bytes=6000)
 _CHECK_EVERY = 16  # turns of an engine
 
 
 class World:
-    """State of one run. `begin_fault`: begins a fault of the scenario, and sees to its end. `on_outcome`: told how each
-    request ended. `on_violation`: called after each.
+    """State of one run, and its processes. `begin_fault`: begins a fault of the scenario and schedules its end.
+    `on_outcome`: called with each request's outcome. `on_violation`: called after each violation.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class World:
         self.kubernetes.on_call, self.kubernetes.on_write = self.scaling.check_leaders, self.scaling.note
 
     def address_of(self, name: str) -> str:
-        """NOTE: workers that planners have started are in no scenario."""
+        """Address of a process. NOTE: workers that planners have started are in no scenario."""
         names = self.scenario.names
         return f"{name}:{1000 + names.index(name) if name in names else 2000}"
 
@@ -134,16 +134,17 @@ class World:
         self._place.cleanup()
 
     def violate(self, what: str) -> None:
+        """Record a violated invariant."""
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
         self.on_violation()
 
     @property
     def rank_systems(self) -> list[SimulatedRankSystem]:
-        """Of all workers of several ranks that were ever started."""
+        """Rank systems of all workers with several ranks that were ever started."""
         return self.environment.all_rank_systems
 
     def was_well(self, name: str, since_s: float, until_s: float) -> bool:
-        """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""
+        """Whether no fault concerned the process between these times. NOTE: a partition concerns both of its ends."""
         return not any(
             name in (span.name, span.other, "everybody") or span.name in ("everybody", STORE)
             for span in self.spans
@@ -168,7 +169,7 @@ class World:
         return 0.0 if observed is None else observed.at_s - self.nodes[planner].wall_s() + self.loop.time()
 
     async def run(self) -> None:
-        """Run from the first process to the last check."""
+        """Run the scenario from the first process to the last check."""
         loop = self.loop
         for name in self.scenario.names:
             self.start(name)
@@ -263,7 +264,7 @@ class World:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """A worker that was told to end has ended."""
+        """Record that a worker that was told to end has ended."""
         self.ending.discard(name)
         if self.kubernetes is not None:
             self.kubernetes.note_end(name)
@@ -282,7 +283,9 @@ class World:
             self.violate(f"the process {name} ended: {type(error).__name__}: {error}")
 
     def _is_end_of_ranks(self, name: str, task: "asyncio.Task[None]") -> bool:
-        """Whether a worker has ended as one must whose group of ranks cannot be formed."""
+        """Whether a worker ended because its group of ranks could not be formed, which is expected after such
+        faults.
+        """
         error = None if task.cancelled() else task.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -291,7 +294,7 @@ class World:
         return name in self.environment.widths and is_expected and had_faults
 
     def _supervise(self, name: str) -> None:
-        """Start it again after a while, as a supervisor does."""
+        """Start a worker again after a while, as a supervisor does."""
         span = FaultInterval(name, "", self.loop.time(), kind=FaultKind.RANKS_REFUSED)
         self.spans.append(span)
 
@@ -323,6 +326,7 @@ class World:
         self.trace.note(f"{self.loop.time():.9f}", ask.request_id, outcome.status, len(outcome.tokens), outcome.error)
 
     def in_world(self, at_s: float, action: Callable[..., None], *args: object) -> None:
+        """Schedule an action of the simulation itself, which belongs to no node."""
         self.loop.call_at(at_s, action, *args, context=self.loop.world.context)
 
 

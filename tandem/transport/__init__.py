@@ -1,1 +1,4 @@
-"""Moves the bytes of KV blocks between workers: registers memory, reads, polls. No retry policy, no tokens."""
+"""Transports: move the bytes of KV blocks between workers, by memory copies, TCP or NIXL.
+
+They register memory, read and report the end of reads. They never retry, and know no tokens or requests.
+"""

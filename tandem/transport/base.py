@@ -11,7 +11,7 @@ from typing import Protocol
 from tandem.core.errors import ConfigurationError
 from tandem.transport.transfer import Transfer
 
-NULL_BLOCK = 0
+NULL_BLOCK = 0  # index of the block that is never transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class MemoryPool:
         device: "cpu" or "cuda:N".
         owner: object that keeps the memory alive as long as the pool.
         num_ranks: of the worker; each has an equal part of the blocks, one after the other.
-        piece_bytes: the parts of a page that workers of other widths keep in other places, and that they read by
-            themselves; None = only whole pages are read.
+        piece_bytes: unit in which workers with another number of ranks read parts of pages; None = only whole pages are
+            read.
         stages: as in a `RankedLayout`.
-        num_hosts: among which the ranks are divided evenly. Each has room for all blocks, and fills those of its own
-            ranks; where ranks share one part, each host has a copy of it.
-        host: this one of them, in the order of their parts of the blocks.
+        num_hosts: hosts among which the ranks are divided evenly. Each has room for all blocks, and fills those of its
+            own ranks; where ranks share one part, each host has a copy of it.
+        host: index of this host, in the order of the hosts' parts of the blocks.
     """
 
     address: int
@@ -65,7 +65,7 @@ class MemoryPool:
 
     @property
     def bytes_per_host(self) -> int:
-        """Of consecutive blocks, those of the first host first; all, where each host has a copy."""
+        """Bytes that each host holds: consecutive parts in the order of hosts, or all if each host has a copy."""
         return self.num_bytes if self.num_ranks == 1 else self.num_bytes // self.num_hosts
 
     @property
@@ -106,7 +106,7 @@ class Peer:
 
     @property
     def parts(self) -> tuple[int, tuple[int, ...]]:
-        """Division of its state among ranks."""
+        """Division of the peer's state among ranks, as `RankedLayout.parts`."""
         return self.num_ranks, self.stages
 
 
@@ -121,7 +121,9 @@ class KVTransport(Protocol):
         """Name of the transport in cards and settings."""
 
     def card(self) -> bytes:
-        """The message with which a peer reaches this pool (the card), authenticated with the cluster's secret."""
+        """Returns this pool's card: the message by which a peer can reach the pool, authenticated with the cluster's
+        secret.
+        """
 
     def connect(self, card: bytes) -> Peer:
         """Verify a card, shake hands and prepare everything that is done once per peer. Takes up to seconds.

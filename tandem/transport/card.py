@@ -56,8 +56,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`.
-    `piece_bytes` is told by workers of several ranks alone; it follows from the compatible layout.
+    """Content of a verified card. `metadata` belongs to the transport, the numbers are those of the `MemoryPool`. Only
+    workers of several ranks state `piece_bytes`; otherwise it follows from the compatible layout.
     """
 
     transport: str
@@ -71,8 +71,8 @@ class Card:
     stages: tuple[int, ...] = ()
 
     def unit_bytes(self, pool: MemoryPool) -> int | None:
-        """Bytes of the unit in which reads of this peer into `pool` are counted: pages if both sides have the same,
-        else pieces of them; None = the pools have no unit in common.
+        """Bytes of the unit that reads of this peer into `pool` count in: a page if both sides have the same pages,
+        else a piece of one; None = the pools have no unit in common.
         """
         if (self.num_ranks, self.stages) == (pool.num_ranks, pool.stages):
             return pool.page_bytes if self.page_bytes == pool.page_bytes else None
@@ -162,7 +162,7 @@ def _fields(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
 
 
 def _sizes(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
-    """The same of the fields by which two pools have no unit in common."""
+    """Returns (name, theirs, ours) of the fields because of which two pools have no unit in common."""
     return [
         ("page_bytes", theirs.page_bytes, ours.page_bytes),
         ("num_ranks", theirs.num_ranks, ours.num_ranks),

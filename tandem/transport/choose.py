@@ -1,7 +1,8 @@
 """Choice of the transport for a pair of workers, with the reason. Pure, except `Site.here`, which inspects the machine.
 
-CPU blocks of one host are copied without NIXL, which adds nothing there. NIXL is chosen if its reads are truly
-one-sided, over RDMA or CUDA IPC; where UCX would emulate them over TCP, our own TCP transport is faster and safer.
+`inproc` copies within a process, `cma` between processes of one user on one host, `nixl` reads over RDMA or CUDA IPC,
+`tcp` over the network. CPU blocks of one host are copied without NIXL, which adds nothing there. NIXL is chosen if its
+reads are truly one-sided; where UCX would emulate them over TCP, our own TCP transport is faster and safer.
 """
 
 import os
@@ -35,7 +36,7 @@ class LinkPath(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Location of a worker, exchanged in the handshake of the layers above.
+    """Location and abilities of a worker, exchanged in the handshake of the layers above.
 
     Args:
         host: equal for processes under one kernel.

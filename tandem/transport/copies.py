@@ -1,7 +1,7 @@
-"""Reads performed as copies on a thread of the reader: their queue, deadlines and peers.
+"""Base of the transports that read their peers' memory directly: reads are copies on a thread of the reader.
 
-Shared by the transports that can read their peers' memory directly. A run is a stretch of bytes that lies together on
-both sides; each peer has a function that copies several.
+Has their queue, deadlines and peers. A run is a stretch of bytes that is contiguous on both sides; each peer has a
+function that copies several runs.
 """
 
 import threading
@@ -41,7 +41,7 @@ class _Copy:
 
 
 class CopyTransport:
-    """Reading part of a `KVTransport`, with destination `pool`.
+    """Reading half of a `KVTransport`, into `pool`. Subclasses connect to peers and give each a copying function.
 
     Raises:
         ConfigurationError: the pool is not CPU memory.
@@ -62,7 +62,7 @@ class CopyTransport:
         self._thread.start()
 
     def _add(self, card: Card, copy_runs: CopyRuns) -> Peer:
-        """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of blocks of so many bytes into the pool.
+        """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of units of the given bytes into the pool.
 
         It is called on the reader's thread and raises `TransportError` if the bytes must not be used.
         """

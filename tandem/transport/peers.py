@@ -1,4 +1,4 @@
-"""Peers that a transport is connected to, with the measured rate of each."""
+"""Peers that a transport is connected to, and the rate of each, which sets the timeouts of reads."""
 
 import itertools
 import threading
@@ -12,10 +12,10 @@ Link = TypeVar("Link")
 
 MAX_PENDING_READS = 4096  # per peer
 MIN_DEADLINE_S = 3.0
-DEADLINE_FACTOR = 5.0
+DEADLINE_FACTOR = 5.0  # of the time that the measured rate suggests
 ASSUMED_BYTES_PER_S = 100e6  # until a rate has been measured: a slow network
 _MEASURABLE_BYTES = 1 << 20  # below, latency is most of the time
-_SMOOTHING = 0.2
+_SMOOTHING = 0.2  # weight of the newest rate
 
 
 class PeerTable(Generic[Link]):
@@ -51,6 +51,7 @@ class PeerTable(Generic[Link]):
         return link
 
     def pop(self, peer: Peer) -> Link | None:
+        """Remove a peer; returns its link, None if it is not connected."""
         with self._lock:
             return self._links.pop(peer, None)
 

@@ -1,7 +1,8 @@
-"""Reads between workers of any numbers of ranks: blocks as indices into the pools of both sides.
+"""Translates reads of blocks into reads of pool units, between workers of any numbers of ranks.
 
-A pool of several ranks has the blocks of rank 0, then those of rank 1, and so on. Workers of equal width read the same
-blocks of every rank as whole pages. Others read slices of pages, in pieces, with one read for each rank of the reader.
+A pool of several ranks has the blocks of rank 0, then those of rank 1, and so on. If both workers have the same number
+of ranks, the same blocks of every rank are read as whole pages. Otherwise slices of pages are read in pieces, with one
+read for each rank of the reader.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ _Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RankedRead:
-    """Arguments of one `KVTransport.read`: units of the peer, and where each goes."""
+    """Arguments of one `KVTransport.read`: units at the peer, and the local units that they are copied into."""
 
     remote: Sequence[int]
     local: Sequence[int]
@@ -32,9 +33,9 @@ class Resharding:
     """Translates reads of a peer's blocks into reads of pages or slices of pages.
 
     Args:
-        reader: of this worker.
-        num_blocks: of each of its ranks, the null block included.
-        peer: what is read.
+        reader: layout of this worker, which reads.
+        num_blocks: number of blocks on each of its ranks, the null block included.
+        peer: connection to the worker that is read.
 
     Raises:
         IncompatiblePeerError: the peer's pool is not that of so many ranks.
@@ -54,12 +55,12 @@ class Resharding:
 
     @property
     def num_remote_blocks(self) -> int:
-        """Of each rank of the peer, the null block included."""
+        """Number of blocks on each rank of the peer, the null block included."""
         return self._num_remote_blocks
 
     def reads(self, entries: Sequence[Entry], remote: Sequence[Pages], local: Sequence[Pages]) -> list[RankedRead]:
-        """The reads that bring block `remote[i]` into `local[i]` on all ranks, which are entry `i`; entries are in
-        order.
+        """The reads that copy block `remote[i]` into block `local[i]` on all ranks. `entries[i]`: the KV group and
+        block table index of the block; in order.
 
         Raises:
             TransportError: a page is not one of a rank's, or a block has another number of them.
@@ -80,7 +81,7 @@ class Resharding:
         return [_read(*map(np.concatenate, zip(*parts, strict=True))) for parts in found if parts]
 
     def read_of_pages(self, remote: Sequence[int], local: Sequence[int]) -> RankedRead:
-        """The read of whole pages of every rank, whatever is in them, from a peer that is divided alike.
+        """The read of whole pages of every rank, whatever is in them, from a peer with the same division among ranks.
 
         Raises:
             TransportError: a page is not one of a rank's, or the peer has other ranks or stages.
@@ -93,7 +94,9 @@ class Resharding:
         return _read(ranks * self._num_remote_blocks + theirs, ranks * self._num_blocks + ours)
 
     def reads_of_any(self, local: Sequence[int]) -> list[RankedRead]:
-        """Reads of some blocks of the peer into as many as these pages make; none if they make no block."""
+        """Reads of arbitrary blocks of the peer into blocks made of these pages, to measure the link; none if they make
+        no block.
+        """
         num_theirs, num_ours = (side.pages_per_block(0) for side in (self._source, self._reader))
         count = min(len(local) // num_ours, (self._num_remote_blocks - 1) // num_theirs)
         if not count:
@@ -105,8 +108,8 @@ class Resharding:
     def _slices(
         self, group: int, index: int, theirs: _Indices, ours: _Indices
     ) -> Iterator[tuple[int, _Indices, _Indices]]:
-        """(rank of the reader, remote and local units) of a group's blocks [num_blocks, pages_per_block], which are
-        consecutive from `index` on.
+        """Yields (rank of the reader, remote units, local units) for a group's blocks [num_blocks, pages_per_block],
+        which are consecutive from `index` on.
         """
         for found in self._reader.slices_from(self._source, group, range(index, index + len(ours))):
             span = slice(found.part.blocks.start - index, found.part.blocks.stop - index)

@@ -77,7 +77,7 @@ class Transfer:
 
     @staticmethod
     def joined(parts: "Sequence[Transfer]", clock: Clock) -> "Transfer":
-        """One of all these: DONE when each is, FAILED with the first that is, over when all are."""
+        """One transfer for several: DONE when all are, FAILED with the first that fails, over when all are over."""
         whole = Transfer(sum(part.num_bytes for part in parts), clock)
         lock, left = threading.Lock(), {"pending": len(parts), "writing": len(parts)}
 

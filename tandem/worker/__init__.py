@@ -1,1 +1,1 @@
-"""One worker process: an engine, the transports that move its blocks, and what it promises to other workers."""
+"""A worker process: an engine, the transports that move its KV blocks, and the leases it gives to other workers."""

@@ -1,10 +1,10 @@
 """CRC-32 (ISO-HDLC, as in zlib) of KV pages, compared by two workers to detect corrupted or incomplete transfers.
 
-There is one for each rank of the reader: of its pages of a block. A source with another number of ranks computes it of
-the parts that this page consists of.
+A block has one checksum for each rank of the reader: of that rank's pages. A source with another number of ranks
+computes it from the parts of its own pages that such a page consists of.
 
-Only pages that nothing writes are read: leased ones, and fetched ones before the engine may use them. A constant state
-is always compared and must be finite: all tokens that follow depend on each of its numbers.
+Only pages that nothing writes are read: leased ones, and fetched ones before the engine may use them. A constant
+(recurrent) state is always compared and must be finite: all tokens that follow depend on each of its numbers.
 """
 
 import random
@@ -24,8 +24,8 @@ class PageChecksums:
 
     Args:
         share: share of a read's blocks to compare beside constant states, at least one block; 1 = all.
-        pages: of all ranks; None = of the arena's.
-        found: looks at them; None = all are in this process's memory.
+        pages: pages of all ranks; None = those of `arena`.
+        found: reads the pages' bytes; None = all are in this process's memory.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class PageChecksums:
         self._random = random.Random(seed)
 
     def sample(self, groups: Sequence[int]) -> list[int]:
-        """Positions of the blocks to compare, of blocks of these KV groups."""
+        """Indices of the blocks to compare, given the KV group of each block of a read."""
         states = {i for i, group in enumerate(groups) if group in self._states}
         others = [i for i in range(len(groups)) if i not in states]
         count = min(len(others), max(1, round(len(others) * self._share)))
         return sorted(states.union(self._random.sample(others, count)))
 
     def first_not_finite(self, blocks: Sequence[GroupBlock]) -> int | None:
-        """Position of the first of these blocks with a constant state that has a number which is not finite; raises as
-        `PageBytes`.
+        """Index of the first of these blocks with a constant state that has an infinite or NaN number; None = all are
+        finite. Raises as `PageBytes`.
         """
         wanted: list[NumberParts] = []
         positions: list[int] = []
@@ -70,18 +70,20 @@ class PageChecksums:
         return next((position for position, finite in zip(positions, found, strict=True) if not finite), None)
 
     def arrived(self, blocks: Iterable[GroupBlock], source: Parts) -> list[int]:
-        """For each block one checksum for each of our ranks, as the reader of a worker so divided; raises as
-        `PageBytes`.
+        """Checksums of blocks that this worker has read: for each block one for each of our ranks. `source`: division
+        of the source among ranks. Raises as `PageBytes`.
         """
         return self._bytes.crc32s(list(chain.from_iterable(self._pages.own(*block, source) for block in blocks)))
 
     def as_read(self, blocks: Iterable[GroupBlock], reader: Parts) -> list[int]:
-        """The same as the source, for each block one checksum for each of the reader's ranks."""
+        """Checksums of blocks that a peer has read here: for each block one for each rank of the reader, divided as
+        `reader`.
+        """
         return self._bytes.crc32s(list(chain.from_iterable(self._pages.as_read(*block, reader) for block in blocks)))
 
 
 def _by_place(spans: Iterable[NumberSpan]) -> dict[tuple[int, int, str], list[int]]:
-    """The pages of a block that have numbers of one dtype at the same place."""
+    """Groups spans with the same offsets and dtype: their pages by (start, end, dtype)."""
     found: dict[tuple[int, int, str], list[int]] = {}
     for span in spans:
         dtype = str(span.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Checks of a read of a peer's pages: it is over, its lease was valid throughout, and sampled checksums agree."""
+"""Confirms a read of a peer's pages: the lease was valid throughout, sampled checksums agree, and states are finite."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ async def confirm(
     remote: Sequence[Pages],
     local: Sequence[Pages],
 ) -> None:
-    """Checks, after the read, whether the lease was valid, compares checksums of a sample, and refuses states that are
-    not finite.
+    """Checks a finished read: asks the source whether the lease was valid, and compares checksums of a sample of
+    blocks.
 
     Args:
         groups: KV group of each block.
@@ -59,7 +59,7 @@ async def confirm(
 
 
 async def done(transfer: Transfer) -> None:
-    """Waits until every byte is in place.
+    """Waits until the transfer has succeeded.
 
     Raises:
         TransportError: the read failed.
@@ -71,7 +71,7 @@ async def done(transfer: Transfer) -> None:
 
 
 async def told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
-    """Waits until a transfer calls the added callback, from any thread."""
+    """Waits for a callback of a transfer, which may come from any thread. `add_callback`: adds it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 

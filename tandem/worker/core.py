@@ -1,4 +1,4 @@
-"""Objects shared by the parts of one worker. Holds no state of its own."""
+"""The engine of one worker and the objects that its parts share. Holds no state of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""States of drafters between workers: what is asked for, what is lent, and what is fetched.
+"""Moves drafters' states of requests between workers: decides whether one is wanted, lends and fetches it.
 
 Invariant: the drafter gets bytes only after they arrived, the sampled checksums agree and the source has confirmed the
-lease. Without them the request starts cold, so no failure here is one of the request.
+lease. Without them the drafter starts without state, so no failure here fails the request.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 def drafter_of(core: WorkerCore, params: SamplingParams) -> str:
-    """Fingerprint of the drafter that would go on with the state of an equal one; empty = none would."""
+    """Fingerprint of this worker's drafter, for which another worker's state could be used; "" = none could be."""
     return "" if core.draft_states is None or params.speculate == OFF else core.draft_states.fingerprint
 
 
 def is_wanted(core: WorkerCore, call: PrefillCall) -> bool:
-    """Whether the reader of a prompt's KV has this worker's drafter, and wants its state."""
+    """Whether the reader of a prompt's KV wants the drafter's state, and has an equal drafter."""
     return core.draft_states is not None and call.drafter == core.draft_states.fingerprint
 
 
 async def lent_draft_state(core: WorkerCore, engine_id: str, lease_id: str) -> LeasedDraftState | None:
-    """The state of a request that has ended, under its lease; None = there is none."""
+    """The drafter's state of a request that has ended, added to its lease; None = there is none."""
     lending = None if core.draft_states is None else core.draft_states.lent(engine_id)
     lent = None if lending is None else await asyncio.wrap_future(lending)
     if lent is None:
@@ -49,8 +49,8 @@ async def lent_draft_state(core: WorkerCore, engine_id: str, lease_id: str) -> L
 async def fetch_draft_state(
     core: WorkerCore, source: KVSource, lease_id: str, leased: LeasedDraftState, engine_id: str
 ) -> Stage | None:
-    """Has the drafter begin request `engine_id` with what is leased; returns the stage of it. None: it could not be
-    read in time, and the request starts cold. `forget_draft_state` must follow.
+    """Reads a leased drafter's state and has the drafter begin request `engine_id` with it; returns the stage for the
+    timeline. None: it could not be read in time. `forget_draft_state` must follow.
     """
     pins = Pins(core.engine, f"draft state of {engine_id}")
     try:
@@ -65,7 +65,7 @@ async def fetch_draft_state(
 
 
 def forget_draft_state(core: WorkerCore, engine_id: str) -> None:
-    """Drops what was lent or fetched of a request and has not been used. Call it when the request is over."""
+    """Drops unused states of a request, lent or fetched. Call it when the request is over."""
     states = core.draft_states
     if states is not None:
         core.engine.post(lambda _: states.forget(engine_id))

@@ -1,4 +1,4 @@
-"""Keeps locality indexes up to date with this worker's blocks: one feed into Redis, or one into each router's index."""
+"""Reports this worker's cached blocks to locality indexes: one feed into Redis, or one into each router's own index."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from tandem.locality.feed import BlockFeed
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials
 
-FLUSH_INTERVAL_S = 0.2
-STALE_INTERVAL_S = 5.0
+FLUSH_INTERVAL_S = 0.2  # between two reports to an index
+STALE_INTERVAL_S = 5.0  # the same while an index knows a later incarnation of this worker
 CALL_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ InThread = Callable[[Callable[[], PublishResult]], Awaitable[PublishResult]]
 
 
 class RouterIndex:
-    """The publishing half of a router's embedded index, called from threads other than the event loop's.
+    """Publishing half of a router's index, called through gRPC from threads other than the event loop's.
 
     Args:
         wait: has the event loop make a call, and waits for its result for so many seconds at most.
@@ -71,7 +71,7 @@ def waiting_in_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Call, float]
 
 
 class Feeds:
-    """One `BlockFeed` for each index. `emit` from any thread."""
+    """Reports block events to every index, by one `BlockFeed` each. `emit` may be called from any thread."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from tandem.worker.host_tier import HostCopier
 from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
 
-FORMER_OVER_S = 1.0
+FORMER_OVER_S = 1.0  # for which a read waits for an earlier one into the same blocks
 _CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Fetch:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all blocks of the reservation have arrived."""
         return not self._wanted
 
     async def pull(self, source: KVSource, lease: LeaseUpdate) -> None:
@@ -112,8 +113,8 @@ class Fetch:
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
     async def _moved(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
-        """NOTE: only a read detects that an idle connection was cut; it fails at once, and the next one uses a new
-        connection.
+        """Reads blocks, a second time if the connection was cut while idle. NOTE: only a read notices that; it fails at
+        once, and the next one uses a new connection.
         """
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
@@ -135,8 +136,8 @@ class Fetch:
         return transfer
 
     async def _former_over(self, entries: list[Entry]) -> None:
-        """NOTE: a failed read may still write: until it is over, another read into the same blocks could be
-        overwritten.
+        """Waits until earlier reads into these blocks are over. NOTE: a failed read may still write, and would
+        overwrite another one's bytes.
         """
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
             try:

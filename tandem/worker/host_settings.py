@@ -12,8 +12,8 @@ from tandem.rpc.credentials import Credentials, ProcessRole
 
 
 class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host"):
-    """A host of ranks: joins the worker that leads them, starts its share of their processes, and ends with it. The
-    model must be at the same path as at the worker.
+    """A further host of a worker's ranks: joins the worker that leads them, starts its share of their processes, and
+    ends with it. The model must be at the same path as at the worker.
     """
 
     leader: Address = Field(description="host:port at which the worker waits for its hosts (its --ranks-bind)")
@@ -46,6 +46,6 @@ class RankHostSettings(PeerSettings, cli_prog_name="python -m services.rank_host
         return self.credentials(self.secret, ProcessRole.BOTH, [self.leader, self.kv_bind])
 
     def endpoint(self, credentials: Credentials) -> KVEndpoint:
-        """Address at which peers read the KV of its ranks, and its credentials."""
+        """Address at which other workers read the KV of this host's ranks, and its credentials."""
         host, _, port = self.kv_bind.rpartition(":")
         return KVEndpoint(self.secret, host.strip("[]"), int(port), self.advertise_host, credentials.tls)

@@ -1,4 +1,4 @@
-"""Memory of the host tier, and copies of blocks to it and back.
+"""Memory of the host tier (slots in host memory for pinned KV), and copies of blocks to it and back.
 
 Invariant: every copy ends, with or without success, so no block stays reserved for one. Copies run on threads of their
 own; the engine's thread never waits for one. The block accounting decides which pages may be accessed.

@@ -1,6 +1,4 @@
-"""Identity of a worker: properties that peers must share, its description for routers, and its KV memory for
-transports.
-"""
+"""Describes a worker to others: properties that peers must share, state for routers, and KV memory for transports."""
 
 import hashlib
 import json
@@ -22,8 +20,8 @@ from tandem.worker.settings import WorkerSettings
 def compatibility_of(assembly: Assembly) -> dict[str, str]:
     """Properties, by name, that must be equal for the blocks of two workers to be interchangeable.
 
-    The number of ranks is none of them: their parts are those of the same whole. Where ranks group layers in another
-    way than one does, blocks have other layers, and only workers of the same number share them.
+    The number of ranks is none of them, unless several ranks group layers in another way than one does. Then blocks
+    have other layers, and only workers with the same number of ranks can share them.
     """
     ranked = assembly.pages.ranked
     ranks = {} if ranked.is_shared else {"ranks": str(ranked.width)}
@@ -38,7 +36,7 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
 
 
 def pool_of(compatibility: Mapping[str, str]) -> str:
-    """Digest of these properties: the name of a pool, whose workers can share blocks."""
+    """Name of a pool: a digest of the properties that all its workers share, so that they can share blocks."""
     return hashlib.sha256(json.dumps(dict(compatibility), sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -23,7 +23,7 @@ class _Lease:
 
 
 class LeaseBook:
-    """Leases by id.
+    """Leases by id: opens, renews and ends them, and knows the blocks of each.
 
     Args:
         ttl_s: time after which a lease that is not renewed ends.
@@ -63,7 +63,7 @@ class LeaseBook:
             lease.blocks.update((page, (OPAQUE, (page,))) for page in page_ids)
 
     def covered(self, lease_id: str, block_ids: Iterable[int]) -> list[tuple[int, tuple[int, ...]]] | None:
-        """(KV group, pages) of all these blocks, if a lease permits reading each of them."""
+        """(KV group, pages) of each of these blocks; None unless the lease permits reading all of them."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return None

@@ -1,6 +1,6 @@
-"""Lifecycle of a process: starting → ready → draining → stopped. Counts running work, so that draining waits for it.
+"""Lifecycle of a worker process: starting → ready → draining → stopped. Counts running work, for which draining waits.
 
-A ready one may be recovering for a while.
+A ready process is *recovering* while its ranks are replaced.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Lifecycle:
             self._become(LifecycleState.READY)
 
     def recovering(self, is_recovering: bool) -> None:
-        """Accepts no work until it is told that this is over. Without effect on one that is not ready."""
+        """Pauses accepting work (True), or resumes it (False). No effect if the process was not ready."""
         if is_recovering and self.state is LifecycleState.READY:
             self._become(LifecycleState.RECOVERING)
         elif not is_recovering and self.state is LifecycleState.RECOVERING:
@@ -76,7 +76,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def until_drained(self) -> None:
-        """Waits until draining is requested."""
+        """Waits until draining is requested; running work may not have ended."""
         await self._drained.wait()
 
     async def until_idle(self, timeout_s: float) -> bool:

@@ -1,11 +1,12 @@
-"""Refuses settings by which state would leave a worker whose state cannot be moved."""
+"""Refuses settings under which KV blocks would have to be copied that are on other hosts."""
 
 from tandem.core.errors import ConfigurationError
 from tandem.worker.settings import WorkerSettings
 
 
 def refuse_moves_of_hosts(settings: WorkerSettings) -> None:
-    """Refuses what would move KV blocks of ranks on other hosts, whose memory this process does not have.
+    """Refuses a host tier for a worker whose ranks are on several hosts, since this process has no access to their
+    blocks.
 
     Raises:
         ConfigurationError: the message names the setting and the remedy.

@@ -1,4 +1,4 @@
-"""Hold on the blocks of a reservation until nothing can write to them any more."""
+"""Protects blocks that transfers write to from reuse, until all these transfers are over."""
 
 import threading
 
@@ -7,7 +7,7 @@ from tandem.transport.transfer import Transfer
 
 
 class Pins:
-    """Releases the engine's hold `name` when it is closed and all its transfers are over. Any thread may call."""
+    """Releases the engine's hold `name` after `close`, once all added transfers are over. Any thread may call."""
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
         self._engine = engine
@@ -23,7 +23,7 @@ class Pins:
         transfer.add_over_callback(lambda _: self._leave())
 
     def close(self) -> None:
-        """Ends adding transfers. Call once."""
+        """Announces that no transfer will be added any more. Call once."""
         self._leave()
 
     def _leave(self) -> None:

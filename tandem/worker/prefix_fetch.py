@@ -1,6 +1,6 @@
 """Fetches the cached prefix of a prompt from the host tier or from a peer, instead of computing it.
 
-Any failure costs a recompute only: the engine is told exactly once that no more KV will come.
+After any failure the engine computes the rest: it is told exactly once that no more KV will come.
 """
 
 import asyncio

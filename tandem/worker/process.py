@@ -62,15 +62,15 @@ from tandem.worker.transports import Transports
 
 EXIT_STUCK = 70  # EX_SOFTWARE of sysexits.h
 REPORT_INTERVAL_S = 0.2
-EXPIRE_INTERVAL_S = 0.25
-NUM_THREADS = 32
+EXPIRE_INTERVAL_S = 0.25  # between two looks for expired leases
+NUM_THREADS = 32  # for blocking calls beside the event loop
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A serving worker. `metrics_port` is None when there is no metrics server."""
+    """A serving worker and its parts. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
     lifecycle: Lifecycle
@@ -252,13 +252,13 @@ async def serving_core(
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: bool) -> None:
-    """From another thread."""
+    """Calls `call` in `loop`, from another thread."""
     with contextlib.suppress(RuntimeError):  # the loop has closed, as where the worker ends meanwhile
         loop.call_soon_threadsafe(call, *values)
 
 
 def _with_port(settings: WorkerSettings) -> str:
-    """The address to listen at, with its port: peers and routers are told it before the first call can arrive."""
+    """The address to listen at, with a definite port, since others need it before the first call can arrive."""
     host, _, port = settings.bind.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"bind={settings.bind!r} is not host:port")

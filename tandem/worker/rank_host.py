@@ -1,4 +1,6 @@
-"""Life cycle of a further host of a worker's ranks: joins, serves until told to stop, and leaves with the worker."""
+"""Life cycle of a further host of a worker's ranks: joins the worker, serves until told to stop, and ends when the
+worker has drained.
+"""
 
 import asyncio
 import contextlib
@@ -22,7 +24,7 @@ def run_rank_host(settings: RankHostSettings) -> int:
 
 
 async def _run(settings: RankHostSettings) -> int:
-    """NOTE: before it has joined, nothing is lost by an end at once."""
+    """Serves until a signal. NOTE: before it has joined a worker, it ends at once."""
     exit_when_told()
     credentials = settings.own_credentials()
     release, endpoint = await asyncio.to_thread(own_release), settings.endpoint(credentials)

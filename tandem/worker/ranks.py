@@ -1,4 +1,4 @@
-"""The ranks of a worker: started before its engine, which has them formed anew when one of them ends."""
+"""Starts the ranks of a worker (processes that compute its model together) before its engine, and connects both."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _KEY_PURPOSE = "ranks"
 
 
 def proof_of(credentials: Credentials) -> Proof:
-    """By which the leader of a group and its hosts know each other."""
+    """Credentials with which the leader of a group and its other hosts authenticate each other."""
     return Proof(credentials.key(_KEY_PURPOSE), credentials.tls)
 
 
@@ -36,12 +36,12 @@ def open_ranks(
     on_leaving: Callable[[], None],
     system: RankSystem | None = None,
 ) -> tuple[EngineConfig, RankGroup | None]:
-    """The engine's configuration, and the group that it leads; None = it computes everything itself. Waits for other
-    hosts, if it has ranks there.
+    """Returns the engine's configuration, and the group of ranks that it leads; None = the engine computes alone. Waits
+    for other hosts if some ranks are there.
 
     Args:
-        on_leaving: called, on a thread of its own, when one of them is to be stopped.
-        system: as of `RankGroup`.
+        on_leaving: called, on a thread of its own, when one of the hosts is to be stopped.
+        system: see `RankGroup`.
 
     Raises:
         ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
@@ -76,13 +76,15 @@ def open_ranks(
 
 
 def page_bytes_of(assembly: Assembly, pool: MemoryPool, others: Sequence[RemoteHost]) -> PageBytes:
-    """Looks at the pages of all ranks, on all hosts."""
+    """Access to the bytes of all ranks' KV pages, on all hosts, for checksums."""
     own = LocalPageBytes(assembly.pages.pages)
     return HostsPageBytes(own, pool, others) if others else own
 
 
 def report_of(group: RankGroup | None) -> RankReport | None:
-    """Its processes now, and how even the work of experts was; None = there is no group."""
+    """Report on a group: its processes now, and how evenly the work of experts was distributed; None = there is no
+    group.
+    """
     if group is None:
         return None
     rows = group.expert_rows
@@ -98,7 +100,7 @@ def report_of(group: RankGroup | None) -> RankReport | None:
 
 
 def recover_from(group: RankGroup, engine: AsyncEngine) -> None:
-    """The engine recovers as soon as a rank is lost, also while it has no work."""
+    """Has the engine recover as soon as a rank is lost, also while it has no work."""
 
     def check(_: Engine) -> None:
         group.check()

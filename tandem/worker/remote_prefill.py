@@ -1,8 +1,9 @@
 """Decode side of a hand-off: requests a prompt's KV and first token from a prefill worker, and pulls blocks meanwhile.
 
-When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. The engine
-is told that no more KV will come, again if it reserves blocks only then. If it has no blocks for a computed prompt
-within `ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
+When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. At the end
+the engine is told that no more KV will come, and again if it reserves blocks only after that. If it has no blocks for a
+computed prompt within `ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the
+leased ones.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
 from tandem.worker.tasks import ended
 
-ROOM_TIMEOUT_S = 10.0
+ROOM_TIMEOUT_S = 10.0  # until the engine has blocks for a computed prompt
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class RemotePrefill:
         self._core.engine.kv_arrived(self._engine_id, num_arrived)
 
     def forget(self) -> None:
-        """Drops what the drafter was given of the request and has not used. Call it when the request is over."""
+        """Drops unused drafter states of the request. Call it when the request is over."""
         forget_draft_state(self._core, self._engine_id)
 
     async def _succeeds(self, prefill: WorkerAddress) -> bool:

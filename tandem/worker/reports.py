@@ -1,4 +1,4 @@
-"""A worker's status for routers: the latest figures of its engine, and samples of what work costs.
+"""A worker's status for routers: latest figures of its engine, and samples of the time that prompts and decodes took.
 
 Never waits for the engine: figures are those of the last time it was between two steps, at most a step old.
 """
@@ -20,13 +20,13 @@ from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample
 from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
 
-MAX_SAMPLES = 64
+MAX_SAMPLES = 64  # for a subscriber between two of its reports; the latest
 BLOCK_STATES = ("free", "cached", "used", "leased", "transferring", "pinned")
 
 
 @dataclass(eq=False, slots=True)
 class ReportSubscriber:
-    """A subscriber to the status, with the samples measured since its last report."""
+    """A subscriber to the status; has the samples of steps measured since its last report."""
 
     report: Callable[["ReportSubscriber"], WorkerStatus]
     samples: deque[StepStats] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
@@ -37,7 +37,7 @@ class ReportSubscriber:
 
 
 class Reports:
-    """Creates `WorkerStatus` messages.
+    """Makes `WorkerStatus` messages and remembers the engine's figures for them.
 
     Args:
         blank: the state of this worker without any figures.
@@ -71,11 +71,13 @@ class Reports:
 
     @property
     def held(self) -> HeldState:
-        """State that requests held at the last refresh."""
+        """KV that requests held at the last refresh."""
         return HeldState() if self._load is None else self._load.held
 
     async def refresh(self) -> None:
-        """Requests the engine's figures, read when it is next between two steps; they include earlier requests."""
+        """Has the engine's figures read when it is next between two steps. They include all requests given to it
+        earlier.
+        """
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
         self._load, self.promised, self.drafts, self.read_bytes, steps = await self._core.engine.call(_figures)
         self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
@@ -127,7 +129,9 @@ def _figures(engine: Engine) -> tuple[EngineLoad, PromisedUsage, DraftCounts, fl
 
 
 def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:
-    """NOTE: pinned blocks yield to a request that has the worker for itself, so they must not have it refused."""
+    """Adds the load. NOTE: pinned blocks yield to a request that has the worker for itself, so it must not be refused
+    because of them.
+    """
     num_yielding = load.usage.pinned if load.num_requests == 0 else 0
     num_free_pages = load.num_unpromised_blocks + num_yielding
     return replace(

@@ -176,7 +176,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @property
     def num_ranks(self) -> int:
-        """Processes of this worker that compute."""
+        """Number of processes of this worker that compute: tp x pp x cp."""
         return self.tp * self.pp * self.cp
 
     @property
@@ -196,7 +196,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @property
     def ranks_address(self) -> tuple[str, int]:
-        """Address at which other hosts join. Of workers of several hosts only."""
+        """Address at which other hosts join, for a worker on several hosts."""
         assert self.ranks_bind is not None
         host, _, port = self.ranks_bind.rpartition(":")
         return host.strip("[]"), int(port)

@@ -50,6 +50,7 @@ class KVSource:
 
     @property
     def is_readable(self) -> bool:
+        """Whether the peer is alive and its blocks can be read on this connection."""
         return not (self.is_lost or self.is_broken)
 
     @property

@@ -34,11 +34,11 @@ from tandem.worker.source import KVSource
 
 GREETING_TIMEOUT_S = 2.0
 FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
-MEASURED_BYTES = 8 << 20
+MEASURED_BYTES = 8 << 20  # read to measure a link
 MEASURED_SHARE = 8  # at most one of so many blocks
 MAX_MET = 64  # before they are needed; and so many links are reported
 MAX_UNREACHABLE = 256  # reported
-MAX_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0  # between two attempts to connect
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Stages of one request's timeline in this worker, and their times."""
+"""Measures the stages of one request in this worker, for its timeline."""
 
 from tandem.core.clock import Clock
 from tandem.core.draft_counts import DraftCounts
@@ -8,8 +8,8 @@ from tandem.core.timeline import Stage
 
 
 class Stopwatch:
-    """Measures stages. Others that work on the request may add to `stages`. Times start at the wall clock's time of
-    arrival and advance by `clock`, so that durations stay positive when the wall clock is set back.
+    """Measures stages; other objects may add theirs to `stages`. Times start at the wall clock's time of arrival and
+    advance by `clock`, so that durations stay positive when the wall clock is set back.
     """
 
     def __init__(self, process: str, before_first_token: str, clock: Clock, num_ranks: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Transports by which peers can read this worker's blocks and by which it reads those of peers."""
+"""Opens the transports of a worker, by which peers read its blocks and it reads theirs."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Transports:
-    """All transports that work here, or the requested one.
+    """All transports that work on this machine, or only the requested one.
 
     Args:
         pool: this worker's blocks.

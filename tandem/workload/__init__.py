@@ -1,1 +1,1 @@
-"""Workloads and service level objectives, shared by benchmarks, the simulator and the planner."""
+"""Workloads (lengths, arrivals, traces) and service level objectives, shared by benchmarks, simulator and planner."""

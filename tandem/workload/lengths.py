@@ -1,4 +1,4 @@
-"""Distributions of token counts, for prompts and answers. Bounds are possible counts too."""
+"""Distributions of token counts, for prompts and answers. Bounds are inclusive."""
 
 import math
 import random

@@ -1,1 +1,3 @@
-"""Drafts: guesses of the next tokens, which one step checks together. Nothing here can change an answer."""
+"""Drafts (speculative decoding): guesses of the next tokens, which one step verifies together. No answer changes by
+them.
+"""

@@ -1,4 +1,4 @@
-"""Loads a draft model beside a served one, or refuses it by name."""
+"""Loads a small draft model beside the served model; refuses one whose vocabulary differs, with the reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from tandem.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model in memory, and the layout of its state."""
+    """A loaded draft model, and the layout of its KV."""
 
     model: LoadedModel
     layout: KVLayout
@@ -38,7 +38,7 @@ class DraftModel:
         max_model_len: int,
         draws: NativeDraws | None,
     ) -> ModelDrafter:
-        """The drafter, with a pool of `num_blocks` blocks; takes their memory.
+        """Makes the drafter and allocates its KV pool of `num_blocks` blocks.
 
         Args:
             vocab_size: of the served model.
@@ -68,7 +68,7 @@ class DraftModel:
 
 
 def load_draft_model(config: EngineConfig, tokenizer: Tokenizer, load: Callable[[str], LoadedModel]) -> DraftModel:
-    """The draft model that `config.speculate` names.
+    """Loads the draft model that `config.speculate` names.
 
     Args:
         tokenizer: of the served model.

@@ -1,5 +1,7 @@
-"""Drafter: the seam between guessing tokens and checking them; what one may read of the checking model, and what of it
-moves from one worker to another.
+"""Interface of drafters, which guess tokens that the served model verifies, and two optional extensions of it.
+
+`StateReader` is for drafters that read the served model's hidden states; `StateCarrier` for those whose state of a
+request moves with it to another worker. `Speculation` calls them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ from tandem.scheduler.output import NewRequest, SchedulerOutput
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of the requests it was told of. A wrong guess costs time and changes nothing else.
+    """Guesses the next tokens of the requests given to `begin`. A wrong guess costs time and changes nothing else.
 
     Called by one thread. Whatever it keeps of a request is gone after `end`, except what it may show to requests of the
     same `hash_root`, which stand for one model, adapter and tenant.
@@ -28,7 +30,7 @@ class Drafter(Protocol):
 
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
         """Guess what follows. `limits`: the most tokens useful to each request, at least 1. A guess may be shorter, and
-        a request left out for which there is none worth checking.
+        requests without a useful guess may be left out.
         """
         ...
 
@@ -39,7 +41,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StateReader(Protocol):
-    """The second face of a drafter that guesses from hidden states of the served model.
+    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`.
 
     `layers`: the layers whose inputs it reads, as in `HiddenStates`.
     """
@@ -48,7 +50,7 @@ class StateReader(Protocol):
     def layers(self) -> tuple[int, ...]: ...
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
-        """Take the states of a step, of requests that are followed and of others.
+        """Take the hidden states of a step's tokens. Its requests include some that this drafter does not follow.
 
         Called after `begin` of its new requests, and before `extend` with the tokens that it chose: so states of drafts
         that turn out to be wrong are among these.
@@ -62,7 +64,8 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftState:
-    """State that a drafter has computed for a request's first tokens.
+    """State that a drafter has computed for a request's first tokens, as bytes: `num_rows` rows, the first of position
+    `first`.
 
     first: position of its first row.
     num_rows: rows, one a position.
@@ -76,7 +79,8 @@ class DraftState:
 
 @runtime_checkable
 class StateCarrier(Protocol):
-    """The third face of a drafter, one whose state of a request goes on at another worker. No token depends on it.
+    """Extension of a `Drafter` whose state of a request can move to another worker, if that one's drafter has an equal
+    `fingerprint`. No output token depends on it.
 
     `fingerprint`: equal where one drafter can go on with the state of the other.
     """
@@ -85,13 +89,13 @@ class StateCarrier(Protocol):
     def fingerprint(self) -> str: ...
 
     def give(self, request_id: str) -> DraftState | None:
-        """State of all tokens of a request but the newest; computes what of it is pending. None: there is none."""
+        """State of all tokens of a request but the newest; computes the part that is pending. None: there is none."""
         ...
 
     def take(self, request_id: str, state: DraftState) -> None:
-        """Begin this request, at the next `begin` of it, with `state` if it is of all its tokens but the newest."""
+        """Use `state` at this request's next `begin`, if it covers all of the request's tokens but the newest."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """Drop what `take` was given and no `begin` has used."""
+        """Drop a state given to `take` that no `begin` has used."""
         ...

@@ -1,4 +1,4 @@
-"""Drawing of guesses: as the served model draws, so that equal probabilities give equal tokens."""
+"""Draws guesses with the served model's random numbers, so that equal probabilities give equal tokens."""
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.logits import SamplingState
@@ -6,8 +6,8 @@ from tandem.scheduler.output import NewRequest
 
 
 def drawing_state(request: NewRequest, vocab_size: int) -> SamplingState:
-    """Options by which guesses at a request are drawn: its temperature, top-k, top-p and min-p, and the random numbers
-    of its seed. Before each draw `num_output_tokens` must be set to the number of tokens before the guess.
+    """Sampling options for guesses at a request: its temperature, top-k, top-p and min-p, and the random numbers of its
+    seed. Before each draw `num_output_tokens` must be set to the number of output tokens before the guess.
 
     NOTE: no penalties, bias or grammar: their state could not be taken back at no cost.
     """

@@ -1,7 +1,7 @@
 """Hands the drafter's state of a request from the worker that computed its prompt to the one that decodes it.
 
-On its way the state is bytes in pages of the model's pool, so that it is leased, read, compared and confirmed as blocks
-of KV are. Neither side needs it: where there is no room, or the drafters differ, the decoding one starts cold.
+On its way the state is bytes in pages of the model's KV pool, so it is leased, read, verified and confirmed like KV
+blocks. It is optional: if no pages are free, or the drafters differ, the decoding worker's drafter starts without it.
 """
 
 import time
@@ -18,7 +18,7 @@ from tandem.kvcache.manager import HoldKind, KVCacheManager
 
 @dataclass(frozen=True, slots=True)
 class LentDraftState:
-    """A `DraftState` of `num_bytes` in leased pages."""
+    """A `DraftState` of `num_bytes` bytes, stored in leased pages. `first`, `num_rows`: as in `DraftState`."""
 
     first: int
     num_rows: int
@@ -27,13 +27,13 @@ class LentDraftState:
 
 
 class DraftHandOver:
-    """Both sides of it, for one engine. Used by the thread that steps; `lent` by any.
+    """Both ends of the hand-over, for one engine. Used by the engine's thread; `lent` by any thread.
 
     Args:
         carrier: the drafter.
         kv: accounts of the model's pool.
         pages: its memory.
-        on_spent: told the seconds of each state that was put into pages, which steps do not count.
+        on_spent: called with the seconds that copying a state took, which no step's time includes.
     """
 
     def __init__(
@@ -47,30 +47,31 @@ class DraftHandOver:
 
     @property
     def fingerprint(self) -> str:
-        """Equal where a state can be taken."""
+        """Equal at two workers if one can use the other's state."""
         return self.carrier.fingerprint
 
     def lending(self, request_id: str, lease_id: str) -> Callable[[bool], None]:
-        """Returns a function that copies the state of a request into pages under a lease. Its argument tells whether
-        the engine still runs; if not, there is no state. It is to be called after the step that chose the request's
-        last token and before the next one. From now on `lent` returns its result.
+        """Returns a function that copies a request's state into pages under a lease; `lent` returns its result.
+
+        Call it after the step that chose the request's last token and before the next step. Its argument tells whether
+        the engine still runs; if not, there is no state.
         """
         self._lent[request_id] = future = Future[LentDraftState | None]()
         return partial(self._lend, request_id, lease_id, future)
 
     def lent(self, request_id: str) -> Future[LentDraftState | None] | None:
-        """Result of the function that `lending` returned, to be asked for once; it is None where the request has no
-        state, or no pages were left. None: nothing was leased of the request.
+        """Future result of the function that `lending` returned; can be taken once. The result is None if the request
+        has no state or no pages were left. Returns None if `lending` was not called for this request.
         """
         return self._lent.pop(request_id, None)
 
     def take(self, request_id: str, lent: LentDraftState) -> None:
-        """Have the drafter begin a request with the state in these pages of this worker. `forget` ends that."""
+        """Have the drafter begin a request with the state in these pages of this worker. `forget` undoes it."""
         data = self._pages.load(lent.page_ids, lent.num_bytes)
         self.carrier.take(request_id, DraftState(lent.first, lent.num_rows, data))
 
     def forget(self, request_id: str) -> None:
-        """Drop what no step has used."""
+        """Drop the request's states that were lent but not taken, or taken but not used by a step."""
         self._lent.pop(request_id, None)
         self.carrier.forget(request_id)
 

@@ -1,11 +1,10 @@
 """Drafter by a head: guesses from the served model's own hidden states (MTP, EAGLE-3).
 
-Row i of a request belongs to its position `first + i`: the model's states there and the token behind it. Rows wait
-until guesses are asked for, or until as many wait as a step has tokens, so that prompts are computed in chunks and
-answers nobody drafts for cost little. Rows of a request go on where another worker's `DraftState` ends, or behind a
-prefix whose rows are cached: a block of rows depends on the token behind it, and its hash covers that. A request whose
-earlier states this worker never saw starts cold at the first position it computes. Rotary embeddings see distances
-only, so its rows are counted from there.
+Row i of a request belongs to its position `first + i`: the served model's hidden states there and the token after it.
+Rows wait until guesses are asked for, or until they fill a step, so prompts are computed in chunks and answers without
+drafts cost little. A request's rows continue another worker's `DraftState`, or a cached prefix of rows. Without either
+they start at the first position that this worker computes. Rotary embeddings see distances only, so rows are counted
+from there. A block of rows depends on the token after it too, so its hash covers that token.
 """
 
 import math
@@ -30,7 +29,7 @@ _MOST_OBSERVED = 64  # rows of steps that are kept as they came
 
 
 class HeadDrafter:
-    """A `Drafter`, its `StateReader` and its `StateCarrier`. Guesses are drawn as in `ModelDrafter`.
+    """A `Drafter`, `StateReader` and `StateCarrier` by a head. Guesses are drawn as in `ModelDrafter`.
 
     Args:
         head: guesses.
@@ -96,7 +95,7 @@ class HeadDrafter:
             self._resume(followed, state)
 
     def observe(self, step: SchedulerOutput, first_tokens: Sequence[int], states: torch.Tensor) -> None:
-        """Keep the states of a step. If more rows wait than a chunk may have, they are computed.
+        """Store the hidden states of a step. If more rows wait than fit into a chunk, they are computed.
 
         NOTE: of most steps nothing else is done, which is what an answer costs that nobody drafts for.
         """
@@ -112,8 +111,8 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
-        """One step computes the rows that wait, each further one adds a token to every guess. A request without new
-        states, or without room in the pool, is left out.
+        """Guess with one step for the waiting rows, and one more for each further token of the guesses. Requests
+        without new hidden states, or without room in the pool, are left out.
         """
         guesses: dict[str, list[int]] = {}
         self._sort_observed()

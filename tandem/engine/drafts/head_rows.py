@@ -1,4 +1,7 @@
-"""Rows of a head for one request: those computed, and the model's states that wait to be."""
+"""Rows of a drafting head for one request: the computed ones, and hidden states of the served model that wait.
+
+A row is a position's hidden states together with the token after it. `HeadDrafter` has one `HeadRows` a request.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ from tandem.scheduler.step_deltas import TableChanges
 
 @dataclass(slots=True)
 class HeadRows:
-    """One request.
+    """State of one request in a head drafter.
 
     token_ids: prompt and output.
     first: position of its first row; None = no states of it are known.
@@ -39,17 +42,17 @@ class HeadRows:
 
     @property
     def num_ready(self) -> int:
-        """Waiting rows whose token is known."""
+        """Number of waiting rows whose next token is known, so that they can be computed."""
         if self.first is None:
             return 0
         return min(self.num_waiting, len(self.token_ids) - 1 - self.first - self.num_computed)
 
     def follows(self, position: int) -> bool:
-        """Whether states from `position` on continue those that are known."""
+        """Whether states from `position` on continue the known rows, or replace waiting ones."""
         return self.first is not None and 0 <= position - self.first - self.num_computed <= self.num_waiting
 
     def extend_hashes(self, block_size: int) -> None:
-        """Bring `block_hashes` up to date: a row's token is the one behind its position."""
+        """Bring `block_hashes` up to date: the token of a row is the one after its position."""
         if (len(self.token_ids) - 1) // block_size > len(self.block_hashes):
             extend_hashes(self.hash_root, self.block_hashes, self.token_ids[1:], block_size)
 
@@ -61,12 +64,12 @@ class HeadRows:
         return rows[:num_rows]
 
     def add(self, rows: torch.Tensor) -> None:
-        """Let `rows` wait behind the others."""
+        """Append `rows` to those that wait."""
         self.waiting.append(rows)
         self.num_waiting += len(rows)
 
     def keep(self, num_rows: int) -> None:
-        """Forget all waiting rows but the first `num_rows`."""
+        """Drop all waiting rows but the first `num_rows`."""
         while self.num_waiting > num_rows:
             last = self.waiting.pop()
             self.num_waiting -= len(last)
@@ -80,7 +83,7 @@ class HeadRows:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of all parts, [n, width].
+    """The rows of all parts in one tensor, [n, width].
 
     NOTE: copied part by part, since a concatenation of many rows wakes PyTorch's own threads. These then spin and take
     the cores from the model's next step.
@@ -97,7 +100,7 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def root_of_rows(hash_root: bytes, first: Sequence[int]) -> bytes:
     """Parent hash of a request's first block of rows, whose tokens begin with the request's second one. `first`: the
-    token before that, if there is one.
+    request's first token, or nothing if there is none.
     """
     told = b"".join(token_id.to_bytes(8, "little") for token_id in first)
     return hashlib.sha256(b"rows of a head\0" + hash_root + told).digest()

@@ -1,4 +1,4 @@
-"""Loads a head beside a served model as a drafter, or refuses it by name."""
+"""Loads a drafting head (MTP, EAGLE-3) beside the served model and makes its drafter; refuses one that does not fit."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tandem.models.heads.base import LoadedHead
 
 @dataclass(frozen=True, slots=True)
 class DraftingHead:
-    """A head in memory, and the layout of its state."""
+    """A loaded head, and the layout of its KV."""
 
     loaded: LoadedHead
     layout: KVLayout
@@ -36,7 +36,7 @@ class DraftingHead:
         max_model_len: int,
         draws: NativeDraws | None,
     ) -> HeadDrafter:
-        """The drafter, with a pool of `num_blocks` blocks; takes their memory. Arguments as for `DraftModel.drafter`.
+        """Makes the drafter and allocates its KV pool of `num_blocks` blocks. Arguments as for `DraftModel.drafter`.
 
         Raises:
             ConfigurationError: no backend reads its state.
@@ -58,7 +58,7 @@ class DraftingHead:
 
 
 def load_head(config: EngineConfig, load: Callable[[], LoadedHead]) -> DraftingHead:
-    """The head that `config.speculate` names.
+    """Loads the head that `config.speculate` names, by `load`.
 
     Raises:
         ConfigurationError: `load` refuses it; the message says why.

@@ -1,4 +1,4 @@
-"""Token list in one growing array, and the search for earlier places that read like its end."""
+"""Token history for drafters by text: a growing array, and a search for earlier places that match the array's end."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class Match(NamedTuple):
-    """Places of a token array before which it reads as some end does.
+    """Earlier places in a token array that are preceded by the same tokens as its end.
 
     length: number of tokens that agree.
     places: indices of the tokens that follow, ascending.
@@ -54,7 +54,7 @@ class TokenHistory:
 
 
 def longest_match(tokens: TokenArray, end: TokenArray, min_length: int, max_length: int) -> Match:
-    """The places in `tokens` that agree with most of the last `max_length` tokens of `end`, at least `min_length`.
+    """Places in `tokens` preceded by the longest possible end of `end`, of `min_length` to `max_length` tokens.
 
     `end` may be the end of `tokens` itself, which is no match of its own. One pass over the tokens, and one over the
     places left for each further token that agrees.
@@ -74,7 +74,9 @@ def longest_match(tokens: TokenArray, end: TokenArray, min_length: int, max_leng
 
 
 def continuation(tokens: TokenArray, place: int, num_tokens: int) -> list[int]:
-    """`num_tokens` tokens from `place` on; where the array ends before that, its end is taken to repeat."""
+    """The `num_tokens` tokens from `place` on; if the array ends earlier, the tokens from `place` to its end are
+    repeated.
+    """
     found: list[int] = tokens[place : place + num_tokens].tolist()
     period = len(found)
     while len(found) < num_tokens:

@@ -1,4 +1,4 @@
-"""Drafters for tests and load tests: one that knows a given share of the answers, and one that guesses blindly."""
+"""Drafters for tests and load tests: one with a given share of right guesses, and one that guesses at random."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class KnowingDrafter:
 
 
 class BlindDrafter:
-    """A `Drafter` that names tokens by chance, all of them it is asked for.
+    """A `Drafter` that guesses random tokens, as many as are allowed.
 
     Args:
         vocab_size: of the model.
@@ -67,16 +67,16 @@ class BlindDrafter:
         self._num_drawn = 0
 
     def begin(self, request: NewRequest) -> None:
-        """Nothing of it matters."""
+        """Does nothing."""
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Nothing of it matters."""
+        """Does nothing."""
 
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
         return {request_id: [self._draw() for _ in range(limit)] for request_id, limit in limits.items()}
 
     def end(self, request_id: str) -> None:
-        """Nothing was kept."""
+        """Does nothing."""
 
     def _draw(self) -> int:
         self._num_drawn += 1

@@ -1,8 +1,8 @@
-"""Draft model: a small model of the same vocabulary continues each request by a few tokens.
+"""Drafter by a draft model: a small model of the same vocabulary continues each request by a few tokens.
 
-It has a state pool of its own, with a prefix cache. A request's state there follows the tokens that were accepted: what
-was computed for a wrong guess is overwritten. A request that is new, or was preempted or begun elsewhere, starts cold
-and is caught up in chunks.
+It has a KV pool of its own, with a prefix cache. A request's KV there follows the accepted tokens: KV of a wrong guess
+is overwritten. A request that is new, was preempted or comes from another worker starts without KV and is caught up in
+chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _UNKNOWN_TOKEN = 0  # stands for a token that only the served model has
 
 @dataclass(slots=True)
 class _Followed:
-    """One request.
+    """State of one request in the drafter.
 
     token_ids: prompt and output.
     num_computed: leading tokens with a state; the others are pending.
@@ -54,7 +54,7 @@ class _Followed:
 
     @property
     def num_pending(self) -> int:
-        """At least one, for the logits of the last token."""
+        """Number of tokens to compute, at least one: the last token's logits are needed."""
         return max(1, len(self.token_ids) - self.num_computed)
 
 
@@ -97,8 +97,8 @@ class ModelDrafter:
 
     @torch.inference_mode()
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
-        """One step brings all requests up to date, as far as the token budget goes; each further one adds a token to
-        every guess. A request without room in the pool, or not yet up to date, is left out.
+        """Guess with one step that brings all requests up to date, within the token budget, and one more for each
+        further token. Requests without room in the pool, or not yet up to date, are left out.
         """
         guesses: dict[str, list[int]] = {}
         items = self._catch_up(limits)

@@ -1,4 +1,4 @@
-"""Networks that draft beside a served model, by the name of their drafter."""
+"""Loads the network (a draft model, or an MTP or EAGLE-3 head) that a drafter needs beside the served model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ from tandem.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model that a network drafts for. `load`: loads the directory of another, whole, with the same settings."""
+    """The served model, whose tokens a network guesses. `load`: loads another model from a directory, all of it, with
+    the same settings.
+    """
 
     model: LoadedModel
     path: Path
@@ -38,8 +40,8 @@ class TargetModel:
     load: Callable[[str], LoadedModel]
 
     def offered_head(self) -> str | None:
-        """The value of `speculate` for the head that its checkpoint offers: its own module for multi-token prediction,
-        else an EAGLE-3 head beside it. None = it offers none, or none is served since this process has not all layers.
+        """The value of `speculate` for a head that comes with the checkpoint: its own MTP module, else an EAGLE-3 head
+        beside it. None = there is none, or this process does not have all layers, so that none can be served.
         """
         if self.model.spec.embedding is None:
             return None
@@ -50,7 +52,7 @@ class TargetModel:
 
 
 class DraftingNetwork(Protocol):
-    """A network in memory. `layout`: of its state."""
+    """A loaded network that drafts. `layout`: of its KV."""
 
     @property
     def layout(self) -> KVLayout: ...
@@ -66,7 +68,7 @@ class DraftingNetwork(Protocol):
         max_model_len: int,
         draws: NativeDraws | None,
     ) -> Drafter:
-        """The drafter, with a pool of `num_blocks` blocks; takes their memory.
+        """Makes the drafter and allocates its KV pool of `num_blocks` blocks.
 
         Args:
             vocab_size: of the served model.
@@ -80,8 +82,8 @@ class DraftingNetwork(Protocol):
 
 
 def load_network(config: EngineConfig, name: str | None, served: TargetModel) -> DraftingNetwork | None:
-    """The network of the drafter `name`; None = it needs none, or there is no drafter. Where a group of ranks serves
-    the model, its leader has all of the network, and no other rank any.
+    """Loads the network of the drafter `name`; None = that drafter needs none, or there is no drafter. Of a group of
+    ranks, only the leader loads it, all of it.
 
     Raises:
         ConfigurationError: it is unreadable, or made for another model, or reads what other stages of layers have.

@@ -1,16 +1,17 @@
-"""N-gram drafter: what followed the last tokens where they last occurred in prompt and output (prompt lookup)."""
+"""N-gram drafter: copies what followed the last tokens where they last occurred in prompt or output (prompt lookup)."""
 
 from collections.abc import Mapping, Sequence
 
 from tandem.engine.drafts.history import TokenHistory, continuation, longest_match
 from tandem.scheduler.output import NewRequest
 
-_MIN_MATCH = 2
-_MAX_MATCH = 8
+_MIN_MATCH = 2  # tokens that must agree
+_MAX_MATCH = 8  # tokens that are compared
 
 
 class NgramDrafter:
-    """A `Drafter`. Of the places that agree with most of the last tokens, the most recent one is copied.
+    """A `Drafter` that copies what followed the longest earlier match of the last tokens, the most recent one if
+    several.
 
     Args:
         min_match: tokens that must agree.

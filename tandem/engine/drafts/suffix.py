@@ -1,8 +1,8 @@
-"""Suffix drafter: what most often followed the last tokens in prompt, output and recent answers of the same scope.
+"""Suffix drafter: guesses what most often followed the last tokens in prompt, output and recent answers of the scope.
 
-After SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975): the more tokens agree, the more are drafted, as long as
-their share among the places left is large enough. A scan of arrays stands in for the suffix tree: nothing is kept up
-between steps.
+After SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975): the longer the match, the more tokens are drafted, as long
+as the guessed token's share among the matching places is large enough. Arrays are scanned at each draft instead of
+maintaining a suffix tree.
 """
 
 from collections import OrderedDict
@@ -14,12 +14,12 @@ import numpy as np
 from tandem.engine.drafts.history import Match, TokenArray, TokenHistory, longest_match
 from tandem.scheduler.output import NewRequest
 
-MAX_SCOPE_TOKENS = 1 << 16
+MAX_SCOPE_TOKENS = 1 << 16  # of earlier answers that a scope keeps
 MAX_SCOPES = 128
-_MIN_MATCH = 2
-_MAX_MATCH = 24
+_MIN_MATCH = 2  # tokens that must agree
+_MAX_MATCH = 24  # tokens that are compared
 _TOKENS_PER_MATCH = 2  # drafted for each token that agrees
-_MIN_SHARE = 0.3
+_MIN_SHARE = 0.3  # of the matching places at which all guesses so far follow
 _BREAK = -1  # between two answers; no token
 
 
@@ -31,7 +31,9 @@ class _Followed:
 
 
 class SuffixDrafter:
-    """A `Drafter`. Requests share what they answered with requests of an equal `hash_root` only."""
+    """A `Drafter` that guesses from earlier text. Answers are shared only between requests of an equal `hash_root`
+    (scope).
+    """
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
@@ -49,7 +51,7 @@ class SuffixDrafter:
         return {request_id: token_ids for request_id, token_ids in drafts.items() if token_ids}
 
     def end(self, request_id: str) -> None:
-        """Keep its answer for others."""
+        """Add the answer to the scope's history and forget the request."""
         followed = self._followed.pop(request_id)
         answer = followed.tokens.tokens[followed.num_prompt_tokens :].tolist()
         if len(answer) <= _MIN_MATCH:
@@ -73,8 +75,8 @@ class SuffixDrafter:
 
 
 def _likeliest(tokens: TokenArray, match: Match, num_tokens: int) -> list[int]:
-    """The likeliest tokens one after the other, among equals the most recent. Where every place has come to the end of
-    `tokens`, the guess itself is what follows.
+    """The most common next tokens, one after the other; ties go to the most recent place. Once every place has reached
+    the end of `tokens`, the guess itself is continued.
     """
     found: list[int] = []
     places = match.places

@@ -1,1 +1,1 @@
-"""Transport by NIXL over UCX, where one-sided reads are native: RDMA, CUDA IPC, memory of processes of one host."""
+"""Transport by NIXL over UCX, used where one-sided reads are native: RDMA, CUDA IPC, processes of one host."""

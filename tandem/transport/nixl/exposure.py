@@ -1,4 +1,6 @@
-"""Refuses an agent whose TCP ports are reachable from outside: UCX lets every client that connects write to memory."""
+"""Checks the TCP ports that UCX opens: each client that connects there can write to memory. Refuses ports open to other
+hosts.
+"""
 
 import ipaddress
 import logging
@@ -44,7 +46,7 @@ def listeners() -> frozenset[Listener]:
 
 
 def check_exposure(new: Collection[Listener], bind_host: str) -> None:
-    """Warn of each of these listeners, all UCX's.
+    """Warn of each of these TCP listeners, all UCX's; refuse one that other hosts may reach.
 
     Raises:
         ConfigurationError: one listens neither at `bind_host` nor on loopback.

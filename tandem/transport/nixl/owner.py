@@ -20,11 +20,11 @@ from tandem.transport.transfer import TransferState
 
 Answer = TypeVar("Answer")
 
-FENCE_AFTER_S = 30.0
-CLOSE_GRACE_S = 1.0
-REBUILD_PAUSE_S = 1.0
+FENCE_AFTER_S = 30.0  # after the deadline of a read that is not over
+CLOSE_GRACE_S = 1.0  # in which reads may end before the agent is destroyed
+REBUILD_PAUSE_S = 1.0  # between two attempts to build an agent
 MAX_INFLIGHT_BYTES = 128 << 20  # per peer
-_MIN_PAUSE_S, _MAX_PAUSE_S = 20e-6, 1e-3
+_MIN_PAUSE_S, _MAX_PAUSE_S = 20e-6, 1e-3  # between two polls
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tandem.transport.nixl.owner import FENCE_AFTER_S, AgentOwner
 from tandem.transport.peers import PeerTable
 from tandem.transport.transfer import Transfer, TransferState
 
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # until the peer's identity is read
 PART_BYTES = 32 << 20  # posting copies on CPU paths: what one post may take, and so how late anything else is seen
 
 
@@ -112,7 +112,7 @@ class NixlTransport:
             self._owner.drop(link)
 
     def fence(self) -> None:
-        """The last resort against reads that will not end: on return every read is over.
+        """Last resort against reads that do not end: ends every read before it returns.
 
         It costs all peers, ours and those that read from us, a new `connect` to a new `card`. Done by itself when a
         read is not over `fence_after_s` past its deadline. Not to be called from a transfer's callback.

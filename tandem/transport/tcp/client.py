@@ -23,7 +23,7 @@ from tandem.transport.tcp.encryption import shake_hands, wrap_client
 from tandem.transport.tcp.queue import PendingRead, ReadQueue
 
 HANDSHAKE_S = 3.0
-_TICK_S = 0.05
+_TICK_S = 0.05  # between two looks at the deadline
 _KEY_PURPOSE = "tcp"
 _DISCONNECTED = "the peer was disconnected while a read of it was under way"
 

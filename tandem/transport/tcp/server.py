@@ -23,8 +23,8 @@ from tandem.transport.tcp.encryption import shake_hands, wrap_server
 
 MAX_CONNECTIONS = 1024
 HANDSHAKE_S = 3.0
-STALLED_CLIENT_S = 30.0
-_TICK_S = 0.1
+STALLED_CLIENT_S = 30.0  # after which a client that takes no bytes is disconnected
+_TICK_S = 0.1  # between two looks at the time
 _KEY_PURPOSE = "tcp"
 _WITHDRAWN = "the certificate of this connection is not accepted any more"
 

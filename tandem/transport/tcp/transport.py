@@ -111,7 +111,7 @@ class TcpTransport:
         return self.card_of((self.address,))
 
     def card_of(self, addresses: Sequence[Address]) -> bytes:
-        """The card of a pool on several hosts, at these addresses each.
+        """Returns the card of a pool on several hosts, given each host's address.
 
         NOTE: behind several is a blank, so that releases which know one address refuse them.
         """
@@ -153,7 +153,7 @@ class TcpTransport:
         local_blocks: Sequence[int],
         deadline_s: float | None = None,
     ) -> Transfer:
-        """NOTE: a run is of one host, since between those of two lies a null block."""
+        """Reads blocks, as `KVTransport.read`. NOTE: a run never spans hosts, since a null block lies between them."""
         hosts, unit_bytes, held = self._peers.get(peer).hosts, peer.unit_bytes, self._pool.held_bytes
         runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_bytes // unit_bytes)
         if any(not held.start <= run.local * unit_bytes < held.stop for run in runs):
@@ -168,7 +168,7 @@ class TcpTransport:
         return begun[0] if len(begun) == 1 else Transfer.joined(begun, self._clock)
 
     def _host_of(self, unit: int, peer: Peer, num_hosts: int) -> int:
-        """The host of a peer that has this; where all have it, hosts of a reader ask different ones."""
+        """Index of the peer's host that has this unit. If all have a copy, the reader's hosts ask different ones."""
         return self._pool.host % num_hosts if peer.num_ranks == 1 else unit * num_hosts // peer.num_blocks
 
     def disconnect(self, peer: Peer) -> None:
@@ -183,7 +183,7 @@ class TcpTransport:
 
 
 def _addresses_of(card: Card) -> list[Address]:
-    """Of each host of a peer.
+    """Address of each host of a peer.
 
     Raises:
         IncompatiblePeerError: one of them is none, or they cannot share its ranks.
