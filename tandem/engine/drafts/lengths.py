@@ -1,6 +1,6 @@
-"""Draft lengths: how many of each request's guesses the next step checks, so that tokens per second are most.
+"""Draft lengths: chooses how many drafts of each request the next step verifies, for the most tokens per second.
 
-Pure. `step_times` keeps what it needs: the seconds of a step by its number of rows, one a token.
+Pure. Needs the time of a step by its number of rows (tokens that it computes), which `step_times` measures.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _LEAST_PROBABILITY = 0.02  # of a draft that any batch has room for
 
 
 class Guess(NamedTuple):
-    """One request's guesses: their number, and the probability that each is right if all before it are."""
+    """Drafts for one request: their number, and the probability that each is right if all before it are."""
 
     num_tokens: int
     acceptance: float
@@ -21,7 +21,7 @@ class Guess(NamedTuple):
 def choose_lengths(
     guesses: Sequence[Guess], num_rows: int, seconds: Callable[[int], float], depth_s: float = 0.0
 ) -> list[int]:
-    """Number of tokens of each guess to check in a step of `num_rows` rows without drafts.
+    """Number of drafts of each request to verify in a step that has `num_rows` rows without drafts.
 
     A row that must be computed counts as one token, a draft as its probability of being accepted. Drafts are added in
     order of that, and as many are taken as give the most tokens per second; none unless that is `MIN_GAIN` times as
@@ -29,8 +29,8 @@ def choose_lengths(
     guessable answers are not made faster at the cost of others.
 
     Args:
-        seconds: of a step by its number of rows.
-        depth_s: seconds to make one more token of every guess; 0 where the guesses have been made.
+        seconds: time of a step by its number of rows.
+        depth_s: seconds that the drafter takes for one more token of every request; 0 = the drafts are made already.
     """
     ranked = sorted(
         (probability, -index, place)

@@ -1,7 +1,7 @@
-"""Pace: how many times as long as usual steps of all kinds take at present, because other work has begun or ended.
+"""Pace: ratio of present to usual step times, which changes when other work on the machine begins or ends.
 
-Times are compared as if all steps had one pace. Else steps without drafts, measured beside other work, would seem dear
-and those with drafts, measured before, cheap.
+Step times are compared after they have been divided by the pace. Otherwise steps without drafts that were measured
+beside other work would seem slow, and steps with drafts that were measured before it fast.
 """
 
 from collections import deque
@@ -13,14 +13,14 @@ _LASTING_STEPS = 64
 
 
 class Pace:
-    """Follows the last steps. One disturbed step is no pace."""
+    """The pace of the last steps. A single slow step does not change it."""
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=_NUM_STEPS)
         self._num_unusual = 0
 
     def note(self, ratio: float) -> None:
-        """Record how many times as long as usual a step took."""
+        """Record a step's time, divided by the usual time of such a step."""
         self._ratios.append(ratio)
         self._num_unusual = 0 if self.is_usual else self._num_unusual + 1
 
@@ -30,12 +30,12 @@ class Pace:
 
     @property
     def lasts(self) -> bool:
-        """Whether the pace has been another for so long that times should be measured anew."""
+        """Whether the pace has been unusual for so long that all times should be measured again."""
         return self._num_unusual >= _LASTING_STEPS
 
     @property
     def factor(self) -> float:
-        """1 at the usual pace. What was slow is over with the first step that is not."""
+        """The ratio; 1 at the usual pace. Slowness is over with the first step that is not slow."""
         if len(self._ratios) < _NUM_STEPS:
             return 1.0
         found = median(self._ratios)

@@ -1,8 +1,8 @@
-"""Speculation: which requests are guessed at and which guesses the next step checks, from how well the drafter guessed,
-what guessing and checking cost, and what they may have lost so far (`Allowance`).
+"""Speculation: decides for which requests to draft and how many drafts the next step verifies.
 
-Part of an executor. A guess that was not checked is compared with the tokens that came nevertheless, so that a drafter
-that has become better is noticed without checking.
+It decides from the acceptance of earlier drafts, the measured costs of drafting and verifying, and the time that drafts
+may still lose (`Allowance`). Used by an executor. Drafts that were not verified are compared with the tokens that were
+sampled nevertheless, so that a drafter that has become better is noticed.
 """
 
 import time
@@ -22,7 +22,7 @@ from tandem.scheduler.output import DraftTimes, SampledToken, SchedulerOutput
 
 DEFAULT_MAX_DRAFTS = 7
 _FIRST_ACCEPTANCE = 0.6
-_WEIGHT = 0.1  # of one more guess in the mean of all requests
+_WEIGHT = 0.1  # of one more draft in the mean acceptance of all requests
 _KEPT = 0.9  # of the count of one request's earlier guesses, with each that is judged
 _PRIOR_GUESSES = 2.0  # of the mean of all requests, in the mean of one
 _CHEAP_SHARE = 0.005  # of a step: guessing that costs no more is done in every step
@@ -33,7 +33,7 @@ _MOST_UNUSUAL = 1.0  # steps without drafts: the most that one event counts beyo
 
 @dataclass(slots=True)
 class _Followed:
-    """One request: its latest guess, and how many earlier ones were right, the recent ones counting most."""
+    """One request: its latest drafts, and how many earlier ones were judged and right, recent ones counting most."""
 
     guess: Sequence[int] = ()
     num_right: float = 0.0
@@ -44,9 +44,9 @@ class Speculation:
     """Drafts of one executor's requests.
 
     Args:
-        drafter: guesses; is told hidden states if it is a `StateReader` too.
-        max_drafts: the most tokens guessed for a request and step.
-        adapts: whether the number of drafts follows what was measured; else all guesses are checked.
+        drafter: makes the drafts; gets hidden states if it is a `StateReader` too.
+        max_drafts: the most drafts for a request and step.
+        adapts: whether the number of drafts follows what was measured; else `max_drafts` are verified in each step.
         now_s: clock by which the drafter is timed.
     """
 
@@ -95,7 +95,7 @@ class Speculation:
         self._note_cost(self._spent_s(began_s) / self._pace.factor, len(step.scheduled))
 
     def begin(self, step: SchedulerOutput) -> None:
-        """Forget and follow the requests that a step releases and describes."""
+        """Forget the requests that a step releases, and follow its new ones."""
         began_s = self._now_s()
         for request_id in step.released:
             if self._followed.pop(request_id, None) is not None:
@@ -107,14 +107,14 @@ class Speculation:
         self._spent_s(began_s)
 
     def take_times(self) -> DraftTimes:
-        """Effect of drafts on the time of the last step that was given to `drafts`; returned once."""
+        """Returns how drafts changed the time of the last step given to `drafts`, and forgets it."""
         times, self._times = self._times, DraftTimes()
         return times
 
     def drafts(
         self, step: SchedulerOutput, sampled: Mapping[str, Sequence[SampledToken]], seconds: float
     ) -> Mapping[str, Sequence[int]]:
-        """Guesses to check in the next step, after one that took `seconds` and chose `sampled`."""
+        """Drafts to verify in the next step, after one that took `seconds` and sampled `sampled`."""
         self._note_step(step, sampled, seconds)
         began_s = self._now_s()
         candidates = self._take(sampled)
@@ -154,7 +154,7 @@ class Speculation:
             self._plain_times.pass_step(num_requests)
 
     def _note_times(self, num_rows: int, num_requests: int, seconds: float) -> None:
-        """Compare a step with drafts with one without, by what either usually takes at the present pace."""
+        """Compare a step with drafts with one without, by their usual times at the present pace."""
         plain_s = self._plain_times.seconds(num_requests)
         if isinf(plain_s):
             return
@@ -164,7 +164,7 @@ class Speculation:
         self._times = replace(self._times, plain_s=plain_s * self._pace.factor, step_s=step_s)
 
     def _at_pace(self, seconds: float, usual_s: float) -> float:
-        """Time that a step of `seconds` would have taken at the usual pace."""
+        """Time that a step of `seconds` would have taken at the usual pace; records its pace."""
         if not isinf(usual_s):
             self._pace.note(seconds / usual_s)
             if self._pace.lasts:
@@ -187,7 +187,7 @@ class Speculation:
         self._allowance.note_gain(num_tokens / num_requests - lost)
 
     def _take(self, sampled: Mapping[str, Sequence[SampledToken]]) -> list[str]:
-        """Tell the drafter the new tokens; returns the requests that it may guess at."""
+        """Give the drafter the new tokens; returns the requests for which it may draft."""
         candidates = []
         for request_id, tokens in sampled.items():
             followed = self._followed.get(request_id)
@@ -238,13 +238,13 @@ class Speculation:
         return guesses
 
     def _spent_s(self, began_s: float) -> float:
-        """Seconds that the drafter has taken since then; they are its own of this step."""
+        """Seconds since `began_s`, added to the drafter's time in this step."""
         seconds = self._now_s() - began_s
         self._times = replace(self._times, drafter_s=self._times.drafter_s + seconds)
         return seconds
 
     def _note_cost(self, seconds: float, num_requests: int, usual_s: float = 0.0) -> None:
-        """Record time of the drafter's own."""
+        """Take time that the drafter used off the allowance. `usual_s`: what it usually takes."""
         plain_s = self._plain_times.seconds(num_requests)
         if not isinf(plain_s):
             self._allowance.note_gain(-min(seconds, usual_s + _MOST_UNUSUAL * plain_s) / plain_s)
@@ -257,6 +257,7 @@ class Speculation:
         return {request_id: length for request_id, length in zip(sizes, lengths, strict=True) if length}
 
     def _judge(self, followed: _Followed, token_ids: Sequence[int]) -> None:
+        """Compare the latest drafts with the tokens that came."""
         for guessed, chosen in zip(followed.guess, token_ids, strict=False):
             is_right = guessed == chosen
             followed.num_right = _KEPT * followed.num_right + is_right

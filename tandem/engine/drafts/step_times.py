@@ -1,7 +1,7 @@
-"""Step times: seconds by number of rows, one a token, from measurements that other processes disturb.
+"""Step times: seconds of a step by its number of rows (tokens that it computes), from disturbed measurements.
 
-Disturbances make steps slower and never faster. So a time is the lower quartile of the recent ones, of up to four the
-least, and what was measured seldom is measured again soon.
+Other processes make steps slower and never faster. So the usual time is the lower quartile of the recent measurements
+(the minimum of up to four), and a number of rows that was measured seldom is measured again soon.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ _UNKNOWN = float("inf")
 
 @dataclass(slots=True)
 class _Times:
-    """Recent times of steps with one number of rows. `num_passed` counts steps that chose not to measure it again."""
+    """Recent times of steps with one number of rows. `num_passed`: steps since the last of them."""
 
     last_step: int = 0
     num_passed: int = 0
@@ -41,11 +41,11 @@ class _Times:
 
 
 class StepTimes:
-    """Seconds of steps with drafts, or of a drafter.
+    """Times of steps with drafts by number of rows, or of a drafter by number of requests.
 
-    Between two numbers that were measured time is taken to grow in proportion. A few rows more than
-    all measured are taken to cost no more than the largest measured: so they are tried, and measured. A number that
-    was measured once is tried again after 8 steps, one of two measurements after 32, and so on.
+    Times between two measured numbers of rows are interpolated. A few rows more than the largest measured number are
+    assumed to cost no more than that, so that they are tried, and measured. A number that was measured once is tried
+    again after 8 steps, one with two measurements after 32, and so on.
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class StepTimes:
         self._step = 0
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Record a step."""
+        """Record the time of a step."""
         self.pass_step()
         times = self._times.setdefault(_rounded(num_rows), _Times(self._step))
         times.note(self._step, seconds)
         self._sort()
 
     def pass_step(self) -> None:
-        """Another step has passed, of which nothing is recorded."""
+        """Count a step whose time is not recorded here."""
         self._step += 1
         if any(not self._is_known(rows) for rows, _ in self._usual):
             self._sort()
@@ -72,16 +72,16 @@ class StepTimes:
         return 0 if times is None else len(times.seconds)
 
     def measured(self, num_rows: int) -> float | None:
-        """The usual time of this very number, due to be tried again or not; None if it has not been measured."""
+        """The usual time of exactly this number of rows, even if it is to be measured again; None if never measured."""
         times = self._times.get(_rounded(num_rows))
         return None if times is None else times.usual_s
 
     def seconds(self, num_rows: int) -> float:
-        """Of a step of `num_rows` rows; infinite if unknown."""
+        """Expected time of a step of `num_rows` rows; infinite if unknown."""
         return self.curve()(num_rows)
 
     def curve(self, least: tuple[int, float] | None = None) -> Callable[[int], float]:
-        """`seconds`, of what has been measured so far.
+        """The function `seconds`, as measured so far.
 
         Args:
             least: a smaller number of rows and its seconds, in place of what was measured up to there. No more rows
@@ -117,7 +117,7 @@ class StepTimes:
 
 
 class PlainTimes:
-    """Seconds of steps without drafts by number of requests: the measure of all that drafts gain or lose.
+    """Times of steps without drafts by number of requests: the baseline for what drafts gain and lose.
 
     A number of requests is measured until it is sure, and then once between more and more steps with drafts.
     """
@@ -132,33 +132,33 @@ class PlainTimes:
         self._times.setdefault(_rounded(num_requests), _Times(self._step)).note(self._step, seconds)
 
     def pass_step(self, num_requests: int) -> None:
-        """A step of so many requests has passed, of which nothing is recorded."""
+        """Count a step of so many requests whose time is not recorded here."""
         self._step += 1
         times = self._times.get(_rounded(num_requests))
         if times is not None:
             times.num_passed += 1
 
     def measured(self, num_requests: int) -> float | None:
-        """The usual time of this very number; None if it has not been measured."""
+        """The usual time of exactly this number of requests; None if never measured."""
         times = self._times.get(_rounded(num_requests))
         return None if times is None else times.usual_s
 
     def doubt(self, num_requests: int) -> None:
-        """Have this number measured once more."""
+        """Request that steps of this number of requests are measured once more."""
         times = self._times.get(_rounded(num_requests))
         if times is not None:
             times.num_passed = _MOST_PASSES
 
     def is_sure(self, num_requests: int) -> bool:
-        """Whether `seconds` may be relied upon; else a step without drafts should be run."""
+        """Whether `seconds` is reliable; else a step without drafts should be run."""
         times = self._times.get(_rounded(num_requests))
         if times is None or len(times.seconds) < NUM_SURE or self._step - times.last_step >= _STALE_STEPS:
             return False
         return times.num_passed < min(_FIRST_PASSES << len(times.seconds) - NUM_SURE, _MOST_PASSES)
 
     def seconds(self, num_requests: int) -> float:
-        """Of a step of `num_requests`; infinite if unknown. More requests take no less time, and so many times as many
-        at most so many times as long: so a time that was measured beside other work is corrected by its neighbours.
+        """Expected time of a step of `num_requests`; infinite if unknown. More requests take no less time, and k times
+        as many at most k times as long: so the times of other numbers correct one that other work disturbed.
         """
         rows = _rounded(num_requests)
         own = self._times.get(rows)
@@ -174,11 +174,11 @@ class PlainTimes:
 
 
 def _tried_rows(num_rows: int) -> int:
-    """Largest number that may be tried, after `num_rows`: little more, since a trial costs more than is known."""
+    """Largest number of rows that may be tried, where `num_rows` is the largest measured so far."""
     return 2 * num_rows + 1
 
 
 def _rounded(num_rows: int) -> int:
-    """To four significant bits: numbers of rows that are close are measured as one."""
+    """`num_rows` with four significant bits: close numbers of rows are measured as one."""
     shift = max(0, num_rows.bit_length() - _EXACT_ROWS.bit_length())
     return num_rows >> shift << shift
