@@ -15,9 +15,9 @@ from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.gateway.request import ChoiceEnd
 
-PROCESS = "gateway"
+PROCESS = "gateway"  # name of the gateway's own stages
 DEFAULT_SIZE = 1000
-MAX_STAGES = 512
+MAX_STAGES = 512  # of this process in a record, and of each choice's worker
 MAX_PARTS = 50_000  # stages and ends of choices in all records; each takes half a kilobyte
 
 

@@ -138,7 +138,8 @@ class GatewayMetrics:
                 self._per_token.observe(end.tpot_s)
 
     def rejected(self, code: str, status: int, *, has_arrived: bool) -> None:
-        """Records a request that failed with an error of this HTTP status, or would have, had its answer not begun.
+        """Records a request that failed with an error of this status, or would have had it, had its answer not
+        begun.
 
         Args:
             has_arrived: its choices were counted as arrivals.

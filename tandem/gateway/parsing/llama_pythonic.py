@@ -22,7 +22,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class PythonicParser(ToolParser):
-    """Parses calls; arguments are emitted at a call's end. Without marks, only an answer that begins with a list has
+    """Parses calls. Arguments are emitted at a call's end. Without marks, only an answer that begins with a list has
     calls.
     """
 

@@ -15,16 +15,16 @@ import orjson
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import CapacityError
 
-MAX_ENTRY_BYTES = 16 * 2**20
-MAX_BYTES = 512 * 2**20
-ENTRY_COST_BYTES = 1024  # what keeping an entry takes beside its text
-LEASE_S = 15.0  # how long a response counts as running since its gateway last said so
+MAX_ENTRY_BYTES = 16 * 2**20  # JSON of one response
+MAX_BYTES = 512 * 2**20  # all entries of the in-process store, overhead included
+ENTRY_COST_BYTES = 1024  # memory of an entry beside its text
+LEASE_S = 15.0  # a response counts as running for this long after its gateway last renewed it
 _RUNNING = ("queued", "in_progress")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response.
+    """A response as it is stored, with the conversation that led to it.
 
     Args:
         response: as clients receive it.
