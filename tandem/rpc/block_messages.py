@@ -1,4 +1,4 @@
-"""Reports of a worker's blocks to the embedded locality index."""
+"""Messages by which a worker reports its cached blocks to the locality index that a router has in its own process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tandem.core.events import BlockEvent
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """The arguments of `RouterHandler.publish`."""
+    """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`."""
 
     worker_id: str
     epoch: int
@@ -18,7 +18,7 @@ class BlockReport:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """The arguments of `RouterHandler.replace`."""
+    """All blocks that a worker has: the arguments of `RouterHandler.replace`."""
 
     worker_id: str
     epoch: int

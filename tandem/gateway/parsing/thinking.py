@@ -68,7 +68,7 @@ class ThinkingFormat:
         return bool(self.start) and prompt.rstrip().endswith(self.start)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """How thinking is detected in tokens; None where that is impossible. `budget`: maximum tokens; None = any
+        """Rule that detects thinking among tokens; None where that is impossible. `budget`: maximum tokens; None = any
         number.
         """
         if not self.is_followed:
