@@ -1,6 +1,6 @@
 """Calls back once when the state of a gRPC channel has changed.
 
-NOTE: after a cancelled `wait_for_state_change`, gRPC writes into freed memory of the waiter. So this wait cannot be
+NOTE: after a cancelled `wait_for_state_change`, gRPC still writes into the waiter's memory. So this wait cannot be
 cancelled: it is no task, and it is referenced until it ends, at the latest when the channel is closed.
 """
 
