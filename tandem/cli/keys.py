@@ -1,6 +1,7 @@
-"""`tandem keys create|list|show|revoke`: API keys in the store that gateways ask. A secret is printed once, alone.
+"""`tandem keys create|list|show|revoke`: manages API keys in the store that gateways use. A secret is printed only
+once.
 
-Talks to the store itself, so it works before any gateway runs, and whether or not one does.
+Accesses the store directly, so it works whether or not a gateway runs.
 """
 
 import asyncio

@@ -70,9 +70,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Bill:
-    """Bill of one request. Call `reserve` once the body is parsed, then `settle` or `close`; the first of these two
-    counts.
-    """
+    """Bill of one request. Call `reserve` once the body is parsed, then `settle` or `close`, whichever comes first."""
 
     caller: Caller
     request_id: str

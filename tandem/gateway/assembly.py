@@ -169,8 +169,8 @@ async def assemble(
 
 
 async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> str | None:
-    """The answer's grammar, checked; None without constraints. Drops schemas of non-strict tools that cannot be
-    enforced.
+    """The answer's grammar, checked; None without constraints. Unenforceable schemas of non-strict tools are
+    dropped.
     """
     grammar = await _written(asked, model)
     try:

@@ -22,7 +22,7 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.json_scan import VALUE_BYTES, JsonScan, check_scan
 
 BODY_TIMEOUT_S = 60.0
-# most that all bodies together may take, raw and parsed, however much memory the machine has
+# Most that all bodies together may take, raw and parsed, however much memory the machine has.
 MAX_HELD_BYTES = 512 * 2**20
 SMALL_BYTES = 64 * 1024  # of each body are not counted, so that large bodies never keep small ones out
 _SCANNED_BYTES = 64 * 1024  # scanned at once, which takes a fraction of a millisecond
@@ -136,8 +136,8 @@ class Bodies:
 
 
 class Body:
-    """A request's body, as context manager: its bytes count until `free`, which is idempotent. `key_id`: the API key
-    charged.
+    """A request's body, as context manager: counted until `free`, which is idempotent. `key_id`: the charged API
+    key.
     """
 
     def __init__(self, bodies: Bodies, key_id: str | None = None) -> None:

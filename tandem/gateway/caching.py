@@ -16,9 +16,7 @@ MAX_PROMPT_TOKENS = 2**31  # more than any prompt has
 
 @dataclass(frozen=True, slots=True)
 class LivePins:
-    """Number of a prompt's first tokens that unexpired earlier pins keep: any pins, and pins of more than five
-    minutes.
-    """
+    """Number of a prompt's first tokens that unexpired earlier pins keep: any pins, and pins of over five minutes."""
 
     num_any: int = 0
     num_long: int = 0

@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-# stands for a message of a known beginning (`known_conversations`), which was not parsed again
+# Stands for a message of a known beginning (`known_conversations`), which was not parsed again.
 UNREAD: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -41,9 +41,7 @@ class ToolChoice:
 
 
 class FormatKind(StrEnum):
-    """Kind of an output format. Its value is a JSON schema, nothing (any JSON object), a regex, texts to choose from,
-    or Lark.
-    """
+    """Kind of an output format. Its value is a JSON schema, nothing (any JSON object), a regex, texts, or Lark."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"

@@ -20,9 +20,7 @@ Isolate = Callable[[CacheScope], CacheScope]  # makes a scope unique to the call
 
 
 class Writer(Protocol):
-    """Formats one answer. The `ChoiceResult`s, shared with the caller, already contain a batch when `chunk` is called
-    with it.
-    """
+    """Formats one answer. The `ChoiceResult`s, shared with the caller, already contain a batch given to `chunk`."""
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         """Events of a stream for these updates; may be empty."""

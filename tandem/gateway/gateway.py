@@ -132,7 +132,7 @@ class Gateway:
         return True
 
     async def find_pins(self, asked: ParsedRequest) -> PromptPins | None:
-        """Looks up the prefixes of this prompt that earlier pins keep, and stores them in its results. None: nothing to
+        """Looks up which prefixes of the prompt earlier pins keep, and stores that in its results. None: nothing to
         record.
         """
         if not asked.request.pins:

@@ -149,7 +149,7 @@ class Journey:
     async def _once_possible(
         self, question: Callable[[CapacityQueue], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
-        """Pairs once suitable workers exist. NOTE: the first of the waiting requests with equal needs asks; see
+        """Pairs once suitable workers exist. NOTE: of waiting requests with equal needs the first asks; see
         `OutageQueues`.
         """
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)

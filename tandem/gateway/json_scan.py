@@ -50,9 +50,7 @@ class JsonScan:
 
 
 def _parted(pieces: Sequence[bytes]) -> list[bytes]:
-    """Removes quotes that are escaped from a text that was split at quotes; returns the pieces between the remaining
-    quotes.
-    """
+    """Removes escaped quotes from a text that was split at quotes; returns the pieces between the remaining ones."""
     before = chain((b"",), pieces)
     return [
         piece
@@ -67,9 +65,7 @@ def _num_backslashes(piece: bytes) -> int:
 
 
 def _split(piece: bytes) -> list[bytes]:
-    """Like splitting at quotes and `_parted`, at a cost that depends on bytes alone; faster for texts with many
-    quotes.
-    """
+    """Like splitting at quotes and `_parted`, at a cost that depends on bytes alone; faster with many quotes."""
     return piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
 
 

@@ -34,7 +34,7 @@ _CUT_BYTES = 48  # memory of one cut: a pointer to its key, and its size
 _CALL_BYTES = 96  # memory of a call's id, without its characters
 
 
-# position of a cache breakpoint: index of a tool, index of a message, number of characters
+# Position of a cache breakpoint: index of a tool, index of a message, number of characters.
 Place = tuple[int | None, int | None, int]
 
 
@@ -111,9 +111,7 @@ class KnownConversation:
         num_left_out: int = 0,
         reader: object = None,
     ) -> "KnownConversation":
-        """Creates an entry. `spans`: the messages that were parsed. `num_left_out`: messages after the first that were
-        not.
-        """
+        """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
         again = places.again
         return cls(
             spans.ends[places.last],
@@ -143,9 +141,7 @@ class KnownConversation:
         return b"%b,%b" % (body[: self.first_end], body[self.resume_at :])
 
     def spans(self, short: MessageSpans) -> MessageSpans:
-        """Converts message offsets in the shortened body to offsets in the whole body. Messages that were left out have
-        none.
-        """
+        """Converts message offsets in the shortened body to the whole body; messages that were left out have none."""
         more = self.num_bytes_left_out
         starts, ends = [start + more for start in short.starts[1:]], [end + more for end in short.ends[1:]]
         return MessageSpans((short.starts[0], *starts), (short.ends[0], *ends))

@@ -145,8 +145,6 @@ class KnownPrefixes:
             self.num_bytes -= piece.num_bytes
 
     def _touch(self, keys: Sequence[bytes]) -> None:
-        """Marks pieces as recently used. NOTE: the first piece last, because without it the following ones cannot be
-        found.
-        """
+        """Marks pieces as recently used. NOTE: the first one last, because without it the others cannot be found."""
         for key in reversed(keys):
             self._pieces.move_to_end(key)

@@ -51,9 +51,7 @@ def _marked_message(message: Mapping[str, Any], offset: int, mark: str) -> Mappi
 
 
 def _num_shared(first: str, second: str) -> int:
-    """Number of leading characters that are equal, found by bisection with comparisons of whole slices, which are
-    fast.
-    """
+    """Number of equal leading characters, found by bisection, since comparing whole slices is fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

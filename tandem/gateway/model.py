@@ -121,9 +121,7 @@ class ServedModel:
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        """Renders the prompt of a chat from message number `start` on; arguments and errors as of
-        `ChatTemplate.render_from`.
-        """
+        """Renders the prompt of a chat from message number `start` on; arguments as of `ChatTemplate.render_from`."""
         render = partial(self._required_template().render_from, messages, start, kept, former, **variables)
         is_quick = len(messages) <= MANY_UNREAD_MESSAGES and _is_quick([each for each in messages if each], variables)
         return render() if is_quick else await asyncio.to_thread(render)

@@ -32,9 +32,7 @@ class PinBook(Protocol):
         ...
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
-        """Pins each key for its number of seconds from now; a longer remaining lifetime is not shortened. Raises as
-        `find`.
-        """
+        """Pins each key for its seconds from now; a longer remaining lifetime is not shortened. Raises as `find`."""
         ...
 
     async def close(self) -> None:

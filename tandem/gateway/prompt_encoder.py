@@ -192,9 +192,7 @@ class PromptEncoder:
     async def count_tokens(
         self, prompt: EncodedPrompt, places: Sequence[int], *, add_special_tokens: bool
     ) -> list[int]:
-        """For each place (a number of characters from the prompt's start), the number of tokens that end at or before
-        it.
-        """
+        """For each place (a number of characters of the prompt), the number of tokens that end at or before it."""
         starts = [0, *accumulate(len(piece.decode()) for piece in prompt.pieces)]
         found = []
         for place in places:
@@ -259,9 +257,7 @@ class PromptEncoder:
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def _check_pieces(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
-        """Raises RequestError as soon as more than `most` tokens were counted. `num_before`: added to the count in the
-        error.
-        """
+        """Raises RequestError as soon as more than `most` tokens are counted; its message adds `num_before`."""
         longest = _longest(most + num_before)
         num_tokens = 0
         for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
@@ -340,9 +336,7 @@ def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
 def _joined(
     cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
 ) -> tuple[EncodedPrompt, list[Piece]]:
-    """Joins the tokens of `known` pieces and the token ids of the `new` ones to a prompt; returns it with all its
-    pieces.
-    """
+    """Joins the tokens of `known` pieces and of `new` ones, given as ids; returns the prompt and all its pieces."""
     packed = [*(piece.token_ids for piece in known), *(array("I", ids).tobytes() for ids in new)]
     token_ids = array("I")
     token_ids.frombytes(b"".join(packed))

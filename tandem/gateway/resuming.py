@@ -19,7 +19,7 @@ from tandem.text.resumption import ChangedFactsError
 from tandem.text.sandbox import MAX_STEPS
 from tandem.text.seen_messages import NotResumableError
 
-# of the rendered end of a resumed prompt; more than any mark of thinking that is looked for in it
+# Of the rendered end of a resumed prompt; more than any mark of thinking that is looked for in it.
 _MIN_CHARACTERS = 128
 _NUM_HEAD = 2  # messages at the beginning that are always read: a system message and a question
 

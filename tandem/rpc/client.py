@@ -336,9 +336,7 @@ class ClientPool(Generic[C]):
         return len(self._clients)
 
     def get(self, address: str) -> C:
-        """The client of `address`, for immediate use: an idle one may be closed later. Must be called in the event
-        loop.
-        """
+        """The client of `address`, for immediate use: once idle, it may be closed. Must be called in the event loop."""
         client = self._clients.pop(address, None) or self._connect(address)
         self._clients[address] = client
         if len(self._clients) > self._max_clients:

@@ -77,7 +77,5 @@ class Credentials:
         return self.tls is not None or self.is_insecure or is_loopback(address.rpartition(":")[0])
 
     def key(self, purpose: str) -> bytes:
-        """Derives a key of 32 bytes for one purpose from the secret, so that a MAC made for one purpose cannot serve
-        another.
-        """
+        """Derives a key of 32 bytes from the secret for one purpose, so that no MAC serves another purpose."""
         return hmac.digest(self.secret, f"tandem {purpose}".encode(), "sha256")

@@ -56,9 +56,7 @@ class _Part:
 
 
 class Forms:
-    """The forms (wire conversions) of a protocol's classes. A class whose fields have other classes is added after
-    these.
-    """
+    """The forms (wire conversions) of a protocol's classes. Classes that occur in others are added before them."""
 
     def __init__(self) -> None:
         self._forms: dict[object, Form[Any]] = {}
@@ -184,9 +182,7 @@ class Forms:
 
 
 def _declared(message_type: type[Message]) -> Descriptor:
-    """The descriptor of a message class. NOTE: the cast is needed because the stubs also name a class of the
-    implementation.
-    """
+    """The descriptor of a message class. NOTE: the stubs also name a class of the implementation, hence the cast."""
     return cast(Descriptor, message_type.DESCRIPTOR)
 
 

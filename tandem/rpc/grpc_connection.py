@@ -104,8 +104,8 @@ class GrpcConnection:
                 await asyncio.gather(sender, return_exceptions=True)
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None:
-        """Raises AnotherIncarnationError unless the process has this incarnation ("" = any); opens a session if there
-        is none.
+        """Raises AnotherIncarnationError unless the process has this incarnation ("" = any); opens a session if
+        needed.
         """
         if not self._current_channel().has_session(incarnation):
             with self._running(method, None) as (channel, deadline):

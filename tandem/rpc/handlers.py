@@ -78,9 +78,7 @@ class WorkerHandler(Protocol):
         ...
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Returns whether a lease has been valid without interruption until now, and the checksums of the blocks asked
-        for.
-        """
+        """Returns whether a lease has been valid without interruption until now, and checksums of its blocks."""
         ...
 
     async def release(self, lease_ids: Sequence[str]) -> None:
@@ -122,9 +120,7 @@ class RouterHandler(Protocol):
         ...
 
     async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
-        """Registers a worker, which repeats the call every second; returns all registered workers, or nothing if not
-        requested.
-        """
+        """Registers a worker; it calls every second. Returns all registered workers, or nothing if not requested."""
         ...
 
     async def unregister(self, worker: "WorkerRecord") -> None:

@@ -48,9 +48,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """A remote method and the forms of its request and answer. A streaming method has a form for each of its
-    answers.
-    """
+    """A remote method and the forms of its request and answer; of a streaming method, of each of its answers."""
 
     service: str
     name: str

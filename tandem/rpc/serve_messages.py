@@ -1,4 +1,4 @@
-"""Messages of the stream that a caller's requests share, instead of one call for each (see `shared_stream`). Values
+"""Messages of the stream that a caller's requests share instead of calls of their own (`shared_stream`). Values
 only.
 """
 
@@ -33,9 +33,7 @@ class Credit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServeCall:
-    """Message to the worker: requests that start, credits, and `left`, the numbers of requests that the caller
-    cancels.
-    """
+    """Message to the worker: requests that start, credits, and `left`, the numbers of cancelled requests."""
 
     starts: tuple[RequestStart, ...] = ()
     credits: tuple[Credit, ...] = ()

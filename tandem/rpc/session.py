@@ -17,9 +17,7 @@ from tandem.rpc.session_messages import OpenAnswer, OpenCall
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Requirements of a client on a server: its role, and `advertised`, the address that it must state as its own; None
-    = any.
-    """
+    """Requirements of a client on a server. `advertised`: the address that it must state as its own; None = any."""
 
     roles: frozenset[str]
     advertised: str | None = None

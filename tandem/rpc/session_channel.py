@@ -112,9 +112,7 @@ class SessionChannel:
                 call.cancel()
 
     async def admitted(self, method: Method[Q, A], deadline: Deadline) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
-        """Opens a bidirectional call; returns once the server has admitted it, since requests sent earlier could not be
-        repeated.
-        """
+        """Opens a bidirectional call, and returns once it is admitted: requests sent earlier could not be repeated."""
         start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
         for is_last in (False, True):
             session = self._sessions.ready("") or await self.opened(method, deadline)

@@ -111,9 +111,7 @@ def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float,
 
 
 def is_session_unknown(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call was refused only because its session is unknown; its client should then open one and repeat the
-    call.
-    """
+    """Whether a call was refused only because its session is unknown, so that a new session may help."""
     return _text_entries(error.trailing_metadata() or ()).get(SESSION_KEY) == UNKNOWN_SESSION
 
 

@@ -173,9 +173,7 @@ class ToldPrompts:
         self._unable.add(process)
 
     def _longest(self, keys: Sequence[Key], prompt: "array[int]") -> tuple[int | None, int]:
-        """The number of the prompt at that process that shares most first tokens with this one, and how many it
-        shares.
-        """
+        """The prompt at that process that shares most first tokens with this one, and their number."""
         best: tuple[int | None, int] = (None, 0)
         for key in reversed(keys):
             for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:

@@ -33,7 +33,7 @@ _LOOKED = (
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "a", "name": "look", "content": "seen"},
 )
-# short conversations that a resumable template is tried with
+# Short conversations that a resumable template is tried with.
 _TRIALS = (
     (_QUESTION, _ANSWER, _QUESTION),
     ({"role": "system", "content": "Be brief."}, _QUESTION, *_LOOKED, _ANSWER, _QUESTION, _ANSWER, _QUESTION),
@@ -102,9 +102,7 @@ class ChatTemplate:
         return template
 
     def mentions(self, variable: str, *, has_tools: bool) -> bool:
-        """Whether the source of the template for requests with, or without, tools contains the name of this
-        variable.
-        """
+        """Whether the template's source, in its version with or without tools, contains the name of this variable."""
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         return re.search(rf"\b{re.escape(variable)}\b", self._sources.get(name, "")) is not None
 

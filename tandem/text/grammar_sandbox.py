@@ -20,10 +20,10 @@ from typing import IO
 from tandem.core.errors import CapacityError
 
 _TRIAL = Path(__file__).with_name("grammar_trial.py")
-# for one grammar; the subprocess limits its own processor time, so this is for a machine that gives it none
+# For one grammar; the subprocess limits its own processor time, so this is for a machine that gives it none.
 _TIMEOUT_S = 30.0
 # NOTE: with these a grammar ends its trial: an error of Python's, no time, no memory, no stack
-# NOTE: exit statuses for which the grammar is to blame: an error of Python's, no time, no memory, no stack
+# NOTE: exit statuses for which the grammar is to blame: an error of Python's, no time, no memory, no stack.
 _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))}
 
 

@@ -46,7 +46,7 @@ class DecoderRules:
 
     @property
     def utf8_errors(self) -> str:
-        """Python's error handler for undecodable bytes. With byte fallback each such byte is replaced, else each broken
+        """Python's error handler for undecodable bytes: byte fallback replaces each byte, others each broken
         character.
         """
         return "surrogateescape" if self.byte_fallback else "replace"
@@ -136,9 +136,7 @@ def _byte_of(character: str) -> int | None:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; a token with a character that stands for no byte (an added token) is taken
-    literally.
-    """
+    """Bytes of a byte-level token; one with a character that stands for no byte (an added token) is taken literally."""
     values = [_byte_of(character) for character in token]
     known = [value for value in values if value is not None]
     return bytes(known) if len(known) == len(values) else token.encode()

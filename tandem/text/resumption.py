@@ -21,7 +21,7 @@ _MAX_DEPTH = 16
 _SEEN_BYTES = 8  # a pointer for each message
 _FIXED_BYTES = 1024
 # Before the loop, the first message and the kept one. NOTE: no prompt ever has them, so nobody learns them.
-# marks before the loop, the first message and the kept one; NOTE: random, and removed from every prompt
+# marks before the loop, the first message and the kept one; NOTE: random, and removed from every prompt.
 _MARKS = tuple(secrets.token_hex(16) for _ in range(3))
 
 Attribute = tuple[str, str]  # a namespace and one of its members
@@ -196,9 +196,7 @@ class Turns:
         return before, after
 
     def resumption(self) -> Resumption:
-        """The state at the kept message; call after `parts`. Raises NotResumableError where it would take too much
-        memory.
-        """
+        """The state at the kept message; call after `parts`. Raises NotResumableError if it takes too much memory."""
         assert self._carried is not None
         return Resumption(self._facts, self._carried, self._seen.record())
 
@@ -213,9 +211,7 @@ class Turns:
 
 
 class InnerMessages(list[Any]):
-    """The messages as the loop's body may index them; those before the first and those not parsed raise
-    NotResumableError.
-    """
+    """The messages as the loop's body may index them; an index before the first, or of one not parsed, is an error."""
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, int) or place < 0:

@@ -116,9 +116,7 @@ ABSENT = _ABSENT
 
 @Mapping.register
 class SeenMessage:
-    """One message as the template sees it. The sandbox reads its members by `get`; using it as a whole breaks the
-    record.
-    """
+    """One message as the template sees it. The sandbox reads members by `get`; any other use breaks the record."""
 
     __slots__ = ("_messages", "_number")
 

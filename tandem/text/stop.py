@@ -42,9 +42,7 @@ class StopStrings:
         return StopResult(self._release(text))
 
     def flush(self) -> str:
-        """Returns the text held back, because no text follows or matching starts anew, so that it cannot become a
-        match.
-        """
+        """Returns the text held back, which cannot become a match: no text follows, or matching starts anew."""
         for matcher in self._matchers:
             matcher.reset()
         held, self._held = self._held, ""

@@ -27,9 +27,7 @@ from tandem.text.pieces import DecoderRules
 
 
 class Tokenizer:
-    """Encodes and decodes. `vocab_size` is the largest known id + 1; a model may have more logits than that
-    (padding).
-    """
+    """Encodes and decodes. `vocab_size` is the largest known id + 1; a model may have more logits (padding)."""
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: DecoderRules, names: Mapping[str, str]) -> None:
         self.backend = backend

@@ -14,7 +14,7 @@ from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.resuming import OtherBeginningError
 
-# turns of a shortened body up to the known one that is parsed again: the first turn, and the known one's predecessor
+# Turns of a shortened body up to the known one that is parsed again: the first turn, and the known one's predecessor.
 _READ_BEFORE = 2
 
 
@@ -57,7 +57,7 @@ class ResumableTurn:
     reader: ReadTurns
 
     def entry(self, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning) -> KnownConversation:
-        """Creates the cache entry. `spans`: offsets of the parsed messages; `known`: entry that this body was resumed
+        """Creates the cache entry. `spans`: offsets of the parsed messages; `known`: entry this body was resumed
         from.
         """
         shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)

@@ -20,9 +20,7 @@ CLEAR_THINKING = "clear_thinking_20251015"  # type of the context edit that limi
 
 @dataclass(frozen=True, slots=True)
 class RequestedThinking:
-    """Thinking options. `is_required`: refused for models that cannot think; `is_shown`: clients receive the thinking's
-    text.
-    """
+    """Thinking options. `is_required`: refused for models that cannot think; `is_shown`: clients receive its text."""
 
     thinking: Thinking
     is_required: bool = False

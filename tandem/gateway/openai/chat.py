@@ -131,9 +131,7 @@ class ChatDialect:
 
 
 def _resume_places(reader: MessageReader, num_messages: int) -> ResumePlaces | None:
-    """The last message at which the next body may be resumed: before any with a cache breakpoint, which clients move
-    on.
-    """
+    """The last message at which the next body may be resumed: before any cache breakpoint, as clients move these on."""
     marked = [point.message for point in reader.breakpoints if point.message]
     last = min(marked, default=num_messages) - 1
     return ResumePlaces(last, last - 1) if last > 1 else None

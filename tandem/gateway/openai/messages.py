@@ -120,9 +120,7 @@ class MessageReader:
         self.breakpoints.append(point)
 
     def _lifetime(self, part: Mapping[str, Any], where: str) -> float | None:
-        """Lifetime of a part's breakpoint in OpenAI's form, or in Anthropic's, which proxies before this gateway may
-        pass on.
-        """
+        """Lifetime of a part's breakpoint in OpenAI's form, or in Anthropic's, which proxies may pass on."""
         point, control = part.get("prompt_cache_breakpoint"), part.get("cache_control")
         if point is not None:
             if not isinstance(point, Mapping) or point.get("mode") != "explicit" or point.keys() - {"mode", "ttl"}:
@@ -146,17 +144,13 @@ def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> l
 
 
 def moved(point: Breakpoint, head: int, num_unread: int) -> Breakpoint:
-    """Returns `point` with its message's index in the whole body, which has `num_unread` more messages after the first
-    `head`.
-    """
+    """Returns `point` with its message's index in the whole body: `num_unread` messages follow the first `head`."""
     is_later = point.message is not None and point.message >= head
     return replace(point, message=(point.message or 0) + num_unread) if is_later else point
 
 
 def _text_of_role(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Translates a message that only has a role and text, the fast path for most of a long chat; None for other
-    messages.
-    """
+    """Translates a message with a role and text only, the fast path for most of a long chat; None for others."""
     if message.keys() != _ROLE_AND_TEXT or not isinstance(message["content"], str):
         return None
     role = message["role"]

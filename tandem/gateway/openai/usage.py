@@ -46,9 +46,7 @@ class RunningUsage:
         }
 
     def _count(self, index: int) -> tuple[int, ...]:
-        """Tokens of the prompt, and of it those read from and written to the cache; tokens of the answer, and of its
-        thinking.
-        """
+        """Tokens of the prompt, and those of it read from and written to the cache; tokens of answer and thinking."""
         result = self._results[index]
         of_answer = result.num_output_tokens, result.num_reasoning_tokens
         if index % self._num_per_prompt:

@@ -63,17 +63,13 @@ def _calls(rules: CallRules, lark: Lark) -> str:
 
 
 def _unmistakable(rules: CallRules) -> CallRules:
-    """Rules that require an opening mark, if the family has one: without it a call could be taken for an answer in
-    JSON.
-    """
+    """Rules that require an opening mark, if there is one: without it a call could be taken for JSON output."""
     marks = tuple(mark for mark in rules.openings if mark)
     return replace(rules, openings=marks)
 
 
 def _free(rules: CallRules, lark: Lark) -> str:
-    """Grammar of any text, followed by calls or not. NOTE: a mark spelled out as text begins calls too, as in the
-    parser.
-    """
+    """Grammar of any text, with or without calls after it. NOTE: a mark spelled out as text begins calls too."""
     first = rf"[ \t\r\n]*[^ \t\r\n\{rules.first_character}]" if rules.first_character else "(?s:.)"
     ways, heads = ["TEXT?"], []
     for index, mark in enumerate(rules.openings):

@@ -20,9 +20,7 @@ class Extent(Protocol):
     is_broken: bool
 
     def take(self, text: str, at: int) -> tuple[int, str]:
-        """Consumes `text` from `at` on. Returns the index up to which it belongs to the value, and the consumed text to
-        pass on.
-        """
+        """Consumes `text` from `at` on. Returns the end of the value's part, and the consumed text to pass on."""
         ...
 
 

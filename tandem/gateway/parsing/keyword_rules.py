@@ -69,9 +69,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _sequence(rule: str, names: Sequence[str], required: frozenset[str]) -> str:
-    """Rules for all properties. `{rule}_f{i}`: property i and later ones, none written yet; `{rule}_m{i}`: some
-    written.
-    """
+    """Rules for all properties. `{rule}_f{i}`: property i and later, none written yet; `{rule}_m{i}`: some written."""
     rules = [f"{rule}: {rule}_f0\n", f'{rule}_f{len(names)}: ""\n', f'{rule}_m{len(names)}: ""\n']
     for index, name in enumerate(names):
         pair = f"{rule}_v{index} {rule}_m{index + 1}"

@@ -16,9 +16,7 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Writes marks as grammar elements. `special_ids`: ids of marks that are special tokens, which plain text cannot
-    match.
-    """
+    """Writes marks as grammar elements. `special_ids`: marks that are special tokens, which text cannot match."""
 
     special_ids: Mapping[str, int] = field(default_factory=dict)
 

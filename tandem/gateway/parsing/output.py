@@ -20,9 +20,7 @@ class Overlong(Malformed):
 
 
 class AnswerOutput:
-    """Collects the parts of one answer; white space that may still turn out to be markup is held. `call_ids`: ids of
-    calls.
-    """
+    """Collects the parts of one answer; holds white space that may be markup. `call_ids`: ids of calls, in order."""
 
     def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._call_ids = call_ids

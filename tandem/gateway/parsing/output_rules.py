@@ -7,9 +7,7 @@ from tandem.text.grammar import choice_grammar, json_object_grammar, lark_gramma
 
 
 def output_grammar(output: OutputFormat) -> str:
-    """The grammar of a format. Raises RequestError naming the field, and the part of the format that cannot be
-    enforced.
-    """
+    """The grammar of a format. Raises RequestError naming the field, and the part that cannot be enforced."""
     try:
         return _grammar(output)
     except InvalidRequestError as error:

@@ -28,9 +28,7 @@ class Malformed(Exception):  # noqa: N818 - it steers a parser and never leaves 
 
 
 class UnreadText:
-    """The text that was not consumed yet. Methods that return `Wait` are generators that wait for more; others never
-    wait.
-    """
+    """The text that was not consumed yet. Methods that return `Wait` are generators and wait for more text."""
 
     def __init__(self) -> None:
         self._text = ""

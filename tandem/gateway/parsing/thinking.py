@@ -62,15 +62,11 @@ class ThinkingFormat:
         return cls(*marks, *_switch(template or ""), budgets, is_followed)
 
     def is_open(self, prompt: str) -> bool:
-        """Whether `prompt` ends with the opening mark. NOTE: a prompt with thinking after the mark does not count as
-        open.
-        """
+        """Whether `prompt` ends with the opening mark. NOTE: a prompt with thinking after it does not count as open."""
         return bool(self.start) and prompt.rstrip().endswith(self.start)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """Rule that detects thinking among tokens; None where that is impossible. `budget`: maximum tokens; None = any
-        number.
-        """
+        """Rule that detects thinking among tokens; None if that is impossible. `budget`: maximum tokens; None = any."""
         if not self.is_followed:
             return None
         start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)

@@ -26,9 +26,7 @@ Serve = Callable[[Receive, Send], Awaitable[None]]
 
 
 class Job:
-    """One background response, served like a connection whose client is this process. `messages`: ASGI messages it was
-    sent.
-    """
+    """One background response, served like a connection of a client. `messages`: ASGI messages it was sent."""
 
     def __init__(self, dialect: ResponsesDialect, body: bytes) -> None:
         self.dialect = dialect
