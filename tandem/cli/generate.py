@@ -104,9 +104,7 @@ class GenerateCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem ge
     def _serve(
         self, engine: Engine, pending: deque[_Request], target: TextIO, streaming: bool
     ) -> tuple[list[_Answer], int]:
-        """Runs the engine until all is answered, writing answers in order; returns them and the peak number of used
-        blocks.
-        """
+        """Runs the engine until all is answered, writing answers in order; returns them and the peak of used blocks."""
         answers: dict[tuple[str, int], _Answer] = {}
         num_written, peak_blocks = 0, 0
         while pending or engine.has_work:

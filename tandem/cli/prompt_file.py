@@ -15,9 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt with its own sampling settings. `where`: its place in a file, for messages; "" = it is not from a
-    file.
-    """
+    """A prompt with its own sampling settings. `where`: its place in a file, for messages; "" = no file."""
 
     prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)

@@ -169,9 +169,7 @@ async def assemble(
 
 
 async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> str | None:
-    """The answer's grammar, checked; None without constraints. Unenforceable schemas of non-strict tools are
-    dropped.
-    """
+    """The answer's grammar, checked; None without constraints. Drops unenforceable schemas of non-strict tools."""
     grammar = await _written(asked, model)
     try:
         await _check(grammar, model, info)

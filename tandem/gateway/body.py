@@ -136,9 +136,7 @@ class Bodies:
 
 
 class Body:
-    """A request's body, as context manager: counted until `free`, which is idempotent. `key_id`: the charged API
-    key.
-    """
+    """A request's body, as context manager: counted until `free`, which is idempotent. `key_id`: charged API key."""
 
     def __init__(self, bodies: Bodies, key_id: str | None = None) -> None:
         self._bodies = bodies

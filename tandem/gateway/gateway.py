@@ -132,9 +132,7 @@ class Gateway:
         return True
 
     async def find_pins(self, asked: ParsedRequest) -> PromptPins | None:
-        """Looks up which prefixes of the prompt earlier pins keep, and stores that in its results. None: nothing to
-        record.
-        """
+        """Looks up which prefixes of the prompt earlier pins keep, and stores that in its results. None: no pins."""
         if not asked.request.pins:
             return None
         pins, live = None, LivePins.of_everything()

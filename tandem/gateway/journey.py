@@ -149,9 +149,7 @@ class Journey:
     async def _once_possible(
         self, question: Callable[[CapacityQueue], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
-        """Pairs once suitable workers exist. NOTE: of waiting requests with equal needs the first asks; see
-        `OutageQueues`.
-        """
+        """Pairs once suitable workers exist. NOTE: of requests with equal needs only the first asks a router."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
         return await self._context.outages.run(
             needs, waits_for, self._request.priority, lambda queue: self._paired(partial(question, queue)), self._record

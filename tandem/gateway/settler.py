@@ -57,7 +57,7 @@ class Settler:
 
 
 def settlement_of(request_id: str, end: ChoiceEnd) -> Settlement:
-    """Measured times of a choice in milliseconds; none after a failover, as the last prediction was for a part."""
+    """Measured times of a choice in milliseconds; none after a failover, when no single prediction covers them."""
     if end.num_failovers:
         return Settlement(request_id=request_id)
     total_ms: dict[str, float] = {}

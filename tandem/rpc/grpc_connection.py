@@ -104,9 +104,7 @@ class GrpcConnection:
                 await asyncio.gather(sender, return_exceptions=True)
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None:
-        """Raises AnotherIncarnationError unless the process has this incarnation ("" = any); opens a session if
-        needed.
-        """
+        """Raises AnotherIncarnationError unless the process has this incarnation ("" = any); may open a session."""
         if not self._current_channel().has_session(incarnation):
             with self._running(method, None) as (channel, deadline):
                 await channel.opened(method, deadline, incarnation)

@@ -1,6 +1,4 @@
-"""Messages of the stream that a caller's requests share instead of calls of their own (`shared_stream`). Values
-only.
-"""
+"""Messages of the stream that a caller's requests share, in place of a call for each (`shared_stream`). Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -46,9 +46,7 @@ class DecoderRules:
 
     @property
     def utf8_errors(self) -> str:
-        """Python's error handler for undecodable bytes: byte fallback replaces each byte, others each broken
-        character.
-        """
+        """Python's error handler for undecodable bytes: replaces each byte (byte fallback) or each broken character."""
         return "surrogateescape" if self.byte_fallback else "replace"
 
     def piece(self, token: str) -> bytes:

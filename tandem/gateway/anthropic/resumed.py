@@ -57,9 +57,7 @@ class ResumableTurn:
     reader: ReadTurns
 
     def entry(self, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning) -> KnownConversation:
-        """Creates the cache entry. `spans`: offsets of the parsed messages; `known`: entry this body was resumed
-        from.
-        """
+        """Creates the cache entry. `spans`: offsets of parsed messages; `known`: entry this body was resumed from."""
         shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
         return KnownConversation.of(
             shown, self.places, self.calls, beginning, num_left_out=left_out, reader=self.reader
