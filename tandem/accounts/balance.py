@@ -17,6 +17,8 @@ Rates = tuple[int | None, int | None, int | None]
 
 @dataclass(slots=True)
 class _OpenReservation:
+    """A reservation that was neither settled nor has expired. `until_ms`: the end of its lease."""
+
     amounts: Amounts
     cost_nanos: int
     until_ms: int

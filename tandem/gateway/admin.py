@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
-    """The body of `GET /admin/workers`. `address`: at which this gateway was asked."""
+    """The body of `GET /admin/workers`. `address`: under which the client reached this gateway."""
     listings = await gateway.listings()
     own = {
         "role": PROCESS,

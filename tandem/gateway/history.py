@@ -1,7 +1,7 @@
-"""The latest requests and where their time went, for operators.
+"""Records of the latest requests and where their time went, for operators.
 
-Invariant: bounded in requests and in stages; the oldest request is evicted first. Holds figures and worker ids, never
-prompts or answers.
+Invariant: bounded in requests and in stages (timed parts of a request); the oldest request is evicted first. Holds
+figures and worker ids, never prompts or answers.
 """
 
 from collections import OrderedDict
@@ -30,7 +30,11 @@ class _Count:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as the gateway and its workers measured it. `started_s` is wall-clock time."""
+    """One request as the gateway and its workers measured it.
+
+    `started_s`: wall-clock time. `state`: running, or as given to `close`. `ends`: ends of its choices, by index.
+    `workers`: ids of the decode workers that served it, in order.
+    """
 
     request_id: str
     model: str
@@ -116,6 +120,7 @@ class RequestRecord:
                 self.add(Stage(name, PROCESS, start_s, self.clock.now_s() - began_s, attributes))
 
     def as_json(self) -> dict[str, Any]:
+        """The record as operators see it."""
         ends = [self.ends[index] for index in sorted(self.ends)]
         return {
             "request_id": self.request_id,
@@ -163,6 +168,7 @@ class RequestHistory:
             self._by_answer[answer_id] = record
 
     def find(self, request_id: str) -> RequestRecord | None:
+        """The record of this request id or answer id, or None."""
         return self._records.get(request_id) or self._by_answer.get(request_id)
 
     def _forget(self, request_id: str) -> None:

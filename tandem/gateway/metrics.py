@@ -112,6 +112,7 @@ class GatewayMetrics:
         self._known_tokens.inc(counts.num_known_tokens)
 
     def observe_first(self, ttft_s: float) -> None:
+        """Records a choice's first token, `ttft_s` seconds after its request arrived."""
         self.recent.note_first(ttft_s)
         self._ttft.observe(ttft_s)
 

@@ -18,9 +18,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Counts of all gateways in one window. `ttft`: of requests that got their first token in it; `tpot`: that
-    ended.
-    """
+    """Counts of all gateways in one window. `ttft`: of requests with their first token in it; `tpot`: that ended."""
 
     traffic: Traffic
     ttft: Distribution
@@ -29,6 +27,8 @@ class TrafficWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """The counters of one gateway at its last observation."""
+
     now_s: float
     wall_s: float
     counts: GatewayCounts

@@ -55,7 +55,7 @@ class ToolParser(ABC):
         """Reads until no further call can come; the rest is text."""
 
     def _say_until(self, markers: Markers | None) -> Wait[str | None]:
-        """Emits text before the first marker and consumes and records the marker; None at the end of the answer."""
+        """Emits the text before the first marker; consumes, records and returns the marker. None at the end."""
         while True:
             text, marker = self._source.take_before(markers)
             self._output.say(text)

@@ -71,7 +71,7 @@ class Output:
 
 
 class _OpenItem:
-    """An item that is being written."""
+    """An item that is being written. `prefix`: beginning of its id; `events`: beginning of its events' names."""
 
     prefix: str
     events: str
@@ -105,6 +105,8 @@ class _OpenItem:
 
 
 class _OpenText(_OpenItem):
+    """A message item with text."""
+
     prefix = "msg"
     events = "response.output_text"
 
@@ -136,6 +138,8 @@ class _OpenText(_OpenItem):
 
 
 class _OpenThought(_OpenItem):
+    """A reasoning item."""
+
     prefix = "rs"
     events = "response.reasoning_text"
 
@@ -162,6 +166,8 @@ class _OpenThought(_OpenItem):
 
 
 class _OpenCall(_OpenItem):
+    """A function call item."""
+
     prefix = "fc"
     events = "response.function_call_arguments"
 
