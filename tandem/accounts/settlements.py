@@ -1,9 +1,8 @@
-"""Queue that delivers settlements (bills of ended requests) to the store, across outages; oldest first, several at
-once.
+"""Queue that delivers settlements, the bills of ended requests, to the account store, across its outages.
 
-Invariant: usage is never lost while this process lives, nor at its end where there is a journal; and it is counted
-once. Recently accepted settlements can be resent, since the store may lose them in a failover. Bounded: when `is_full`,
-no more requests may begin.
+The oldest come first, several at once. Invariant: usage is never lost while this process lives, nor at its end where
+there is a journal; and it is counted once. Recently accepted settlements can be resent, since the store may lose them
+in a failover. Bounded: when `is_full`, no more requests may begin.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""`tandem keys create|list|show|revoke`: manages API keys in the store that gateways use. A secret is printed only
-once.
+"""`tandem keys create|list|show|revoke`: manages API keys in the store that gateways use.
 
-Accesses the store directly, so it works whether or not a gateway runs.
+A secret is printed only once. Accesses the store directly, so it works whether or not a gateway runs.
 """
 
 import asyncio

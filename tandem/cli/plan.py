@@ -1,5 +1,4 @@
-"""`tandem plan`: computes the workers and the cost of serving a workload, from hardware, model, lengths, rate and
-goals.
+"""`tandem plan`: computes how many workers a workload needs, the latencies of its users, and the cost.
 
 Owns the flags (each also a TANDEM_PLAN_* variable) and the exit code; `tandem.planning` does the arithmetic. Needs no
 network for built-in models, no weights, no torch.

@@ -1,5 +1,4 @@
-"""Makes the settings of gateway, router and worker available as flags of `tandem up`, which passes them on as
-variables.
+"""Makes the settings of gateway, router and worker flags of `tandem up`, which passes them on as variables.
 
 A setting that `tandem up` decides itself, such as an address between its processes, is left out.
 """

@@ -1,5 +1,4 @@
-"""Uvicorn's HTTP protocol with limits on the head (request line and headers), which arrives before API keys are
-checked.
+"""Uvicorn's HTTP protocol with limits on the head (request line and headers), which no API key protects yet.
 
 Invariant: a connection buffers at most the limit plus one read of header bytes, trailers and chunk extensions included.
 Closed are connections whose head does not end in time, whose body goes on after its answer was sent, or whose client

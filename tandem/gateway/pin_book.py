@@ -1,5 +1,4 @@
-"""The pin book: records the prompt prefixes that clients have paid to keep cached, so that none is billed twice at a
-time.
+"""Pin book: records the prompt prefixes that clients have paid to keep cached, so that none is billed twice.
 
 Workers keep the blocks themselves; this book is only for billing. Keys are chained block hashes, which cover model and
 tenant. If the book is unavailable the operator bears the cost, not the client: nothing is billed as written.

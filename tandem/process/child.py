@@ -1,5 +1,4 @@
-"""Launcher between a supervisor and its child: ties the child to the supervisor's life, pins it to cores, then becomes
-it.
+"""Launcher between a supervisor and its child: ties the child's life to the supervisor's, pins it, then becomes it.
 
 Run by path, on the standard library alone, so that it costs milliseconds. On Linux the kernel kills the child when the
 thread that started it ends, however that ends. The supervisor stops its child by SIGTERM. The child ignores SIGINT

@@ -1,5 +1,4 @@
-"""Settings of all commands and services, read from flags and environment: one declaration defines a flag and its
-variable.
+"""Settings of all commands and services: one declaration defines a flag and an environment variable.
 
 For example `--max-model-len` and `TANDEM_MAX_MODEL_LEN`. A flag wins over a variable, a variable over the default.
 """

@@ -8,7 +8,12 @@ from tandem.core.events import BlockEvent
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`."""
+    """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`.
+
+    Args:
+        epoch: grows with every incarnation of the worker.
+        sequence: number of this report.
+    """
 
     worker_id: str
     epoch: int
@@ -18,7 +23,12 @@ class BlockReport:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """All blocks that a worker has: the arguments of `RouterHandler.replace`."""
+    """All blocks that a worker has: the arguments of `RouterHandler.replace`.
+
+    Args:
+        epoch: grows with every incarnation of the worker.
+        sequence: number of the report after which these blocks are stored.
+    """
 
     worker_id: str
     epoch: int

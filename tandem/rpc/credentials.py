@@ -1,5 +1,4 @@
-"""Credentials of a process: the cluster secret, its certificate, and the identity (role, address) that it proves to
-peers.
+"""Credentials of a process: the cluster secret, its certificate, and the identity that it proves to peers.
 
 The secret is only used as a key of message authentication codes. Nothing that is sent lets a reader compute it or prove
 anything with it.

@@ -1,9 +1,8 @@
-"""gRPC connection of a client to one process: sends calls, reads answers, and raises failures as errors of
-`core.errors`.
+"""gRPC connection of a client to one process: sends calls, reads answers, and translates failures.
 
-A stream that is closed or cancelled here ends at the other side at once. No call is sent before the server has proved
-its identity; every call proves its sender's. Invariant: no call begins on a connection that left a call unanswered, or
-that was opened with certificates that have been replaced since.
+Every failure is raised as an error of `core.errors`. A stream that is closed or cancelled here ends at the other side
+at once. No call is sent before the server has proved its identity; every call proves its sender's. Invariant: no call
+begins on a connection that left a call unanswered, or that was opened with certificates that have been replaced since.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ class WorkerHandler(Protocol):
         ...
 
     async def greet(self, greeting: Greeting) -> Greeting:
-        """Exchanges identities.
+        """Exchanges identities and the means to read each other's blocks.
 
         Raises:
             IncompatiblePeerError: blocks of the two workers are not compatible; both sides' values are named.
@@ -128,9 +128,9 @@ class RouterHandler(Protocol):
         ...
 
     async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """`LocalityIndex.publish` of the router's embedded index."""
+        """Applies a worker's report to this router's own index, as `LocalityIndex.publish`."""
         ...
 
     async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
-        """`LocalityIndex.replace` of the router's embedded index."""
+        """Replaces all of a worker's blocks in this router's own index, as `LocalityIndex.replace`."""
         ...

@@ -379,8 +379,8 @@ class LeaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCall:
-    """Asks whether a lease has been valid until now, and for checksums of some blocks as `reader_ranks` ranks have
-    them; None = one. `reader_stages`: how many layers with state each of their stages has; () = they have none.
+    """Asks whether a lease has been valid until now, and for checksums of some blocks, one for each of `reader_ranks`
+    ranks (None = one). `reader_stages`: layers with state in each of the reader's stages; () = it has no stages.
     """
 
     lease_id: str

@@ -1,7 +1,7 @@
 """Versions of the wire protocol that this release speaks, and the choice of the one to use with a peer.
 
 A change that an older peer would misread gets a new number. A release still speaks the number before its own, so that
-two neighbouring releases work together during a rolling update.
+two neighbouring releases work together during a rolling update; version 1 is an exception.
 """
 
 from tandem.core.errors import IncompatibleProtocolError
