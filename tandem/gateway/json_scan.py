@@ -1,8 +1,8 @@
 """Counts the values of a JSON text while it arrives, so that it can be refused before it is parsed. Pure.
 
-Parsing holds the interpreter's lock throughout. Its time depends on the number of values rather than bytes: for 26 MiB
-it is 30 ms if they are text, 150 ms if numbers, and a second if members of an object, which take eight times their size
-in memory. The limits on values and members keep parsing below a tenth of a second.
+Parsing holds the interpreter's lock throughout. Its time depends on the number of values rather than bytes: 26 MiB take
+30 ms if they are text, 150 ms if numbers, and a second if members of an object. Such members also take eight times
+their size in memory. The limits on values and members keep parsing below a tenth of a second.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""Cache of long chats: of a request body that continues a known chat, only the last messages are parsed.
+"""Cache of long chats, so that requests which continue a known chat are resumed: only their last messages are
+processed.
 
 Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
-same messages there, and these were found valid. So a shortened body is parsed instead: its first message, then the
-messages from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are
-not computed again; the entry's `Beginning` identifies them. Entries are found only within the caller's own cache scope.
-Bounded in bytes; the least recently used entries are evicted first.
+same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
+from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
+by the entry's `Beginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
+recently used ones are evicted first.
 """
 
 import hashlib
@@ -187,7 +188,7 @@ class KnownConversations:
         return sum(map(len, self._alike.values()))
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether conversations in bodies of this length are kept."""
+        """Whether conversations in bodies of this length are cached."""
         return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
     def find(

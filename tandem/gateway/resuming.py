@@ -1,7 +1,7 @@
-"""Renders a conversation from a known message on, and creates the `Beginning` from which a later one may be resumed.
+"""Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Used by `assembly`. Invariant: the prompt equals that of the whole conversation, or `NotKnownError` is raised and the
-whole has to be rendered.
+Used by `assembly`. Also creates the `Beginning` from which a later request may be resumed. Invariant: the prompt equals
+that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
 """
 
 import hashlib

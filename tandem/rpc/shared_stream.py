@@ -1,8 +1,8 @@
 """Caller's side of a shared stream: one stream on which a worker serves all requests of this process.
 
 Updates of many requests from one engine step travel in one message, which costs less than a message for each.
-Invariant: a request behaves as on a call of its own: it has its own order, errors and end; if the stream breaks, all
-its requests are lost; a request whose updates are not read receives at most `CREDIT_TOKENS` and delays no other.
+Invariant: a request behaves as on a call of its own, with its own order, errors and end. If the stream breaks, all its
+requests are lost. A request whose updates are not read receives at most `CREDIT_TOKENS` and delays no other.
 """
 
 import asyncio
