@@ -49,9 +49,6 @@ class KnownBody:
 
         NOTE: where the template writes earlier messages differently than before, as some do once another question
         follows, an entry that ends before these messages may still be used.
-
-        NOTE: where the template writes earlier messages otherwise than before, as it does with a next question, an
-        entry from before them may do.
         """
         known = self._find()
         for _ in range(2):

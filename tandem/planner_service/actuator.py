@@ -28,10 +28,6 @@ class ScalingOutcome(StrEnum):
     ADVISED: the planner may only advise. FOLLOWING: this planner does not lead. BLIND: the pool would shrink while
     something is not observed. YIELDED: another autoscaler scales the pool. BUDGET: the accelerators are in use. AWAY:
     the API or the number of replicas is not available. REFUSED: the API refused the change.
-
-    ADVISED: the planner may only advise. FOLLOWING: another planner leads. BLIND: it would shrink while something is
-    not observed. YIELDED: another autoscaler scales the pool. BUDGET: the accelerators are in use. AWAY: the API
-    failed.
     """
 
     UNCHANGED = "unchanged"

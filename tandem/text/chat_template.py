@@ -183,12 +183,9 @@ class ChatTemplate:
         return Rendered(before + after, len(before), budget.num_spent, resumption)
 
     def _tried(self, name: str, template: jinja2.Template | str) -> jinja2.Template | str:
-        """Returns the resumable template if it renders short conversations like the original one, else the reason as
-        text.
+        """Returns the template if it renders short conversations like the original one, else the reason as text.
 
         NOTE: a precaution; it also finds templates that can never be resumed.
-
-        NOTE: a precaution, and tells templates that could never be resumed from those that can.
         """
         if isinstance(template, str):
             return template
