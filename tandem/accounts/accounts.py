@@ -1,6 +1,7 @@
-"""Accounts as a gateway uses them: keys, reservations before a request, settlements after it, lease renewals between.
+"""Accounts as a gateway uses them: looks up API keys, reserves the cost of requests, and settles their actual use.
 
-Invariant: each `Reservation` is settled once; a settlement is resent until the store has accepted it. No HTTP here.
+Also renews the reservations of running requests. Invariant: each `Reservation` is settled once; a settlement is resent
+until the store has accepted it. No HTTP here.
 """
 
 import asyncio
@@ -24,14 +25,16 @@ from tandem.core.machine import random_id, wall_s
 
 _logger = logging.getLogger(__name__)
 
-SETTLE_WAIT_S = 0.25
-RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway delivered since its last is lost
+SETTLE_WAIT_S = 0.25  # for which the end of a request waits for the store
+RENEWALS_PER_LEASE = 12  # NOTE: three would keep a lease; usage after a killed gateway's last renewal is not billed
 
 
 @dataclass(slots=True)
 class Reservation:
-    """The reservation of one request. `rate_limits` is None until the store has granted it. `delivered` returns the
-    usage delivered to the client so far, which is billed if this process dies before the request ends.
+    """The reservation of one request: the most it may use, set aside in the store.
+
+    `rate_limits` is None until the store has granted it. `delivered` returns the usage delivered to the client so far,
+    which is billed if this process dies before the request ends.
     """
 
     charge: Charge
@@ -90,7 +93,7 @@ class Accounts:
         await self.store.close()
 
     async def authenticate(self, secret: str | None) -> AccountKey:
-        """The key of a secret.
+        """Returns the key that a secret belongs to.
 
         Raises:
             KeyRefusedError: the secret is missing, unknown or revoked.
@@ -107,7 +110,7 @@ class Accounts:
         return key
 
     def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Reservation:
-        """Computes the reservation for the most a request may use; `reserve` makes it."""
+        """Computes the reservation for the most a request may use; `reserve` then makes it in the store."""
         charge_id = random_id()
         return Reservation(
             Charge.of(charge_id, key, most, self.prices.most_expensive.cost_nanos(most)), request_id, model
@@ -138,8 +141,9 @@ class Accounts:
             raise
 
     def settle(self, reservation: Reservation, usage: Usage, outcome: ChargeOutcome) -> asyncio.Event | None:
-        """Bills the usage and releases the rest of the reservation. Returns an event that is set once the store has
-        accepted it; None: it was settled before.
+        """Bills the usage and releases the rest of the reservation.
+
+        Returns an event that is set once the store has accepted it; None: it was settled before.
         """
         if reservation.is_settled:
             return None
@@ -161,7 +165,7 @@ class Accounts:
                 pass
 
     async def refresh(self) -> None:
-        """Looks up the known keys again, to notice changes."""
+        """Reloads the cached keys, to notice revocations."""
         await self._keys.refresh()
 
     def _forget(self, reservation: Reservation) -> None:
@@ -177,8 +181,10 @@ class Accounts:
                 _logger.exception("keys could not be looked up again; that is tried every %g s", REFRESH_S)
 
     async def renew(self) -> None:
-        """Renews the leases of running requests with checkpoints, expires leases of dead gateways, and resends recent
-        settlements if another store process has taken over.
+        """Renews the reservations of running requests, with checkpoints of their usage, and bills those of dead
+        gateways.
+
+        If another store process has taken over, recent settlements are resent to it.
 
         NOTE: also renews requests that the store may not have granted: it ignores unknown ones.
         """

@@ -1,7 +1,8 @@
-"""The balance of one key: token buckets that refill continuously, money, and the reservations of running requests.
+"""The balance of one key: token buckets of its rate limits, money, and the reservations of running requests.
 
-Invariant: nothing is ever below zero; `held_nanos` is the sum of open reservations; integers only, so nothing drifts.
-The scripts in `redis_scripts` follow the same rules. Times are arguments, in milliseconds of one clock.
+Buckets refill continuously. Invariant: nothing is ever below zero; `held_nanos` is the sum of open reservations;
+integers only, so nothing drifts. The scripts in `redis_scripts` follow the same rules. Times are arguments, in
+milliseconds of one clock.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ Rates = tuple[int | None, int | None, int | None]
 
 @dataclass(slots=True)
 class _OpenReservation:
+    """A reservation that was neither settled nor has expired. `until_ms`: the end of its lease."""
+
     amounts: Amounts
     cost_nanos: int
     until_ms: int
@@ -35,6 +38,7 @@ class Balance:
 
     @property
     def num_open(self) -> int:
+        """Number of open reservations."""
         return len(self._open)
 
     def has(self, charge_id: str) -> bool:
@@ -42,7 +46,7 @@ class Balance:
         return charge_id in self._open
 
     def reserve(self, charge: Charge, now_ms: int, lease_ms: int) -> RateLimitState:
-        """Makes a reservation. Raises as `ChargeStore.reserve`; nothing is reserved then."""
+        """Makes a reservation. If a limit does not allow it, reserves nothing and raises as `ChargeStore.reserve`."""
         self._advance(now_ms)
         if why := self._missing(charge):
             raise refusal(
@@ -77,7 +81,7 @@ class Balance:
             self._hold(charge, now_ms + lease_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Releases the money and concurrency of expired leases; their buckets have refilled by then."""
+        """Releases the money and concurrency of expired leases, but no rates: buckets refill within a minute anyway."""
         if now_ms < self._next_end_ms:
             return
         for charge_id in [charge_id for charge_id, held in self._open.items() if held.until_ms <= now_ms]:

@@ -1,4 +1,7 @@
-"""Charges: the most a request may use, and its actual use. Plain values; charge ids are ours, so none is reused."""
+"""Values of billing: a charge (the most a request may use), its settlement (its actual use), and the ledger's entries.
+
+Charge ids are random ids of ours, so none is reused.
+"""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -13,8 +16,9 @@ Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
 class ChargeOutcome(StrEnum):
-    """Outcome of a charged request. REFUNDED: nothing was delivered. EXPIRED: its gateway stopped renewing the lease,
-    and its last checkpoint is billed.
+    """Outcome of a charged request. REFUNDED: nothing was delivered.
+
+    EXPIRED: its gateway stopped renewing the lease, and its last checkpoint is billed.
     """
 
     DONE = "done"
@@ -26,7 +30,7 @@ class ChargeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The reservation for a request. `amounts`: at most one minute's rate each, so that a full bucket suffices."""
+    """The most that a request may use, to be reserved. `amounts`: at most one minute's rate each."""
 
     charge_id: str
     key: AccountKey
@@ -35,7 +39,9 @@ class Charge:
 
     @classmethod
     def of(cls, charge_id: str, key: AccountKey, most: Usage, cost_nanos: int) -> "Charge":
-        """NOTE: a request of more than a minute's rate takes a full bucket. Cached tokens count, as they are not known
+        """Creates a charge for the most that a request may use.
+
+        NOTE: a request of more than a minute's rate takes a full bucket. Cached tokens count, as they are not known
         yet.
         """
         wanted = (1, most.num_rated_input + most.num_read, most.num_output)
@@ -47,7 +53,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """The permanent record of one request. `at_ms`: its end, milliseconds since the epoch."""
+    """The permanent record of one request. `at_ms`: when it ended, milliseconds since the epoch."""
 
     charge_id: str
     request_id: str
@@ -75,7 +81,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChargeSettlement:
-    """The end of a charge.
+    """The end of a charge: what is billed, and what was reserved for it.
 
     Args:
         rates: the three rate limits of the key.
@@ -102,7 +108,7 @@ class ChargeSettlement:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Renewal of a running request's lease.
+    """Renewal of a running request's lease, which bounds how long its reservation lasts without its gateway.
 
     Args:
         is_granted: the store confirmed the reservation; it is made again if it was lost.

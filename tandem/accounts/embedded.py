@@ -1,8 +1,8 @@
-"""Accounts of a single gateway: balances in memory, keys and ledger in a file that one thread writes.
+"""Account store of a single gateway: balances in memory, keys and ledger in a file that one thread writes.
 
 Invariant: a lock ensures that only one gateway uses the file; `tandem keys` and `tandem usage` may open it too.
-Requests wait for memory only; entries reach the file a moment later, at the latest on `close`. Checkpoints are written
-too: `start` bills those that an earlier gateway left.
+Requests wait for memory only; entries reach the file a moment later, at the latest on `close`. Checkpoints of running
+requests are written too: `start` bills those that an earlier gateway left.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tandem.accounts.store import LEASE_S, Spending
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError
 
-MAX_UNWRITTEN = 100_000
+MAX_UNWRITTEN = 100_000  # entries that wait for the file
 _REMEMBERED = 10_000  # charges that were settled; the file knows the others
 _RETRY_S = 1.0
 
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EmbeddedAccounts:
-    """An `AccountStore` for one gateway. `path`: the file of its keys and entries; None: in memory only.
+    """An `AccountStore` for one gateway. `path`: the file of its keys and ledger; None: in memory only.
 
     Raises:
         ConfigurationError: the file cannot be used, or `start` finds another gateway using it.

@@ -42,7 +42,7 @@ def entry_rows(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
 
 
 def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict[str, Any]]:
-    """Totals by the groups of `by`, some of `GROUPS`; they are summed over the others."""
+    """One row for each combination of the groups in `by`, some of `GROUPS`, added up over the other groups."""
     sums: dict[tuple[str, ...], tuple[int, Usage, int]] = {}
     for total in totals:
         who = tuple(getattr(total, name) for name in by)
@@ -60,7 +60,7 @@ def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict
 
 
 def written(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
-    """The rows as text, which ends with a line feed; CSV without rows is empty."""
+    """Formats the rows as text, which ends with a line feed; CSV without rows is empty."""
     if form is Format.JSON:
         return json.dumps(list(rows), indent=1) + "\n"
     text = io.StringIO()

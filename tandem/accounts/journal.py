@@ -1,6 +1,7 @@
-"""File of settlements that the store has not accepted, so that they survive this process. One JSON object a line.
+"""Journal: a file of settlements that the store has not accepted yet, so that they survive this process.
 
-Invariant: a settlement stays in the file until the store has it; the store counts a repeated one once.
+One JSON object a line. Invariant: a settlement stays in the file until the store has it; the store counts a repeated
+one once.
 """
 
 import json
@@ -26,7 +27,7 @@ class Journal:
             raise ConfigurationError(f"accounts_journal={str(path)!r} cannot be written: {error}") from error
 
     def read(self) -> list[ChargeSettlement]:
-        """Settlements that an earlier process left; incomplete lines are skipped."""
+        """Reads the settlements that an earlier process left; incomplete lines are skipped."""
         found: list[ChargeSettlement] = []
         for line in self._path.read_text().splitlines():
             try:
@@ -47,4 +48,5 @@ class Journal:
             os.fsync(file.fileno())
 
     def clear(self) -> None:
+        """Empties the file."""
         self._path.write_bytes(b"")

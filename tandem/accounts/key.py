@@ -1,4 +1,4 @@
-"""API keys: a secret that is shown once, and its record. Immutable; a key changes only by being revoked.
+"""API keys: a secret that is shown once, and the stored record. Immutable; a key only changes by being revoked.
 
 A secret has 32 random bytes and cannot be guessed from its digest, so one SHA-256 suffices; slow password hashes would
 cost as much as serving a request. Digests are compared in constant time.
@@ -41,6 +41,7 @@ class KeyLimits:
 
     @property
     def rates(self) -> tuple[int | None, int | None, int | None]:
+        """The limits per minute on requests, input tokens and output tokens."""
         return self.requests_per_minute, self.input_tokens_per_minute, self.output_tokens_per_minute
 
 
@@ -78,9 +79,11 @@ class AccountKey:
 
     @property
     def is_live(self) -> bool:
+        """Whether the key has not been revoked."""
         return self.revoked_s is None
 
     def allows(self, model: str) -> bool:
+        """Whether the key may use this model."""
         return not self.models or model in self.models
 
     def matches(self, secret: str) -> bool:
@@ -124,7 +127,7 @@ def key_id_of(secret: str) -> str | None:
 
 
 def digest_of(secret: str) -> str:
-    """SHA-256 of a secret, hexadecimal: what stores keep instead of it."""
+    """SHA-256 of a secret, hexadecimal; stores keep it in place of the secret."""
     return hashlib.sha256(b"tandem-api-key-1:" + secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,7 +1,8 @@
-"""Keys and ledger in one SQLite file. Synchronous; any thread, one at a time; several processes may have it open.
+"""The account store's SQLite file: keys, ledger entries, their totals and checkpoints of running requests.
 
-Invariant: an entry, its totals and its key's spending are written together or not at all, and each entry once; an entry
-billed from a checkpoint is replaced by the final one. Writing an entry deletes its checkpoint.
+Synchronous; any thread, one at a time; several processes may have it open. Invariant: an entry, its totals and its
+key's spending are written together or not at all, and each entry once; an entry billed from a checkpoint is replaced by
+the final one. Writing an entry deletes its checkpoint.
 """
 
 import functools
@@ -52,7 +53,7 @@ cost_nanos = cost_nanos + excluded.cost_nanos
 
 
 class LedgerFile:
-    """An open file; None keeps everything in memory.
+    """The open file. Without a path everything is in memory.
 
     Raises:
         ConfigurationError: it cannot be opened, or is not a ledger.

@@ -11,7 +11,7 @@ MAX_ENTRIES = 100_000  # that a ledger keeps; totals go on
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
-    """A field that is None does not filter; both days are inclusive; at most the latest `limit` entries are
+    """Filter for ledger entries. None: no filter; both days are inclusive; at most the latest `limit` entries are
     returned.
     """
 

@@ -1,4 +1,4 @@
-"""Token prices: four classes of prompt tokens, and output. Exact: integers in, integers out.
+"""Prices of tokens: four classes of prompt tokens, and output. Exact: integers in, integers out.
 
 Invariant: a request's cost is rounded once, up to the next nano; totals are sums of such costs.
 """
@@ -38,7 +38,7 @@ class Prices:
 
     @property
     def most_expensive(self) -> "Prices":
-        """Upper bounds, for reservations: planned cache writes may be billed as reads or plain input in the end."""
+        """Upper bounds of the prices, for reservations: planned cache writes may be billed as reads or plain input."""
         read_or_not = max(self.input, self.cache_read)
         written_5m = max(read_or_not, self.cache_write_5m)
         return replace(

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PARTS_PER_TOKEN = 60_000  # a bucket counts in these: one limit's worth of a millisecond is a whole number of them
+# Units of a bucket's level; a limit per minute refills a whole number of them in a millisecond.
+PARTS_PER_TOKEN = 60_000
 
 
 @dataclass(frozen=True, slots=True)

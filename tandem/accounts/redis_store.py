@@ -1,4 +1,4 @@
-"""Accounts in one Redis, shared by all gateways of a deployment.
+"""Account store in one Redis, shared by all gateways of a deployment.
 
 Invariant: each change is one script, so it is atomic; a call ends within its timeout. Redis must be persistent (AOF or
 snapshots): it has the only copy of keys and spending.
@@ -252,7 +252,7 @@ def _totals(day: str, fields: Mapping[bytes, bytes]) -> list[Total]:
 
 
 def encoded_key(key: AccountKey) -> str:
-    """Record of a key in Redis; of its secret it has the digest alone."""
+    """Record of a key in Redis; it contains the secret's digest only."""
     return json.dumps({**key.as_json(), "digest": key.digest})
 
 

@@ -1,4 +1,4 @@
-"""Keys and usage as operators read them, on the command line and over HTTP. Amounts are exact."""
+"""Formats keys and usage for operators, on the command line and over HTTP. Amounts are exact."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,8 @@ from tandem.core.errors import InvalidRequestError, shown
 
 
 async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, form: Format) -> bytes:
-    """Usage as text: requests, or totals by the named groups. NOTE: formatted in a thread, as it can take seconds.
+    """Usage as text: each request, or totals by the named groups. NOTE: formatted in a thread, as it can take
+    seconds.
 
     Raises:
         InvalidRequestError: a group is not one of `GROUPS`.

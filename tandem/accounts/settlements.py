@@ -1,8 +1,8 @@
-"""Delivers settlements to the store, in order, across outages.
+"""Queue that delivers settlements, the bills of ended requests, to the account store, across its outages.
 
-Invariant: usage is never lost while this process lives, nor after it where there is a journal; and it is counted once.
-Recently accepted settlements can be resent, since the store may lose them in a failover. Bounded: when `is_full`, no
-more requests may begin.
+The oldest come first, several at once. Invariant: usage is never lost while this process lives, nor at its end where
+there is a journal; and it is counted once. Recently accepted settlements can be resent, since the store may lose them
+in a failover. Bounded: when `is_full`, no more requests may begin.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Item:
+    """A queued settlement. `has_it`: set once the store has accepted it."""
+
     settlement: ChargeSettlement
     has_it: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,6 +148,7 @@ class Settlements:
         return is_taken
 
     async def _tell(self, settlement: ChargeSettlement) -> bool:
+        """Sends a settlement once; returns whether the store has accepted it."""
         try:
             await self._store.settle(settlement)
         except AccountsUnavailableError as error:

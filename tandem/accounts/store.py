@@ -1,8 +1,9 @@
-"""Interface of the state that all gateways of a deployment share: keys, the balances of their limits, and the ledger.
+"""Interface of the account store, the state that gateways share: keys, the balances of their limits, and the ledger.
 
-Invariant: a charge is settled once however often it is sent; spending is the sum of the ledger's costs; a reservation
-that is not renewed expires after a lease, and its last checkpoint is billed then. Every call raises
-AccountsUnavailableError when the store cannot be reached; it may still have taken effect.
+A charge is reserved before a request and settled after it; a checkpoint is its usage so far. Invariant: a charge is
+settled once however often it is sent; spending is the sum of the ledger's costs; a reservation that is not renewed
+expires after a lease, and its last checkpoint is billed then. Every call raises AccountsUnavailableError when the store
+cannot be reached; it may still have taken effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,13 @@ from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.rate_limit_state import RateLimitState
 
-LEASE_S = 60.0  # what a lost gateway set aside comes back after this, less its checkpoints
-KEPT_DAYS = 400  # of totals
+LEASE_S = 60.0  # after its last renewal, the reservation of a lost gateway expires and its checkpoint is billed
+KEPT_DAYS = 400  # after which totals may be deleted
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Spending of one key. `held_nanos`: reserved for running requests; `num_open`: number of those."""
+    """Spending of one key. `held_nanos`: reserved for running requests; `num_open`: number of these requests."""
 
     spent_nanos: int
     held_nanos: int
@@ -28,7 +29,7 @@ class Spending:
 
 
 class KeyStore(Protocol):
-    """The part of the store that has the keys."""
+    """The part of the store with the keys."""
 
     async def add_key(self, key: AccountKey) -> None: ...
 
@@ -49,7 +50,7 @@ class ChargeStore(Protocol):
     """The part of the store that reserves and settles charges; each call is atomic."""
 
     async def reserve(self, charge: Charge) -> RateLimitState:
-        """Reserves a charge.
+        """Reserves a charge and returns the key's rate limits after it.
 
         Raises:
             KeyRefusedError: the key was revoked.
@@ -58,8 +59,9 @@ class ChargeStore(Protocol):
         ...
 
     async def settle(self, settlement: ChargeSettlement) -> None:
-        """Adds the charge to the ledger and releases the unused reservation; no effect if repeated. Replaces an entry
-        that was billed from a checkpoint meanwhile.
+        """Adds the charge to the ledger and releases the unused reservation; no effect if repeated.
+
+        Replaces an entry that was billed from a checkpoint meanwhile.
         """
         ...
 
@@ -71,15 +73,17 @@ class ChargeStore(Protocol):
         """Bills the checkpoints of expired charges and releases their reservations."""
         ...
 
-    async def spending(self, key_id: str) -> Spending: ...
+    async def spending(self, key_id: str) -> Spending:
+        """The key's spending so far."""
+        ...
 
     async def incarnation(self) -> str:
-        """Id of the answering process: if it changes, recently accepted calls may be lost. "": they never are."""
+        """Id of the store's process: if it changes, recently accepted calls may be lost. "": they never are."""
         ...
 
 
 class Ledger(Protocol):
-    """The part of the store that has the usage."""
+    """The part of the store with the usage."""
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         """Entries that match, oldest first."""

@@ -1,6 +1,6 @@
-"""`tandem chat`: a conversation in the terminal, on the checkpoint's own chat template.
+"""`tandem chat`: a conversation in the terminal, rendered by the checkpoint's own chat template.
 
-Every turn is an ordinary request: the prefix cache makes the conversation so far cheap.
+Every turn is an ordinary request with the whole conversation; the prefix cache makes its beginning cheap.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Checks a cluster's model, settings, cores and port before any process is started."""
+"""Checks of `tandem up` before any process is started: model, settings, cores and port."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -27,7 +27,7 @@ _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
 def check_model(path: Path, *, allow_pickle: bool = False) -> Tokenizer:
-    """Checks a model directory without reading the weights; returns its tokenizer.
+    """Checks a model directory without reading its weights; returns its tokenizer.
 
     Raises:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
@@ -48,8 +48,13 @@ def check_widths(
     stages: Mapping[str, int] | None = None,
     contexts: Mapping[str, int] | None = None,
 ) -> None:
-    """Checks that workers of so many ranks a stage or context, and so many of these, by role, can share a model that
-    `check_model` accepts, and hand its KV over by that transport. `stages`, `contexts`: None = one each.
+    """Checks that workers of these sizes can divide the model, and hand its KV over to each other.
+
+    Args:
+        path: a model that `check_model` accepts.
+        widths: by role, the number of ranks among which a worker divides each layer.
+        transport: the transport by which KV is handed over.
+        stages, contexts: by role, the number of stages of layers, and of parts of prompts; None = one each.
 
     Raises:
         ConfigurationError: the message says why not, and what can be had.
@@ -96,7 +101,7 @@ def _check_weights(path: Path, allow_pickle: bool) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises `ConfigurationError` where the gateway could not listen."""
+    """Raises `ConfigurationError` if the gateway could not listen there."""
     try:
         bound(host, port).close()
     except OSError as error:
@@ -108,12 +113,12 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_parsers(path: Path, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
-    """Raises `ConfigurationError` where the gateway could not read the model's answers by parsers of these names."""
+    """Raises `ConfigurationError` if the gateway has no parsers of these names, or none for this model's answers."""
     answer_format(str(path), tokenizer, ChatTemplate.find(path), tool_parser, reasoning_parser)
 
 
 def check_backend(path: Path, name: str, block_size: int, *, on_cpus: bool) -> None:
-    """Raises `ConfigurationError` where `attention_backend` is unknown, or cannot serve this model on CPUs."""
+    """Raises `ConfigurationError` if `attention_backend` is unknown, or cannot serve this model on CPUs."""
     if name == AUTO:
         return
     # NOTE: PyTorch takes 160 MB, and a cluster's supervisor has no other use for it.
@@ -130,7 +135,7 @@ def check_backend(path: Path, name: str, block_size: int, *, on_cpus: bool) -> N
 
 
 def check_gateway(moderation: str | None, accounts: str | None) -> None:
-    """Raises `ConfigurationError` where the gateway could make no such moderator, or not use that file of accounts.
+    """Raises `ConfigurationError` if the gateway could not create this moderator, or not use this file of accounts.
 
     A Redis or a moderation endpoint is not contacted. A file that does not exist is made.
     """
@@ -145,7 +150,7 @@ def check_gateway(moderation: str | None, accounts: str | None) -> None:
 
 
 def check_cpus(cpus: Collection[int], allowed: Collection[int]) -> None:
-    """Raises `ConfigurationError` where a worker's cores are not among those that this process may use."""
+    """Raises `ConfigurationError` if the cores for workers are not among those that this process may use."""
     if missing := sorted(set(cpus) - set(allowed)):
         raise ConfigurationError(
             f"cpus names core {missing[0]}, which is not one of the {len(allowed)} that may be used here: "

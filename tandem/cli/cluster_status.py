@@ -1,6 +1,6 @@
-"""One-line status of a running cluster, from its gateway's metrics and worker list.
+"""One-line status of a running cluster, from its supervisor and its gateway's metrics and worker list.
 
-Reads and formats only. A gateway that does not answer is reported in the line, not raised.
+`tandem up` prints it. A gateway that does not answer is reported in the line, not raised.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ def _totals(metrics: bytes) -> dict[str, float]:
 
 
 def _workers(body: bytes) -> list[dict[str, Any]]:
-    """The workers that live, as the gateway lists them."""
+    """The workers that are alive, as the gateway lists them."""
     found = json.loads(body)
     entries = found.get("workers") if isinstance(found, dict) else None
     if not isinstance(entries, list):
@@ -92,7 +92,7 @@ def _workers(body: bytes) -> list[dict[str, Any]]:
 
 
 def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Use of the KV pools, a role at a time."""
+    """Share of the KV blocks in use, for each role."""
     used: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     for worker in workers:
@@ -105,7 +105,7 @@ def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _aside(workers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The workers that routers set aside."""
+    """The workers that routers avoid because they are slow."""
     slow = [f"{worker['worker_id']} ({worker['slowness']:.0f}x)" for worker in workers if _number(worker, "slowness")]
     return [f"set aside as slow: {', '.join(slow)}"] if slow else []
 

@@ -1,7 +1,7 @@
-"""`tandem generate`: answers prompts and streams the text.
+"""`tandem generate`: answers prompts from the command line or a file, with an engine in this process.
 
-One prompt streams as it grows. Several are batched and written as JSON lines in their order, each as soon as it and
-all before it have ended.
+The answer to a single prompt is streamed. Several prompts are batched; their answers are written as JSON lines in the
+order of the prompts, each once it and all before it are complete.
 """
 
 import json
@@ -104,7 +104,7 @@ class GenerateCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem ge
     def _serve(
         self, engine: Engine, pending: deque[_Request], target: TextIO, streaming: bool
     ) -> tuple[list[_Answer], int]:
-        """Step until everything is answered, writing answers in order; returns them and the most blocks ever used."""
+        """Runs the engine until all is answered, writing answers in order; returns them and the peak of used blocks."""
         answers: dict[tuple[str, int], _Answer] = {}
         num_written, peak_blocks = 0, 0
         while pending or engine.has_work:
@@ -141,7 +141,7 @@ def _feed(engine: Engine, pending: deque[_Request], answers: dict[tuple[str, int
 
 @contextmanager
 def _blaming(where: str) -> Iterator[None]:
-    """Add the line of the prompt to errors raised inside the block."""
+    """Adds the prompt's place in its file to errors raised inside the block."""
     try:
         yield
     except InvalidRequestError as error:
@@ -150,7 +150,7 @@ def _blaming(where: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Destination of answers. Opened before anything is computed: answers that cannot be written are not worth it."""
+    """Opens the destination of answers, before anything is computed that could not be written."""
     if path is None:
         yield sys.stdout
         return
@@ -163,7 +163,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
 
 
 def _as_json(answer: _Answer) -> dict[str, Any]:
-    """Logprobs only where they were asked for."""
+    """An answer as JSON values; logprobs only where they were requested."""
     last = answer.last
     values: dict[str, Any] = {
         "prompt": answer.prompt,
@@ -181,7 +181,7 @@ def _as_json(answer: _Answer) -> dict[str, Any]:
 
 
 def _as_json_line(answer: _Answer, target: TextIO) -> str:
-    """NOTE: in ASCII but for a terminal, so that no reader takes a separator inside text for the end of a line."""
+    """NOTE: in ASCII except on a terminal, so that no reader takes a separator inside text for the end of a line."""
     in_ascii = not target.isatty() or target.encoding.lower() != "utf-8"
     return json.dumps(_as_json(answer), ensure_ascii=in_ascii) + "\n"
 
@@ -211,7 +211,7 @@ def _print_stats(engine: Engine, answers: list[_Answer], peak_blocks: int) -> No
 
 
 def _drafts(engine: Engine) -> str:
-    """Drafts that were accepted, if any could be."""
+    """Accepted and drafted tokens, if the model has a drafter."""
     drafts = engine.counters.drafts
     if engine.model.drafter is None:
         return ""

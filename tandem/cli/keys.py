@@ -1,6 +1,6 @@
-"""`tandem keys create|list|show|revoke`: API keys in the store that gateways ask. A secret is printed once, alone.
+"""`tandem keys create|list|show|revoke`: manages API keys in the store that gateways use.
 
-Talks to the store itself, so it works before any gateway runs, and whether or not one does.
+A secret is printed only once. Accesses the store directly, so it works whether or not a gateway runs.
 """
 
 import asyncio

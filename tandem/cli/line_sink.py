@@ -1,6 +1,7 @@
-"""Appends lines to a file, pipe or terminal, and survives a full disk: what cannot be written is dropped and counted.
+"""Appends lines to a file, pipe or terminal, and survives a full disk: lines that cannot be written are dropped.
 
-Invariant: there is no buffer, so nothing of a failed line is left to fail again later, and closing never raises.
+Dropped lines are counted and reported. Invariant: there is no buffer, so nothing of a failed line is left to fail again
+later, and closing never raises.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ class LineSink:
 
     @staticmethod
     def to_file(path: Path, tell: Callable[[str], None]) -> "LineSink":
-        """Appends to a file, which is made with the first line."""
+        """Sink that appends to a file, which is created with the first line."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         return LineSink(
             lambda: os.open(path, flags, 0o666),
@@ -47,7 +48,7 @@ class LineSink:
 
     @staticmethod
     def to_stream(stream: TextIO) -> "LineSink":
-        """Writes past the buffer of `stream`, which should be empty. Dropped lines are reported to it alone."""
+        """Sink that writes past the buffer of `stream`, which should be empty. Dropped lines are reported in it."""
         return LineSink(
             lambda: os.dup(stream.fileno()),
             lambda line: line.encode(stream.encoding, "backslashreplace"),
@@ -55,7 +56,7 @@ class LineSink:
         )
 
     def write(self, line: str) -> None:
-        """Write `line` and an end of line, or drop it.
+        """Writes `line` and an end of line, or drops it.
 
         Raises:
             ClosedSinkError: nobody will take this line or a later one.
@@ -74,7 +75,7 @@ class LineSink:
             self._end_outage("is written again")
 
     def close(self) -> None:
-        """Let go of the descriptor; a later line opens it again."""
+        """Closes the descriptor; a later line opens it again."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -86,7 +87,7 @@ class LineSink:
         self._end_outage("is closed")
 
     def _gap(self) -> str:
-        """Note for a reader where lines are missing."""
+        """Text that tells a reader of missing lines, before the next line."""
         end_of_torn_line = "\n" if self._is_torn else ""
         return end_of_torn_line + (f"({_dropped(self._num_dropped)})\n" if self._num_dropped else "")
 
@@ -99,7 +100,7 @@ class LineSink:
             self._is_torn = bool(rest)
 
     def _is_gone(self, error: OSError) -> bool:
-        """Whether no later line will be taken. NOTE: EIO is a terminal that hung up, or of a file a damaged disk."""
+        """Whether no later line can be written either. NOTE: EIO means a closed terminal, or a file's damaged disk."""
         if error.errno != errno.EIO or self._descriptor is None:
             return error.errno in _GONE
         return not stat.S_ISREG(os.fstat(self._descriptor).st_mode)

@@ -29,7 +29,7 @@ from tandem.loadtest.text_lengths import parse_lengths
 from tandem.process.settings import Settings
 from tandem.workload.slo import Slo
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit code of a test that was stopped early
 STANDARD_OUTPUT = "-"
 _LOG_COLUMNS = 120
 _NO_MATPLOTLIB = "pictures need matplotlib, which is not here: pip install 'tandem[load]'; the JSON holds all figures"
@@ -150,7 +150,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
         return self._exit_code(result, console)
 
     def plan(self) -> LoadPlan:
-        """Plan that these settings ask for."""
+        """The plan of the load test that these settings describe."""
         first, _, last = self.token_ids.partition("-")
         ends_by_itself = self.trace is not None or self.requests is not None
         return LoadPlan(
@@ -193,7 +193,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
         )
 
     def _prepare(self, console: Console) -> None:
-        """Checks, before the load, of all that is needed after it."""
+        """Checks before the test that its results can be written and drawn afterwards."""
         allow_sockets(self.max_open)
         if self.output is not None and self.output != STANDARD_OUTPUT:
             check_writable(Path(self.output))
@@ -217,7 +217,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
             return await run_load_test(plan, SystemClock(), stop, context, display.watch)
 
     def _keep(self, result: LoadResult, console: Console) -> None:
-        """Write the results, the JSON first, so that a failing picture loses nothing."""
+        """Writes the results, the JSON first, so that a failing picture loses nothing."""
         value = result.as_json()
         if self.output is not None:
             write_json(value, None if self.output == STANDARD_OUTPUT else Path(self.output))
@@ -252,7 +252,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
 
 @contextlib.contextmanager
 def _signals() -> Iterator[asyncio.Event]:
-    """Set by Ctrl-C or SIGTERM; a second Ctrl-C ends the process as usual."""
+    """Yields an event that Ctrl-C or SIGTERM sets; a second Ctrl-C ends the process as usual."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
@@ -273,7 +273,7 @@ def _signals() -> Iterator[asyncio.Event]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command line as typed, without the key."""
+    """The command line as typed, without the API key."""
     words = ["tandem", *arguments]
     for index, word in enumerate(words):
         if word.startswith("--api-key"):

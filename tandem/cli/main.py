@@ -1,4 +1,4 @@
-"""Entry point of the `tandem` command: finds the subcommand and runs it. `serving.command` handles errors."""
+"""Entry point of the `tandem` command: finds the subcommand and runs it. `process.command` handles errors."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ from rich.console import Console
 from tandem import __version__
 from tandem.process.command import run_command
 
+# Settings class of each verb of `tandem keys`.
 KEY_VERBS: Mapping[str, str] = {"create": "CreateKey", "list": "ListKeys", "show": "ShowKey", "revoke": "RevokeKey"}
+# By verb: module, settings class (or verbs below it), and summary.
 VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
     "up": ("tandem.cli.up", "UpCommand", "serve a model on this machine: gateway, router, prefill and decode workers"),
     "load": ("tandem.cli.load", "LoadCommand", "load-test a gateway: closed loop, open loop or a trace, with goodput"),

@@ -1,6 +1,6 @@
-"""Cost of the model that a command line names: a built-in one, a model directory, or a Hugging Face name.
+"""Finds the model that `tandem plan` is about, and its cost in memory and arithmetic, from its `config.json` alone.
 
-Reads `config.json` and nothing else: a plan needs no weights and no torch.
+The model is a built-in one, a model directory, or a Hugging Face name; a plan needs neither weights nor torch.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ BITS = 16  # of a weight that is not quantised
 
 
 def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
-    """The cost of the built-in model `name`, or of the model in that directory or repository.
+    """Returns the cost of the built-in model `name`, or of the model in the directory or repository of that name.
 
     `weight_bits`: None = as a quantised checkpoint has them, 16 of others.
 
@@ -46,7 +46,7 @@ def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
 
 
 def config_of(name: str) -> dict[str, object]:
-    """The `config.json` of a directory or repository. Raises as `named_model`."""
+    """Returns the `config.json` of a directory or repository. Raises as `named_model`."""
     return _configuration(name)[0]
 
 
@@ -63,7 +63,7 @@ def _configuration(name: str) -> tuple[dict[str, object], str]:
 
 
 def _downloaded(name: str) -> Path:
-    """The `config.json` of a Hugging Face repository, fetched or cached, or made of its GGUF file's header."""
+    """Path of the `config.json` of a Hugging Face repository: fetched, cached, or made from its GGUF file's header."""
     model, _, revision = name.partition("@")  # NOTE: a revision may have slashes too
     repository, _, part = model.partition(":")
     if repository.count("/") != 1 or name.startswith((".", "/", "~")):

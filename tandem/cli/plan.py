@@ -1,4 +1,4 @@
-"""`tandem plan`: what it takes to serve a workload: hardware, model, lengths, rate and objectives to pools and cost.
+"""`tandem plan`: computes how many workers a workload needs, the latencies of its users, and the cost.
 
 Owns the flags (each also a TANDEM_PLAN_* variable) and the exit code; `tandem.planning` does the arithmetic. Needs no
 network for built-in models, no weights, no torch.
@@ -39,9 +39,9 @@ from tandem.planning.widths import WidthSearch, search_widths, sizes_of, width_f
 from tandem.process.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
 
-_CANNOT_BE_MET = 1
+_CANNOT_BE_MET = 1  # exit code when the objectives cannot be met
 _AUTO = "auto"
-_DEFAULT_RATE = 1.0
+_DEFAULT_RATE = 1.0  # requests per second
 
 
 class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
@@ -183,7 +183,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         return study(site_of(found.prefill, found.decode), rates), found
 
     def _site(self, model: ModelCost, profile: Profile, prefill: GroupSize, decode: GroupSize) -> DeploymentSite:
-        """With workers of these sizes, a rank an accelerator."""
+        """The planned deployment, with prefill and decode workers of these sizes and one accelerator for each rank."""
         prefilling = self._roofline(model, self.hardware, prefill)
         decoding = self._roofline(model, self.decode_hardware or self.hardware, decode)
         return DeploymentSite(
@@ -206,7 +206,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         )
 
     def _prefill_drafts(self, model: ModelCost, num_accelerators: int) -> PlannedDrafts | None:
-        """Those for which prefill workers compute the state of a head; None = they have no head, as with "auto"."""
+        """Drafts for which prefill workers compute a head's state; None = they have no head, as with "auto"."""
         drafts = self._drafts(model, num_accelerators) if serves_prompts(self.speculate) else None
         return None if drafts is None or drafts.head is None else drafts
 

@@ -1,4 +1,7 @@
-"""The bill of a context: what its layers keep of it and what its next token reads, for people and as JSON."""
+"""Prints the memory bill of one context: bytes that each kind of layer holds, and bytes that the next token reads.
+
+For `tandem plan --context`, as a table or as JSON.
+"""
 
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +13,7 @@ from tandem.architecture.cost import ModelCost
 
 
 def bill_as_json(model: ModelCost, num_tokens: int) -> dict[str, Any]:
-    """Sizes in bytes."""
+    """The bill as JSON values; sizes in bytes."""
     return {
         "model": model.name,
         "context_tokens": num_tokens,
@@ -22,7 +25,7 @@ def bill_as_json(model: ModelCost, num_tokens: int) -> dict[str, Any]:
 
 
 def print_bill(console: Console, model: ModelCost, num_tokens: int) -> None:
-    """Prints a line for each kind of layer, and the sum."""
+    """Prints the bill: a line for each kind of layer, and the sum."""
     console.print(f"{model.name}: a context of {num_tokens:,} tokens", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     table.add_column("what a layer keeps")

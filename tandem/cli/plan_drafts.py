@@ -1,4 +1,7 @@
-"""Drafts of `tandem plan`: what `--speculate` names, as costs. Of a head's directory, names of tensors are read too."""
+"""Costs of the drafts that `tandem plan --speculate` names.
+
+Reads configurations; for the directory of an EAGLE head also the names of its tensors.
+"""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -24,12 +27,13 @@ def planned_drafts(
     most: int,
     num_accelerators: int,
 ) -> PlannedDrafts | None:
-    """The drafts of workers with `--speculate` = `setting`; None = none.
+    """The drafts of workers that run with `--speculate` = `setting`; None = none.
 
     Args:
-        path: of the model, where it is a directory.
-        weight_bits: of a draft model or head; None = as its checkpoint has them.
-        num_accelerators: of a worker.
+        path: directory of the model, where it is one.
+        weight_bits: bits of a draft model's or head's weights; None = as its checkpoint has them.
+        most: number of tokens drafted at a time.
+        num_accelerators: accelerators of a worker.
 
     Raises:
         ConfigurationError: it is no drafter, or that of another model.
@@ -51,7 +55,7 @@ def planned_drafts(
 
 
 def _drafter(name: str, directory: str, model: ModelCost, path: Path, weight_bits: int | None) -> DrafterCost | None:
-    """NOTE: of `auto` the configuration promises the module that the worker looks for among the weights."""
+    """Cost of the drafter. NOTE: for `auto` the configuration tells whether the weights have an MTP module."""
     if name == DRAFT:
         return DrafterCost(named_model(directory, weight_bits, int(model.kv_bits)))
     if name == EAGLE:
@@ -67,7 +71,7 @@ def _eagle(directory: str, model: ModelCost, weight_bits: int | None) -> Drafter
 
 
 def _eagle_beside(path: Path, model: ModelCost, weight_bits: int | None) -> DrafterCost | None:
-    """The head that a worker finds beside a model's directory; one that does not fit is passed over."""
+    """The head that a worker would find beside a model's directory; None also for one that does not fit the model."""
     for directory in (path.expanduser() / name for name in DIRECTORIES):
         if (directory / "config.json").is_file():
             with suppress(CheckpointError):
@@ -76,7 +80,7 @@ def _eagle_beside(path: Path, model: ModelCost, weight_bits: int | None) -> Draf
 
 
 def _names(directory: str, config: Mapping[str, object], model: ModelCost) -> Collection[str]:
-    """Names of a head's tensors; those that published heads have where only its configuration was fetched."""
+    """Names of a head's tensors; where only its configuration was fetched, the names that published heads have."""
     path = Path(directory).expanduser()
     if path.is_dir():
         from tandem.architecture.families.eagle3 import parameter_name  # NOTE: with torch, which few plans need

@@ -1,4 +1,4 @@
-"""The roofline as a picture file. Imports matplotlib when asked to draw, and says how to get it where it is missing."""
+"""Draws the rooflines of a plan into a picture file. Imports matplotlib only then, and explains how to get it."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def check_figure(path: Path) -> None:
 
 
 def save_roofline(path: Path, title: str, roofs: Sequence[tuple[str, Roofline]], marks: Sequence[PlotPoint]) -> None:
-    """Draw to `path`; the same plan gives the same bytes.
+    """Draws rooflines and `marks` to `path`; equal plans give equal bytes.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -57,7 +57,7 @@ def save_roofline(path: Path, title: str, roofs: Sequence[tuple[str, Roofline]],
 
 
 def _intensities(roof: Roofline, marks: Sequence[PlotPoint]) -> list[float]:
-    """Both ends and the corner: on logarithmic axes a roof is two straight lines."""
+    """Ends and ridge of a roof: on logarithmic axes it consists of two straight lines."""
     ridge = roof.hardware.ridge
     found = [mark.point.intensity for mark in marks]
     return [min([*found, ridge / 300]) / 2, ridge, max([*found, 100 * ridge]) * 2]

@@ -1,4 +1,7 @@
-"""A study as JSON: every figure that the tables show and the assumptions behind them. Infinite figures are null."""
+"""Converts a study, the result of `tandem plan`, to JSON: all figures of its tables and the assumptions behind them.
+
+Infinite figures are null.
+"""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +15,7 @@ from tandem.planning.study import Study
 
 
 def study_as_json(study: Study) -> Mapping[str, Any]:
-    """Plain values; times in milliseconds, sizes in bytes, as the field names say."""
+    """The study as JSON values; times in milliseconds and sizes in bytes, as the field names say."""
     site = study.site
     value = {
         "model": _model(site.prefill.model),
@@ -55,8 +58,10 @@ def _model(model: ModelCost) -> dict[str, Any]:
 
 
 def _drafts(roofline: Roofline, context_tokens: float, *, is_at_prefill: bool) -> dict[str, Any] | None:
-    """Drafts of a decode worker; None = it has none. `guess_ms`: of one request, with the mean context. `at_prefill`:
-    whether prefill workers have the drafter too.
+    """Drafts of decode workers; None = they have none.
+
+    `guess_ms`: drafting for one request with the mean context. `at_prefill`: whether prefill workers have the drafter
+    too.
     """
     drafts = roofline.drafts
     if drafts is None:

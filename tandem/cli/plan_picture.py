@@ -1,4 +1,4 @@
-"""A roofline drawn with characters: attainable FLOP/s over intensity, both axes logarithmic, and points on it."""
+"""Draws rooflines with characters: attainable FLOP/s over arithmetic intensity, on logarithmic axes, with points."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _BELOW_RIDGE, _ABOVE_RIDGE = 300.0, 100.0
 
 @dataclass(frozen=True, slots=True)
 class PlotPoint:
-    """A point, the character that stands for it, and what the legend says."""
+    """A point, the character that stands for it, and its text in the legend."""
 
     point: Point
     character: str
@@ -23,7 +23,7 @@ class PlotPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """From decades to characters."""
+    """Converts intensities and FLOP/s to columns and rows. Fields: decimal logarithms of the axes' ends."""
 
     left: float
     right: float
@@ -34,7 +34,7 @@ class _Axes:
         return _place(math.log10(intensity), self.left, self.right, _COLUMNS)
 
     def row(self, flops: float) -> int:
-        """Counted from the bottom."""
+        """Row of a value, counted from the bottom."""
         return _place(math.log10(flops), self.bottom, self.top, _ROWS)
 
     def intensity(self, column: int) -> float:
@@ -42,7 +42,7 @@ class _Axes:
 
 
 def draw_roofline(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[PlotPoint]) -> list[str]:
-    """Lines of text. The first roof is drawn with lines, a second one with dots."""
+    """Returns the picture's lines of text. The first roof is drawn with lines, a second one with dots."""
     axes = _axes([roof for _, roof in roofs], marks)
     grid = [[" "] * _COLUMNS for _ in range(_ROWS)]
     for index, (_, roof) in reversed(list(enumerate(roofs))):

@@ -1,4 +1,4 @@
-"""A study for people: tables, the roofline as a picture in the terminal, and the verdict in a sentence."""
+"""Prints a study, the result of `tandem plan`: tables, rooflines drawn with characters, and the verdict."""
 
 import math
 from collections.abc import Sequence

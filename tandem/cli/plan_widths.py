@@ -1,4 +1,7 @@
-"""The search of widths and stages for people and as JSON: what each costs, and why it was chosen or not."""
+"""Prints the search for the sizes of workers (ranks and stages) of `tandem plan`, as a table or as JSON.
+
+Shows the cost of each size, and why it was chosen or not.
+"""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +14,7 @@ from tandem.planning.widths import CHUNK_TOKENS, STEP_TOKENS, WidthFacts, WidthS
 
 
 def widths_as_json(search: WidthSearch) -> dict[str, Any]:
-    """Memory in bytes; of each size the reason as a prefill and as a decode worker's."""
+    """The search as JSON values: memory in bytes; for each size the reasons as a prefill and as a decode worker's."""
     return {
         "prefill": search.prefill.width,
         "prefill_stages": search.prefill.num_stages,
@@ -35,7 +38,7 @@ def _named(size: GroupSize) -> dict[str, int]:
 
 
 def print_widths(console: Console, search: WidthSearch) -> None:
-    """Prints a line for each size."""
+    """Prints a line for each size, and reasons why others are impossible."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for name in ("ranks", "weights of one", "KV of a token", "exchanges", "sent for a token"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,6 +1,6 @@
-"""Output of supervised processes: one stream, each line under its process's name, or a file a process.
+"""Output of supervised processes: one stream with the process's name before each line, or one file for each process.
 
-Invariant: writing never raises, since a process whose output is not taken would come to a halt.
+Invariant: writing never raises, since a process whose output is not read would block.
 """
 
 import logging
@@ -45,18 +45,18 @@ class ProcessOutput:
         self._on_closed = act
 
     def line(self, name: str, text: str) -> None:
-        """A line that process `name` has written."""
+        """Writes a line that process `name` has written."""
         if self._directory is None:
             self._write(self._stream, f"{name:<{_NAME_WIDTH}} | {text}")
         else:
             self._write(self._file(self._directory, name), text)
 
     def report(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Writes a line of the supervisor itself."""
         self._write(self._stream, f"{_UP:<{_NAME_WIDTH}} | {text}")
 
     def log_handler(self) -> logging.Handler:
-        """Handler that writes this process's own log records as lines, as `report`."""
+        """Handler that writes this process's own log records like `report`."""
         return _ReportHandler(self.report)
 
     def __enter__(self) -> "ProcessOutput":
@@ -82,7 +82,7 @@ class ProcessOutput:
 
 
 class _ReportHandler(logging.Handler):
-    """NOTE: of what a checkpoint has that nobody reads, every worker tells too."""
+    """Leaves out records about a checkpoint's unknown settings. NOTE: every worker logs these too."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -1,6 +1,6 @@
-"""Prompts from a file of JSON lines, and what is wrong with a line that holds none.
+"""Reads prompts from a file of JSON lines, and reports lines that contain none.
 
-A line ends at a line feed only: JSON text may hold any other separator as it is.
+Only a line feed ends a line: JSON text may contain any other separator unescaped.
 """
 
 import json
@@ -15,7 +15,7 @@ from tandem.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, the sampling settings of its own, and how messages call it (empty: not at all)."""
+    """A prompt with its own sampling settings. `where`: its place in a file, for messages; "" = no file."""
 
     prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)
@@ -55,5 +55,5 @@ def _parse(line: str, where: str) -> Prompt:
 
 
 def _token_id(key: str) -> int | str:
-    """JSON has only text for keys; what is no number is left for `SamplingParams` to refuse."""
+    """Parses a key of `logit_bias`, since JSON has only text for keys; `SamplingParams` refuses invalid ones."""
     return int(key) if key.isdecimal() and len(key) < 12 else key

@@ -1,4 +1,4 @@
-"""`tandem quantize`: fewer bits for the weights of a checkpoint, in a layout that others read too.
+"""`tandem quantize`: writes a checkpoint with fewer bits for its weights, in a layout that other systems read too.
 
 Owns the flags (each also a TANDEM_QUANTIZE_* variable) and the progress; `tandem.quantize` does the work.
 """

@@ -1,4 +1,4 @@
-"""The settings of the services that `tandem up` starts, as its own: each is read here and passed on as a variable.
+"""Makes the settings of gateway, router and worker flags of `tandem up`, which passes them on as variables.
 
 A setting that `tandem up` decides itself, such as an address between its processes, is left out.
 """
@@ -32,7 +32,7 @@ _DECIDED_BY_UP = frozenset(
 
 
 def _passed_fields() -> dict[str, tuple[Any, Any]]:
-    """Annotation and field of each, by name; None = not set, so that the service's own default counts."""
+    """Annotation and field of each setting, by name; None = not set, so that the service's own default counts."""
     infos: dict[str, dict[str, FieldInfo]] = {}
     for service, settings in _SERVICES.items():
         for name, info in settings.model_fields.items():
@@ -50,7 +50,7 @@ def _optional(by_service: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
 
 
 def _validators(names: Set[str]) -> dict[str, Any]:
-    """The services' own checks of the settings that are passed on, by a name of their own."""
+    """The services' own checks of the settings that are passed on, under unique names."""
     return {
         f"{service}{check}": field_validator(*decorator.info.fields)(partial(_checked_if_set, decorator.func))
         for service, settings in _SERVICES.items()
@@ -64,7 +64,7 @@ def _checked_if_set(check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _owners(by_service: Mapping[str, FieldInfo]) -> str:
-    """The service of a setting, and its value where it is not given."""
+    """The services that have a setting, and their defaults, for its description."""
     services: dict[object, list[str]] = {}
     for service, info in by_service.items():
         services.setdefault(info.default, []).append(service)
@@ -86,7 +86,7 @@ else:
 
 
 def variables(settings: Settings, own: frozenset[str]) -> dict[str, str]:
-    """`TANDEM_*` for the services: what was set, but for `own`, which their flags say."""
+    """`TANDEM_*` variables for the services: the settings that were given, except `own`, which are passed as flags."""
     return {
         f"TANDEM_{name.upper()}": _text(value)
         for name in ServiceSettings.model_fields

@@ -1,6 +1,6 @@
-"""`tandem trace`: the stages of one request and their durations, as a table with a bar for each stage.
+"""`tandem trace`: shows the stages of one request and their durations, as a table with a bar for each stage.
 
-Reads the timelines that the gateway keeps.
+Reads the timeline that the gateway stores for recent requests.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class TraceCommand(Settings, cli_prog_name="tandem trace"):
         return 0
 
     async def _fetch(self) -> tuple[dict[str, Any], list[str]]:
-        """The request, and lines about ranks of its workers."""
+        """The request's timeline, and lines of text about the ranks of its workers."""
         base = self.url.rstrip("/")
         where = without_password(base)
         try:
@@ -76,7 +76,7 @@ class TraceCommand(Settings, cli_prog_name="tandem trace"):
 
 
 async def _workers(base: str, key: str | None) -> bytes:
-    """The body of `/admin/workers`; nothing where it is not for us, such as with the key of a tenant."""
+    """The body of `/admin/workers`; empty where this key may not read it, such as the key of a tenant."""
     try:
         answer = await get(f"{base}/admin/workers", _TIMEOUT_S, key)
     except UnavailableError:
@@ -85,7 +85,7 @@ async def _workers(base: str, key: str | None) -> bytes:
 
 
 def checked_key(key: str) -> str:
-    """An API key that a header can carry.
+    """Returns `key` if it can be sent in a header.
 
     Raises:
         InvalidRequestError: it cannot be one.
@@ -151,7 +151,7 @@ def _table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _bar(offset_s: float, duration_s: float, span_s: float) -> str:
-    """`duration_s` from `offset_s` on a line of `span_s`; a moment is a thin stroke."""
+    """A bar from `offset_s` for `duration_s`, on a line that stands for `span_s`; the shortest bar is a thin stroke."""
     scale = 0.0 if span_s <= 0 else 8 * _BAR_CHARACTERS / span_s
     start = min(round(offset_s * scale) // 8, _BAR_CHARACTERS - 1)
     eighths = max(1, min(round(duration_s * scale), 8 * (_BAR_CHARACTERS - start)))
@@ -160,7 +160,7 @@ def _bar(offset_s: float, duration_s: float, span_s: float) -> str:
 
 
 def _details(attributes: Mapping[str, Any], duration_s: float) -> str:
-    """Figures in the units people read, the rate of what moved bytes among them; times of nothing are left out."""
+    """Attributes in readable units, with the rate of stages that move bytes; times of zero are left out."""
     said = {name: value for name, value in attributes.items() if value or not name.endswith(("_ms", "_s"))}
     parts = [_figure(name, value) for name, value in said.items()]
     num_bytes = attributes.get("num_bytes")

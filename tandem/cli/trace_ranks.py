@@ -1,4 +1,7 @@
-"""Ranks of the workers that have served a request, as lines of text: those of now, not those of then."""
+"""Describes the ranks (processes) of the workers that served a request, as lines of text for `tandem trace`.
+
+The ranks are the present ones; a worker's group may have been formed anew since the request.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +9,7 @@ from typing import Any
 
 
 def ranks_of(worker_ids: Sequence[Any], body: bytes) -> list[str]:
-    """Lines for those of the workers that several processes make. `body`: of `/admin/workers`; none = no lines."""
+    """Lines about those workers that consist of several ranks. `body`: of `/admin/workers`; empty = no lines."""
     try:
         found = {each["worker_id"]: each for each in json.loads(body)["workers"]}
         return [

@@ -10,7 +10,7 @@ _OTHER_PREFIXES = ("TANDEM_LOAD_", "TANDEM_PLAN_", "TANDEM_CLIENTS_", "TANDEM_KU
 
 
 def unknown_variables(environment: Iterable[str], settings: Iterable[str]) -> Iterator[str]:
-    """A warning for each.
+    """Yields a warning for each `TANDEM_*` variable that has no effect.
 
     Args:
         environment: names of all variables.

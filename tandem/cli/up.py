@@ -1,6 +1,6 @@
-"""`tandem up`: a whole cluster on this machine, as one command that ends with Ctrl-C.
+"""`tandem up`: runs a whole cluster on this machine, as one command that ends with Ctrl-C.
 
-Decides what is started; `serving.supervisor` keeps it alive.
+Decides which processes are started and how; `process.supervisor` keeps them running.
 """
 
 import asyncio
@@ -57,13 +57,14 @@ from tandem.text.chat_template import ChatTemplate
 from tandem.tls.renewal import RenewedCertificates
 
 _SECRET_BYTES = 32
-_OWN_PORTS = 2  # of each router and worker: gRPC and metrics
-_DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; more takes seconds longer to be had
+_OWN_PORTS = 2  # ports of each router and worker: gRPC and metrics
+# KV cache of each worker of the default model: 46,000 tokens; allocating more takes seconds longer.
+_DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; allocating more takes seconds longer
 _WAITING_LINE_S = 5.0  # time between lines about what is waited for
 _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
 _RankSetting = Literal["tp", "pp", "cp"]
 _RANK_SETTINGS: tuple[_RankSetting, ...] = ("tp", "pp", "cp")
-_PREFILL_ALONE = "cp"  # of these, what decode workers refuse
+_PREFILL_ALONE = "cp"  # the one of these settings that decode workers refuse
 _ELSEWHERE = {
     "dp": "engines beside each other are workers of their own, each with its cache, among which routers choose; give "
     "--decode N and --prefill N (in the chart: replicas of a pool)",
@@ -133,7 +134,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     @field_validator(*_ELSEWHERE)
     @classmethod
     def _refuse(cls, value: int | None, info: ValidationInfo) -> None:
-        """NOTE: users of other systems look for these by their names."""
+        """Refuses flags of other systems, and tells what to use. NOTE: their users look for these names."""
         if value is not None:
             raise ValueError(_ELSEWHERE[info.field_name or ""])
 
@@ -154,7 +155,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key, certificates))
 
     def _model_path(self, output: ProcessOutput) -> Path:
-        """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
+        """The model's directory. If none was named and the default cannot be fetched, that of the bundled demo."""
         try:
             return resolve_model_path(self.model, allow_pickle=self.allow_pickle)
         except CheckpointError as error:
@@ -165,7 +166,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             return _DEMO
 
     def _check(self, path: Path, topology: Topology) -> None:
-        """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
+        """Raises `TandemError` for what a process would refuse seconds later; compiles the kernels for all workers."""
         self.engine_config()
         tokenizer = check_model(path, allow_pickle=self.allow_pickle)
         sizes = {name: self._by_role(name) for name in _RANK_SETTINGS}
@@ -182,7 +183,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 build()
 
     def _by_role(self, name: _RankSetting) -> dict[str, int]:
-        """That setting of each worker, by role."""
+        """The value of a rank setting (`tp`, `pp` or `cp`) for the workers of each role."""
         both = getattr(self, name, None) or 1
         prefill: int | None = getattr(self, f"prefill_{name}")
         found = {DECODE: 1 if name == _PREFILL_ALONE else getattr(self, f"decode_{name}") or both}
@@ -196,7 +197,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return found
 
     def _rank_flags(self, role: str) -> tuple[str, ...]:
-        """Those of a worker; none where it has one rank."""
+        """The rank flags of a role's workers; none where they have one rank."""
         found = ((name, self._by_role(name)[role]) for name in _RANK_SETTINGS)
         return tuple(word for name, number in found if number > 1 for word in (f"--{name}", str(number)))
 
@@ -236,7 +237,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         )
 
     def _certificates(self, directory: Path) -> RenewedCertificates | None:
-        """Certificates in `directory` by authorities that are drawn here and written nowhere; if asked for."""
+        """Creates certificates in `directory` if asked for; their authority's key is never written."""
         if not self.tls:
             return None
         if self.redis is not None:
@@ -247,7 +248,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return RenewedCertificates(directory, "up")
 
     def lending(self, topology: Topology, path: Path) -> Topology:
-        """The same cluster, whose workers lend each other cores by the file `path`, which is written; if they may."""
+        """Returns the same cluster with workers that lend each other cores through the file `path`, if allowed."""
         if not self.lend_cores or self.cpus == "any" or topology.num_workers < 2:
             return topology
         CoreBoard.create(path, topology.shares)
@@ -258,7 +259,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return getattr(self, "accounts", None) is not None
 
     def _admin_bind(self, free_port: int) -> str | None:
-        """Address that answers operators; None: at the gateway's own port."""
+        """Address that serves operators; None: the gateway's own port does."""
         if self.admin_bind is not None:
             host, _, port = self.admin_bind.rpartition(":")
             return f"{host}:{int(port) or free_port}"
@@ -266,7 +267,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return f"{LOOPBACK}:{free_port}" if is_shared else None
 
     def _secret(self) -> str:
-        """The one that was given, else a new one. Raises `ConfigurationError` where other runs must know it."""
+        """The given cluster secret, else a new one. Raises `ConfigurationError` where other runs must know it."""
         given = secret_of(self.cluster_secret)
         if given is not None:
             return given.decode()
@@ -289,7 +290,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return tuple(flags)
 
     def _cpu_flags(self) -> tuple[str, ...]:
-        """Each worker's part of the memory: they start together, so none would see what the others take."""
+        """Each worker's part of the memory: they start together, so none would see how much the others take."""
         num_workers = self.prefill + self.decode
         device = ("--device", self.device)
         if self.kv_cache_gib is not None or (num_workers < 2 and self.model != DEFAULT_MODEL):
@@ -330,7 +331,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         key: str | None,
         report: Callable[[str], None],
     ) -> None:
-        """Say when it is ready and how to use it, then how it does."""
+        """Prints when the cluster is ready and how to use it, then its status from time to time."""
         url, needs_key = topology.gateway_url(), self._has_accounts
         began_s = time.monotonic()
         await _say_who_is_waited_for(supervisor, report)
@@ -354,7 +355,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
 @contextlib.contextmanager
 def _logged(output: ProcessOutput) -> Iterator[None]:
-    """Until the end of the block, this process's log records are lines of `output`."""
+    """Writes this process's log records as lines of `output`, until the end of the block."""
     logger, handler = logging.getLogger("tandem"), output.log_handler()
     level = logger.level
     logger.addHandler(handler)
@@ -367,7 +368,7 @@ def _logged(output: ProcessOutput) -> Iterator[None]:
 
 
 async def _say_who_is_waited_for(supervisor: Supervisor, report: Callable[[str], None]) -> None:
-    """Until all processes are ready."""
+    """Waits until all processes are ready, and reports from time to time which ones are not."""
     processes = supervisor.processes
     report(f"starting {len(processes)} processes: {', '.join(process.spec.name for process in processes)}")
     ready = asyncio.create_task(supervisor.wait_ready())

@@ -1,4 +1,4 @@
-"""`tandem usage`: the ledger as CSV or JSON, request by request or added up. Reads the store that gateways write."""
+"""`tandem usage`: exports the usage that gateways have billed as CSV or JSON, request by request or as totals."""
 
 import asyncio
 import sys

@@ -1,5 +1,6 @@
-"""Short requests through the whole cluster before it is called ready, so that the first user does not wait for what
-happens once: pages of weights, compiled templates, connections between workers.
+"""Sends short requests through a new cluster before `tandem up` calls it ready, so that the first user need not wait.
+
+They cause the work that happens once: reading pages of weights, compiling templates, connecting workers.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ _PROMPT = "Hello"
 
 
 async def warm_up(url: str, model: str, *, has_chat: bool, num_requests: int) -> None:
-    """Ask `num_requests` at once for a few tokens each. What they answer, also a refusal, does not matter."""
+    """Sends `num_requests` at once, for a few tokens each; the answers, even refusals, are ignored."""
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False) as client:
         asked = (_ask(client, model, has_chat, index) for index in range(num_requests))
         await asyncio.gather(*asked)

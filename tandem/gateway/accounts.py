@@ -1,7 +1,8 @@
-"""The caller of a request, the isolation of its cached state, and the billing of each request.
+"""Callers and bills: isolates the cached state of each caller and bills its requests.
 
-Invariant: every request of a key is settled once, however it ends; cached state of a key's requests is reachable only
-from the same tenant or cache group. Without accounts every request has the same anonymous caller and nothing is billed.
+`edge` stores a request's `Caller`; `answer` bills the request through its `Bill`. Invariant: every request of a key is
+settled once, however it ends; cached state of a key's requests is reachable only from the same tenant or cache group.
+Without accounts every request has the same anonymous caller and nothing is billed.
 """
 
 import hashlib
@@ -63,12 +64,13 @@ class Caller:
         )
 
     def bill(self, request_id: str) -> "Bill":
+        """Opens the bill of one request; nothing is reserved yet."""
         return Bill(self, request_id)
 
 
 @dataclass(slots=True)
 class Bill:
-    """The bill of one request: `reserve` once the body is read, then `settle` or `close`, of which the first counts."""
+    """Bill of one request. Call `reserve` once the body is parsed, then `settle` or `close`, whichever comes first."""
 
     caller: Caller
     request_id: str
@@ -109,8 +111,8 @@ class Bill:
             await self.caller.accounts.settle_and_wait(self._held, self._usage(), ChargeOutcome.DONE)
 
     def close(self, ends: Mapping[int, ChoiceEnd], *, is_abort: bool, was_heard: bool) -> None:
-        """Bills a request that failed or was aborted; does nothing if it was settled. An undelivered answer costs
-        nothing.
+        """Bills a request that failed or was aborted; does nothing if it was settled. A failed request costs nothing if
+        its client received no part of an answer.
 
         Args:
             ends: how its choices ended, by index; their token counts may exceed those of the results.
@@ -136,7 +138,7 @@ class Bill:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller that the guard stored in `scope`; the anonymous caller where there is no guard."""
+    """The caller that `set_caller` stored in `scope`; the anonymous caller where none was stored."""
     found = scope.get(_STATE_KEY)
     return found if isinstance(found, Caller) else Caller()
 

@@ -19,7 +19,7 @@ _NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
 
 
 def problem_for(error: BaseException) -> Problem:
-    """Like `problem_of`, and also maps the errors of accounts."""
+    """The HTTP problem for an error, including the errors of accounts, which `errors.problem_of` does not know."""
     match error:
         case KeyRefusedError():
             return Problem(401, "invalid_request_error", "invalid_api_key", str(error))

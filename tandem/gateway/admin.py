@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
-    """The body of `GET /admin/workers`. `address`: at which this gateway was asked."""
+    """The body of `GET /admin/workers`. `address`: under which the client reached this gateway."""
     listings = await gateway.listings()
     own = {
         "role": PROCESS,
@@ -127,7 +127,7 @@ def _ranks(report: RankReport) -> dict[str, Any]:
 
 
 def _at(values: Sequence[T], rank: int) -> T | None:
-    """NOTE: workers of other releases may not tell all of it."""
+    """The entry of this rank, or None: workers of other releases may report fewer entries."""
     return values[rank] if rank < len(values) else None
 
 

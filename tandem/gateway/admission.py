@@ -16,7 +16,8 @@ class Admission:
 
     @contextmanager
     def place(self) -> Iterator[Callable[[], None]]:
-        """Occupies one place until the block ends or the yielded function is called, whichever comes first.
+        """Counts one request as being served until the block ends or the yielded function is called, whichever comes
+        first.
 
         Raises:
             CapacityError: all places are occupied.

@@ -1,7 +1,8 @@
-"""Serves one generating request over ASGI: reads the body, runs dialect and core, sends events or one whole body.
+"""Serves one request that generates text, over ASGI: reads and parses its body, serves it, and sends the answer.
 
-Invariant: an error before the first byte has an HTTP status, a later one is sent as an error event; a client that
-disconnects cancels all work for it at once; no answer ends early without an error.
+The answer is sent as events of a stream or as one body. Invariant: an error before the first byte has an HTTP status, a
+later one is sent as an error event; a client that disconnects cancels all work for it at once; no answer ends early
+without an error.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EndpointResponse(Response):
-    """The response object of an endpoint: when called, it reads the body and serves the request. `body`: one read
+    """Response of an endpoint: when called, it reads the body and serves the request. `body`: the body, if it was read
     before.
 
     NOTE: a `Response`, because the web framework passes the connection to nothing else.
@@ -146,7 +147,10 @@ class _Exchange:
         _log_problem(self._request_id, problem, error)
 
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
-        """NOTE: the place is freed before the last byte is sent, because the client may then send its next request."""
+        """Parses the body and sends the answer; `free` ends the request's place within the concurrency limit.
+
+        NOTE: `free` is called before the last byte is sent, because the client may then send its next request.
+        """
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, wall_s())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
@@ -186,7 +190,7 @@ class _Exchange:
     async def _stream(
         self, stream: ServeStream, update_filter: UpdateFilter, asked: ParsedRequest, record: RequestRecord
     ) -> None:
-        """NOTE: headers wait for the first update, so that any failure before it has an HTTP status."""
+        """NOTE: the response's headers wait for the first update, so that any failure before it has an HTTP status."""
         pace = StreamPacer(self._gateway.clock)
         while not update_filter.is_over and (batch := await stream.next_updates(pace)):
             updates = await update_filter.apply(batch)

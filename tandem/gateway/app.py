@@ -1,4 +1,7 @@
-"""The HTTP routes of a gateway. Errors that no dialect answers have OpenAI's form, below `/v1/messages` Anthropic's."""
+"""The HTTP routes of a gateway, assembled into its ASGI apps.
+
+Errors outside the dialects, such as unknown paths, have OpenAI's format; below `/v1/messages` they have Anthropic's.
+"""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -45,8 +48,8 @@ from tandem.gateway.refusal import refusal_of
 from tandem.gateway.settings import GatewaySettings
 from tandem.gateway.tokens import add_tokens
 
-CLIENT_LEFT = 499  # which nobody receives
-_PROBED = ("/health", "/ready", "/ping")
+CLIENT_LEFT = 499  # HTTP status of a request whose client has left; nobody receives it
+_PROBED = ("/health", "/ready", "/ping")  # paths that health probes may also ask by HEAD
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -1,6 +1,7 @@
-"""Turns a conversation into prompt tokens and the constraints on its answer; the same for every dialect.
+"""Turns a `Conversation` into prompt tokens and the constraints on its answer (grammar, thinking); all dialects use it.
 
-Invariant: a constraint that a conversation asks for is enforced during generation, or the request is refused.
+Renders the chat template, encodes the text, and builds the grammar. Invariant: a constraint that a conversation asks
+for is enforced during generation, or the request is refused.
 """
 
 import asyncio
@@ -35,14 +36,14 @@ class Assembled:
     """A conversation as tokens, with the constraints on its answer.
 
     Args:
-        prompt: the text that `encoded` encodes, or where the conversation was resumed, its end.
+        prompt: the text that `encoded` encodes; of a resumed conversation, only its end.
         pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
-        tools: those the answer may call.
+        tools: the tools that the answer may call.
         is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
-        beginning: what a conversation that goes on from this one may be resumed from.
-        why_whole: why there is none, if there might be one.
+        beginning: known beginning for a later conversation that continues this one.
+        why_whole: reason why there is no such beginning, where one was wanted.
     """
 
     model: ServedModel
@@ -65,10 +66,11 @@ class Assembled:
 
     @property
     def encoding(self) -> EncodingCounts:
+        """Counts of what was encoded, and of what was cached, for the request's trace."""
         return self.encoded.counts
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """Returns `params` with the constraints of this conversation.
+        """Returns `params` with this conversation's grammar, detection of thinking and treatment of special tokens.
 
         Raises:
             InvalidRequestError: naming an option that contradicts them.
@@ -103,13 +105,14 @@ async def assemble(
     beginning: Beginning | None = None,
     kept: int | None = None,
 ) -> Assembled:
-    """Renders, encodes and constrains a conversation.
+    """Renders and encodes a conversation and determines the constraints on its answer.
 
     Args:
-        scope: the conversation's, isolated; only prompts of equal scope are found known.
-        is_only_counted: it may exceed the context.
-        beginning: to be resumed; messages before its second last may be `UNREAD`, but for the first.
-        kept: number of the message at which a later conversation may be resumed, if the template allows it.
+        scope: the cache scope, isolated for the caller; only prompts of the same scope are found in the caches.
+        is_only_counted: the tokens are only counted, so the prompt may exceed the context.
+        beginning: known beginning to resume from; messages before its second-to-last, except the first, may be
+            `UNREAD`.
+        kept: index of the message at which a later conversation may be resumed, if the template allows it.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
@@ -166,7 +169,7 @@ async def assemble(
 
 
 async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> str | None:
-    """The grammar of the answer, checked; None without constraints. Schemas of non-strict tools may be dropped."""
+    """The answer's grammar, checked; None without constraints. Drops unenforceable schemas of non-strict tools."""
     grammar = await _written(asked, model)
     try:
         await _check(grammar, model, info)
@@ -180,7 +183,8 @@ async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> 
 
 
 async def _only_offered(asked: Conversation, model: ServedModel, info: ModelInfo) -> frozenset[str]:
-    """Names of tools that are not strict and whose schemas only the compiler refuses, without naming the tool.
+    """Names of non-strict tools whose schemas the grammar compiler refuses. Each is tried alone, as its error names no
+    tool.
 
     Raises:
         InvalidRequestError: naming a strict tool whose schema it refuses.
@@ -203,7 +207,7 @@ async def _check(grammar: str | None, model: ServedModel, info: ModelInfo) -> No
 
 
 async def _written(asked: Conversation, model: ServedModel, free: Collection[str] = ()) -> str | None:
-    """The grammar as text. NOTE: large schemas take a while, so they are written in a thread and delay no streams."""
+    """The grammar as text. NOTE: large schemas take a while, so a thread does the work and no stream is delayed."""
     wanted = (asked.tools, asked.tool_choice, asked.output_format, free)
     if not asked.tools and asked.output_format is None:
         return model.answers.grammar(*wanted)
@@ -238,7 +242,7 @@ def _check_abilities(asked: Conversation, model: ServedModel) -> None:
 
 
 def _thinking_variables(asked: Conversation, model: ServedModel) -> Mapping[str, Any]:
-    """Template variables, with thinking switched as the effort asks. Raises RequestError if they contradict it."""
+    """Template variables, with thinking switched on or off by the effort. Raises RequestError if the two contradict."""
     thinking, effort = model.answers.thinking, asked.thinking.effort
     if thinking is None or effort is None or thinking.variable is None:
         return asked.variables
@@ -274,7 +278,7 @@ async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model
 
 
 def _said(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the template sees besides the messages."""
+    """All variables of the template besides the messages."""
     said = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
     if asked.tools:
         said["tools"] = [_described(tool) for tool in asked.tools]
@@ -284,7 +288,7 @@ def _said(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(tool: Tool) -> dict[str, Any]:
-    """A tool in the form that templates of Hugging Face checkpoints take."""
+    """A tool as chat templates of Hugging Face checkpoints expect it."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -292,8 +296,9 @@ def _described(tool: Tool) -> dict[str, Any]:
 
 
 def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> str:
-    """The prompt, with thinking opened if needed. NOTE: a grammar begins after the thinking, so it must be certain
-    before generation whether there is any.
+    """The prompt, with thinking opened if needed.
+
+    NOTE: a grammar begins after the thinking, so it must be certain before generation whether there is any.
     """
     thinking = model.answers.thinking
     if grammar is None or thinking is None or asked.is_continued or asked.thinking.effort is Effort.NONE:
@@ -304,7 +309,7 @@ def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model
 
 
 def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
-    """Raises RequestError for a grammar or a budget beside thinking whose end cannot be detected in tokens."""
+    """Raises RequestError for a grammar or thinking budget, where the end of thinking cannot be detected in tokens."""
     thinking, budget = model.answers.thinking, _budget(asked, model)
     if thinking is None or thinking.is_followed or (grammar is None and budget is None):
         return
@@ -351,7 +356,7 @@ def _budget(asked: Conversation, model: ServedModel) -> int | None:
 async def _num_pinned(
     asked: Conversation, variables: Mapping[str, Any], prompt: str, encoded: EncodedPrompt, model: ServedModel
 ) -> list[int]:
-    """For each breakpoint, the number of tokens before it."""
+    """Number of tokens before each breakpoint."""
     if not asked.breakpoints:
         return []
     places = [await _place(point, asked, variables, prompt, model) for point in asked.breakpoints]

@@ -1,7 +1,7 @@
-"""Reads JSON bodies of requests and charges, before parsing, for the memory that they take now and will take parsed.
+"""Reads JSON bodies of requests and counts the memory that they take, raw and later parsed, against limits.
 
-Invariant: the bytes held stay within the limits of one body, one API key and all together; reading ends within
-`BODY_TIMEOUT_S`; a disconnect is noticed.
+Invariant: the bytes counted stay within the limits of one body, of one API key and of the whole gateway; reading ends
+within `BODY_TIMEOUT_S`; a disconnect is noticed.
 """
 
 import asyncio
@@ -22,10 +22,11 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.json_scan import VALUE_BYTES, JsonScan, check_scan
 
 BODY_TIMEOUT_S = 60.0
+# Most that all bodies together may take, raw and parsed, however much memory the machine has.
 MAX_HELD_BYTES = 512 * 2**20
-SMALL_BYTES = 64 * 1024  # of each body that do not count, so that large ones keep no small one out
-_SCANNED_BYTES = 64 * 1024  # at once, which takes a fraction of a millisecond
-_KEYS_SHARE = 4  # a key's bodies may take this part of what all may
+SMALL_BYTES = 64 * 1024  # of each body are not counted, so that large bodies never keep small ones out
+_SCANNED_BYTES = 64 * 1024  # scanned at once, which takes a fraction of a millisecond
+_KEYS_SHARE = 4  # one API key's bodies may take the limit of all bodies divided by this
 
 
 class ClientLeftError(ConnectionError):
@@ -34,7 +35,7 @@ class ClientLeftError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Limits of one body: its bytes, and its values and members as `JsonScan` counts them."""
+    """Limits of one body: its bytes, its JSON values and its object members, as `JsonScan` counts them."""
 
     max_bytes: int
     max_values: int
@@ -135,7 +136,7 @@ class Bodies:
 
 
 class Body:
-    """A body, as context manager: held until `free`, which is idempotent. `key_id`: the API key that is charged."""
+    """A request's body, as context manager: counted until `free`, which is idempotent. `key_id`: charged API key."""
 
     def __init__(self, bodies: Bodies, key_id: str | None = None) -> None:
         self._bodies = bodies

@@ -1,4 +1,7 @@
-"""Lifetimes of cache breakpoints, as clients of both APIs write them. Pure."""
+"""Lifetimes of cache breakpoints, as clients of both APIs write them. Pure.
+
+A cache breakpoint is a place in a prompt; the client pays for the KV of the prompt up to it to stay cached.
+"""
 
 from typing import Any
 
@@ -6,8 +9,8 @@ from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 
 MAX_BREAKPOINTS = 4
-LIFETIMES_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}
-SHORT_S = LIFETIMES_S["5m"]  # what lives longer is billed as an hour's
+LIFETIMES_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}  # accepted values and their seconds
+SHORT_S = LIFETIMES_S["5m"]  # longer lifetimes are billed as one hour
 
 
 def lifetime_s(value: Any, where: str) -> float:

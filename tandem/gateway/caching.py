@@ -1,7 +1,8 @@
 """Splits a prompt's tokens for billing: read from the cache, written to it, or plain input. Pure; same in all dialects.
 
-Invariant: each token belongs to exactly one class. Written tokens are those that a pin keeps now and no earlier pin
-kept, whether or not their KV was already cached: the client pays for the guarantee to keep them.
+A pin is a prefix of a prompt that a worker has granted to keep cached for some time. Invariant: each token belongs to
+exactly one class. Written tokens are those that a pin of this request keeps and no earlier pin kept, whether or not
+their KV was already cached: the client pays for the guarantee to keep them.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,19 @@ from dataclasses import dataclass
 from tandem.core.pins import Pin
 from tandem.gateway.cache_marks import SHORT_S
 
-MAX_PROMPT_TOKENS = 2**31
+MAX_PROMPT_TOKENS = 2**31  # more than any prompt has
 
 
 @dataclass(frozen=True, slots=True)
 class LivePins:
-    """Number of leading tokens that unexpired earlier pins keep: any pins, and pins of over five minutes."""
+    """Number of a prompt's first tokens that unexpired earlier pins keep: any pins, and pins of over five minutes."""
 
     num_any: int = 0
     num_long: int = 0
 
     @classmethod
     def of_everything(cls) -> "LivePins":
-        """Every prefix counts as pinned, so that nothing is billed as written when the pin book is unavailable."""
+        """Counts every prefix as pinned, so that nothing is billed as written when the pin book is unavailable."""
         return cls(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
 
 

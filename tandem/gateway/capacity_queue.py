@@ -1,8 +1,8 @@
-"""Queue of requests for which no worker has capacity, as in an engine's own queue.
+"""Queue of requests for which no worker has capacity, as in an engine's own queue. Owned by one event loop.
 
-Invariant: no request overtakes an earlier one, so short prompts do not starve a long one; one level of priority counts
-as one second of waiting. Only the first in the queue asks, so a full cluster costs the routers a few calls a second
-however many wait. Routers decide between the queues of several gateways. Owned by one event loop.
+Invariant: requests are served in order of arrival, so short prompts do not starve a long one; one level of priority
+counts as one second of waiting. Only the first request in the queue asks a router for workers, so a full cluster costs
+the routers a few calls a second however many wait. Routers decide between the queues of several gateways.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
 from tandem.core.machine import random_id
 from tandem.gateway.history import RequestRecord
 
-LEVEL_S = 1.0
-_MIN_PAUSE_S = 0.05
+LEVEL_S = 1.0  # seconds of waiting that one level of priority is worth
+_MIN_PAUSE_S = 0.05  # between two calls of the first request; longer if the router asks for it
 _MAX_PAUSE_S = 0.25
 
 T = TypeVar("T")
@@ -69,11 +69,12 @@ class CapacityQueue:
 
     @property
     def others_wait(self) -> bool:
-        """Whether requests wait behind the one that asks."""
+        """Whether requests wait behind the first one."""
         return len(self._places) > 1
 
     async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
-        """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
+        """Returns the result of `call`, repeated at the head of the queue for as long as it raises one of
+        `waits_for`.
 
         Args:
             priority: lower is more urgent.

@@ -1,6 +1,7 @@
 """Creates the choices of a request from its prompts and parameters, the same in every dialect.
 
-Invariant: every choice has a seed before it leaves the gateway, so that every worker samples the same tokens.
+A choice is one answer to one prompt. Invariant: every choice has a seed before it leaves the gateway, so that every
+worker samples the same tokens.
 """
 
 from collections.abc import Sequence

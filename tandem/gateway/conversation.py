@@ -9,7 +9,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-UNREAD: Mapping[str, Any] = MappingProxyType({})  # a message of a known beginning, which was not read again
+# Stands for a message of a known beginning (`known_conversations`), which was not parsed again.
+UNREAD: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class ToolChoice:
 
 
 class FormatKind(StrEnum):
-    """The kind of `OutputFormat.value`: a schema, nothing (any JSON object), a regex, a list of texts, or Lark."""
+    """Kind of an output format. Its value is a JSON schema, nothing (any JSON object), a regex, texts, or Lark."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"

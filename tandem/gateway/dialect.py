@@ -20,7 +20,7 @@ Isolate = Callable[[CacheScope], CacheScope]  # makes a scope unique to the call
 
 
 class Writer(Protocol):
-    """Formats one answer. `results`, shared with the caller, already include a batch when it is written."""
+    """Formats one answer. The `ChoiceResult`s, shared with the caller, already contain a batch given to `chunk`."""
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         """Events of a stream for these updates; may be empty."""
@@ -94,7 +94,7 @@ class Dialect(Protocol):
     ping: bytes
 
     async def read(self, body: bytes, request_id: str, isolate: Isolate) -> ParsedRequest:
-        """Parses a body. `isolate`: makes the scope of cached state that of the caller's tenant.
+        """Parses a body. `isolate`: restricts a scope of cached state to the caller's tenant.
 
         Raises:
             InvalidRequestError: naming the field.

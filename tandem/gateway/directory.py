@@ -1,7 +1,8 @@
-"""Description of the one model that a gateway serves, cached: context length, vocabulary, sampling defaults.
+"""Cached description of the one model that a gateway serves: context length, vocabulary, sampling defaults.
 
-A task asks the routers for it every second. Invariant: once it is known, `info` never waits for a router; a stale one
-is used if need be. Of several versions of the model, that with the most decode workers is described.
+A task asks the routers for it every second. Invariant: once a description is known, `info` never waits for a router and
+may return a stale one. If workers serve several versions of the model, the one with the most decode workers is
+described.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ Admit = Callable[[Scope], Awaitable[Caller]]
 
 
 class Edge:
-    """Wraps `app`. `admit`: returns the caller of a request or raises TandemError; None: every request is admitted."""
+    """Wraps `app`. `admit`: returns the caller of a request or raises TandemError; None: every request is anonymous."""
 
     def __init__(self, app: ASGIApp, ids: RequestIds, admit: Admit | None = None) -> None:
         self._app = app

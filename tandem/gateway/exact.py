@@ -1,4 +1,4 @@
-"""Reads JSON with integers of any size; orjson alone reads those beyond 64 bits as floats. Pure."""
+"""Reads JSON with exact integers of any size; orjson by itself would read those beyond 64 bits as floats. Pure."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from tandem.gateway.errors import RequestError
 
-_NUM_DIGITS = 19  # or more has every integer beyond 64 bits, and little else
+_NUM_DIGITS = 19  # every integer beyond 64 bits has at least as many digits
 _IN_TEXT = re.compile(rf"[0-9]{{{_NUM_DIGITS}}}")
 _EXACT_FIELDS = frozenset(
     {"messages", "tools", "response_format", "structured_outputs", "text", "output_config", "output_format"}

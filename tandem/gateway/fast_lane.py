@@ -1,6 +1,6 @@
-"""Serves the generating paths before the web framework, whose own processing would cost half a millisecond a request.
+"""Serves the endpoints that generate text before the web framework, whose overhead is half a millisecond a request.
 
-The framework still describes these paths in its OpenAPI document.
+The framework still describes these endpoints in its OpenAPI document.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tandem.gateway.gateway import Gateway
 
 
 class FastLane:
-    """Wraps `app`. `dialects`: by path; they answer POST."""
+    """ASGI app that serves POST requests to the paths of `dialects` and passes all other requests to `app`."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, dialects: Mapping[str, Dialect]) -> None:
         self._app = app

@@ -1,4 +1,7 @@
-"""The parts of a gateway that requests share. Started and closed once; owned by one event loop."""
+"""Creates and owns the parts of a gateway that its requests share, such as clients of routers and workers.
+
+Started and closed once; owned by one event loop.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -129,7 +132,7 @@ class Gateway:
         return True
 
     async def find_pins(self, asked: ParsedRequest) -> PromptPins | None:
-        """Looks up earlier pins of this prompt and tells its results. None: there is nothing to record."""
+        """Looks up which prefixes of the prompt earlier pins keep, and stores that in its results. None: no pins."""
         if not asked.request.pins:
             return None
         pins, live = None, LivePins.of_everything()

@@ -1,7 +1,8 @@
-"""Tells a client that only ended its sending (half-close) from one that left: only a write shows the difference.
+"""Probes half-closed connections, to tell clients that only ended their sending from clients that have left.
 
-A client that left answers a write with a reset, which ends the connection; one that waits for its answer skips interim
-responses (RFC 9110 §15.2) and pings. Invariant: nothing is written inside a response's own bytes.
+Only a write shows the difference. A client that left answers it with a reset, which ends the connection; one that waits
+for its answer skips interim responses (RFC 9110 §15.2) and pings. Invariant: nothing is written inside a response's own
+bytes.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ class HalfCloseProbe:
         self._delay_s = FIRST_DELAY_S
 
     def write(self) -> None:
+        """Sends a probe and schedules the next one."""
         if self._cycle.response_complete or self._transport.is_closing():
             return
         if not self._cycle.response_started:

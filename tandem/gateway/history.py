@@ -1,7 +1,7 @@
-"""The latest requests and where their time went, for operators.
+"""Records of the latest requests and where their time went, for operators.
 
-Invariant: bounded in requests and in stages; the oldest request is evicted first. Holds figures and worker ids, never
-prompts or answers.
+Invariant: bounded in requests and in stages (timed parts of a request); the oldest request is evicted first. Holds
+figures and worker ids, never prompts or answers.
 """
 
 from collections import OrderedDict
@@ -15,9 +15,9 @@ from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.gateway.request import ChoiceEnd
 
-PROCESS = "gateway"
+PROCESS = "gateway"  # name of the gateway's own stages
 DEFAULT_SIZE = 1000
-MAX_STAGES = 512
+MAX_STAGES = 512  # of this process in a record, and of each choice's worker
 MAX_PARTS = 50_000  # stages and ends of choices in all records; each takes half a kilobyte
 
 
@@ -30,7 +30,11 @@ class _Count:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as the gateway and its workers measured it. `started_s` is wall-clock time."""
+    """One request as the gateway and its workers measured it.
+
+    `started_s`: wall-clock time. `state`: running, or as given to `close`. `ends`: ends of its choices, by index.
+    `workers`: ids of the decode workers that served it, in order.
+    """
 
     request_id: str
     model: str
@@ -116,6 +120,7 @@ class RequestRecord:
                 self.add(Stage(name, PROCESS, start_s, self.clock.now_s() - began_s, attributes))
 
     def as_json(self) -> dict[str, Any]:
+        """The record as operators see it."""
         ends = [self.ends[index] for index in sorted(self.ends)]
         return {
             "request_id": self.request_id,
@@ -163,6 +168,7 @@ class RequestHistory:
             self._by_answer[answer_id] = record
 
     def find(self, request_id: str) -> RequestRecord | None:
+        """The record of this request id or answer id, or None."""
         return self._records.get(request_id) or self._by_answer.get(request_id)
 
     def _forget(self, request_id: str) -> None:

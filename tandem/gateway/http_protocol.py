@@ -1,10 +1,10 @@
-"""Uvicorn's HTTP protocol with limits on the request line and headers, which arrive before API keys are checked.
+"""Uvicorn's HTTP protocol with limits on the head (request line and headers), which no API key protects yet.
 
-Invariant: a connection holds at most the limit plus one read of header bytes, trailers and chunk extensions included.
-Heads that do not end in time and bodies whose answer is already sent are closed, and so are clients that do not read
-the end of a failed request. Connections beyond `max_connections` are answered 503 and closed. Offers to change the
-protocol are ignored (RFC 9110 §7.8). HTTP/1.0 gets no chunks. A client that ends its sending (half-close) still gets
-its answer if it reads.
+Invariant: a connection buffers at most the limit plus one read of header bytes, trailers and chunk extensions included.
+Closed are connections whose head does not end in time, whose body goes on after its answer was sent, or whose client
+does not read the end of a failed request. Connections beyond `max_connections` are answered 503 and closed. Offers to
+change the protocol are ignored (RFC 9110 §7.8). HTTP/1.0 gets no chunks. A client that ends its sending (half-close)
+still gets its answer if it reads.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from tandem.gateway.openai.frames import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 10.0
-LAST_WORDS_S = 1.0  # for a client to take how its request ended
-UNREAD_S = 10.0  # in which a client must take something of what is left for it
-_MAX_ROUNDS = 6
+LAST_WORDS_S = 1.0  # time for a client to read how its request ended
+UNREAD_S = 10.0  # time in which a client must read some of the bytes that are left for it
+_MAX_ROUNDS = 6  # of `UNREAD_S` that a client has in all
 _GIVE_UP_KEY = "tandem.give_up_unread"
 _PING_KEY = "tandem.ping_half_closed"
 
@@ -201,7 +201,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._end_with(Problem(431, "invalid_request_error", "headers_too_large", message))
 
     def _end_with(self, problem: Problem) -> None:
-        """Answers the connection itself, whatever it has sent, and closes it."""
+        """Sends this answer on the connection itself, whatever was sent before, and closes it."""
         body = error_body(problem)
         headers = {
             "content-type": "application/json",

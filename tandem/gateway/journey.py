@@ -1,4 +1,4 @@
-"""Serves one choice from its pairing with workers to its last token, across worker failures.
+"""Serves one choice (one answer to one prompt) from its pairing with workers to its last token, across worker failures.
 
 Invariant: the client receives the same tokens as from one worker that never failed; a replacement continues after the
 tokens generated so far. Attempts and waiting time are bounded. Never writes to a client.
@@ -149,7 +149,7 @@ class Journey:
     async def _once_possible(
         self, question: Callable[[CapacityQueue], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
-        """NOTE: the first in the queue asks for all that the same workers can serve; see `OutageQueues`."""
+        """Pairs once suitable workers exist. NOTE: of requests with equal needs only the first asks a router."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
         return await self._context.outages.run(
             needs, waits_for, self._request.priority, lambda queue: self._paired(partial(question, queue)), self._record
@@ -180,7 +180,9 @@ class Journey:
             raise
 
     async def _may_go_on(self, worker: WorkerAddress) -> bool:
-        """NOTE: a worker that was lost, or took no work for a while, may be back. One that does not trust us, or speaks
+        """Whether a worker that failed may be used again.
+
+        NOTE: a worker that was lost, or took no work for a while, may be back. One that does not trust us, or speaks
         another protocol, would refuse again.
         """
         errors = [error for failed, error in self._failed if failed == worker]

@@ -1,8 +1,8 @@
-"""Counts the values of a JSON text while it arrives, before it is parsed. Pure.
+"""Counts the values of a JSON text while it arrives, so that it can be refused before it is parsed. Pure.
 
-Parsing holds the interpreter's lock all the time, and how long depends on the values rather than on the bytes: 26 MiB
-of text take 30 ms, of numbers 150 ms, of an object's members a second, and eight times their size in memory. The limits
-keep it below a tenth of a second.
+Parsing holds the interpreter's lock throughout. Its time depends on the number of values rather than bytes: 26 MiB take
+30 ms if they are text, 150 ms if numbers, and a second if members of an object. Such members also take eight times
+their size in memory. The limits on values and members keep parsing below a tenth of a second.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from itertools import chain
 
 from tandem.gateway.errors import RequestError
 
-VALUE_BYTES = 64  # that a value takes when parsed, and a member's name or a container beside: measured, rounded up
-_BYTES_PER_QUOTE = 32  # or more on average, and looking at each quote costs less than replacing
+VALUE_BYTES = 64  # memory of a parsed value, and again of a member's name or of a container: measured, rounded up
+_BYTES_PER_QUOTE = 32  # if quotes are at least this far apart on average, looking at each costs less than replacing
 
 
 class JsonScan:
-    """Running counts of one text.
+    """Running counts of one JSON text.
 
-    `num_values`: entries of arrays and members of objects, and at most as many again as there are arrays and objects.
-    `num_members`: members of objects, and the arrays and objects themselves; each costs as much as ten numbers.
+    `num_values`: entries of arrays and members of objects; each array or object may count once more. `num_members`:
+    members of objects, and the arrays and objects themselves; parsing one costs as much as ten numbers.
 
     NOTE: of a text that is not JSON the counts mean nothing; parsing stops at its first error.
     """
@@ -50,7 +50,7 @@ class JsonScan:
 
 
 def _parted(pieces: Sequence[bytes]) -> list[bytes]:
-    """`pieces` between quotes, without those that begin with an escaped quote and so are a string's."""
+    """Removes escaped quotes from a text that was split at quotes; returns the pieces between the remaining ones."""
     before = chain((b"",), pieces)
     return [
         piece
@@ -65,7 +65,7 @@ def _num_backslashes(piece: bytes) -> int:
 
 
 def _split(piece: bytes) -> list[bytes]:
-    """As `_parted`, at a cost that depends on the bytes alone, as many quotes require."""
+    """Like splitting at quotes and `_parted`, at a cost that depends on bytes alone; faster with many quotes."""
     return piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
 
 

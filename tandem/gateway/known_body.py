@@ -1,6 +1,8 @@
-"""One body that may go on from a known conversation: the attempts to read it, from the cheapest to the whole.
+"""Parses a request body that may continue a known conversation (`known_conversations`); every dialect uses it.
 
-Invariant: whatever is refused of a shortened body is read once more as a whole, whose errors name the right place.
+Attempts are made from the cheapest to the most expensive: the body shortened by the longest known conversation, then by
+another one, then the whole body. Invariant: an error in a shortened body is never reported; the whole body is parsed
+again, so that its errors name the right place.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,11 +23,11 @@ AnyBody = TypeVar("AnyBody")
 
 
 class KnownBody:
-    """A body, and the conversations among which it is looked for.
+    """One body, and the cache in which its conversation is looked up.
 
     Args:
-        scope: the caller's own.
-        kind: of the API, since equal bodies mean different conversations.
+        scope: the caller's cache scope.
+        kind: the API of the body, since equal bodies mean different conversations in different APIs.
     """
 
     def __init__(self, conversations: KnownConversations, body: bytes, scope: CacheScope, kind: str) -> None:
@@ -38,14 +40,15 @@ class KnownBody:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a conversation in a body of this length is kept."""
+        """Whether the cache takes conversations whose bodies have this length."""
         return self._conversations.takes(len(self.body))
 
     async def read(self, attempt: Callable[[KnownConversation | None], Awaitable[T]]) -> T:
-        """The result of `attempt` with the longest known conversation that does, or with None for the whole.
+        """Returns the result of the first attempt that succeeds: with a known conversation, else with None for the
+        whole body.
 
-        NOTE: where the template writes earlier messages otherwise than before, as it does with a next question, an
-        entry from before them may do.
+        NOTE: where the template writes earlier messages differently than before, as some do once another question
+        follows, an entry that ends before these messages may still be used.
         """
         known = self._find()
         for _ in range(2):
@@ -66,10 +69,11 @@ class KnownBody:
     async def parsed(
         self, known: KnownConversation | None, off_loop: OffLoop, parse: Callable[[bytes], AnyBody], member: str
     ) -> tuple[AnyBody, MessageSpans | None]:
-        """The body, without the messages that are known, and the places of those it has if they are to be kept.
+        """Parses the body, shortened if `known` is given; also returns the messages' offsets if the conversation is to
+        be cached.
 
         Args:
-            member: the array of the messages.
+            member: name of the array of messages.
 
         Raises:
             InvalidRequestError: as `parse`.
@@ -90,11 +94,11 @@ class KnownBody:
         return asked, spans
 
     def keep(self, entry: KnownConversation) -> None:
-        """Keeps what is known of the conversation in this body."""
+        """Adds the entry of this body's conversation to the cache."""
         self._conversations.add(self.body, self._digest, self._scope, self._kind, entry)
 
     def counted(self, assembled: Assembled, known: KnownConversation | None) -> EncodingCounts:
-        """Counts of encoding the prompt, for the trace."""
+        """Counts of bytes, tokens and messages that were known before, for the request's trace."""
         if known is not None:
             return replace(assembled.encoding, num_unread_messages=known.num_left_out)
         why = self._why_whole or assembled.why_whole or "no earlier turn of it is known"

@@ -1,9 +1,11 @@
-"""Cache of long chats by the bytes of their HTTP bodies: of a body that continues one, only the last messages are read.
+"""Cache of long chats, so that requests which continue a known chat are resumed: only their last messages are
+processed.
 
-A body that begins with the same bytes has the same messages there, which were found valid. It is read as a shorter one:
-its first message, then those from the second-to-last known one on. What is known of the prompt, whose text and tokens
-are not made again, is in `Beginning`. Entries are found only in the caller's own scope. Bounded in bytes; the least
-recently used go first.
+Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
+same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
+from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
+by the entry's `Beginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
+recently used ones are evicted first.
 """
 
 import hashlib
@@ -20,29 +22,31 @@ from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
 from tandem.text.resumption import Facts, Resumption
 
-MIN_MESSAGES = 4  # that a conversation has to have
-MAX_ALIKE = 64  # conversations whose bodies begin alike, as those of one agent do
+MIN_MESSAGES = 4  # shorter conversations are not cached
+MAX_ALIKE = 64  # cached conversations whose bodies begin with the same bytes, as those of one agent do
 MIN_BODY_BYTES = 128 * 1024  # reading a shorter body whole costs no more than remembering it
-MAX_BODY_BYTES = 8 * 2**20  # of a known one; making its digest in the event loop takes under 1 ms
-_HEAD_BYTES = 1024  # of a body, by which those that begin alike are found
-_END_BYTES = 64  # of its beginning, by which most other bodies are told apart
-_MAX_DIGESTED_BYTES = 2 * MAX_BODY_BYTES  # of beginnings that end alike, a millisecond or two in the event loop
-_KEY = secrets.token_bytes(32)
-_ENTRY_BYTES = 2048  # measured: the objects of an entry beside what grows
-_CUT_BYTES = 48  # of a cut: a pointer to its key, and its size
-_CALL_BYTES = 96  # of a call's id, beside its characters
+MAX_BODY_BYTES = 8 * 2**20  # of a known body; computing its digest in the event loop takes under 1 ms
+_HEAD_BYTES = 1024  # first bytes of a body; entries are grouped by their digest
+_END_BYTES = 64  # last bytes of a known part, by which most other bodies are ruled out
+_MAX_DIGESTED_BYTES = 2 * MAX_BODY_BYTES  # digested by one look-up, a millisecond or two in the event loop
+_KEY = secrets.token_bytes(32)  # key of the digests
+_ENTRY_BYTES = 2048  # measured: memory of an entry's objects, without the parts that grow
+_CUT_BYTES = 48  # memory of one cut: a pointer to its key, and its size
+_CALL_BYTES = 96  # memory of a call's id, without its characters
 
 
-Place = tuple[int | None, int | None, int]  # of a breakpoint: tool, message, characters
+# Position of a cache breakpoint: index of a tool, index of a message, number of characters.
+Place = tuple[int | None, int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlaces:
-    """Places at which a later body may be resumed, as indices of messages of the body that was read.
+    """Messages between which a later body may be resumed, as indices of messages of the body that was parsed.
 
     Args:
-        last: of the last message whose bytes have to be the same in the later body.
-        again: of the first message that is read again, so early that the message before the last is read completely.
+        last: the last message whose bytes have to be the same in the later body.
+        again: the first message that is parsed again, early enough for the message before `last` to be parsed
+            completely.
     """
 
     last: int
@@ -51,15 +55,15 @@ class ResumePlaces:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Known beginning of a conversation's prompt, up to one of its last messages.
+    """Known beginning of a conversation's prompt, up to one of its last messages: rendering and encoding resume there.
 
     Args:
-        num_messages: known messages. The last of them is rendered again.
-        cut: the text before that one.
-        num_steps: upper bound of the template's steps for rendering that text.
-        situation: digest of all that the prompt depends on besides the messages.
-        resumption: state of the template there.
-        pins: tokens before cache breakpoints of the tools and the first messages.
+        num_messages: number of known messages. The last of them is rendered again.
+        cut: the prompt's text before the last known message, as the keys of its encoded pieces.
+        num_steps: upper bound of the steps that the template took to render that text.
+        situation: digest of everything besides the messages that the prompt depends on, such as tools and variables.
+        resumption: state of the template at the last known message.
+        pins: number of tokens before each cache breakpoint of the tools and the first messages.
     """
 
     num_messages: int
@@ -70,22 +74,22 @@ class Beginning:
     pins: Mapping[Place, int] = field(default_factory=dict)
 
     def admits(self, facts: Facts) -> bool:
-        """Whether a conversation whose template comes to its messages with these facts may be resumed."""
+        """Whether a conversation may be resumed here, given the values that its template reads before its messages."""
         return self.resumption.facts.admits(facts, self.num_messages - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownConversation:
-    """An entry of the cache.
+    """Cache entry: where the messages of a known conversation lie in its body, and what is known of its prompt.
 
     Args:
-        num_bytes: of the body up to the end of its last known message.
-        first_end: of the first message in the body.
-        resume_at: where the body is read again: before the message before the last known one, or earlier.
-        num_left_out: messages between the first one and `resume_at`, which the shorter body does not have.
-        calls: in the messages before; the names of the tools by the ids, where the API has use for them.
-        reader: state of the API's reader after these messages; of a small, fixed size.
-        end: bytes before the end of the last known message.
+        num_bytes: bytes of the body up to the end of its last known message.
+        first_end: byte offset of the end of the first message.
+        resume_at: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
+        num_left_out: number of messages between the first one and `resume_at`, which the shortened body does not have.
+        calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
+        reader: state of the API's message reader after these messages; of a small, fixed size.
+        end: the last bytes of the known part of the body.
     """
 
     num_bytes: int
@@ -108,7 +112,7 @@ class KnownConversation:
         num_left_out: int = 0,
         reader: object = None,
     ) -> "KnownConversation":
-        """`spans`: of the messages that were read. `num_left_out`: those after the first that were not."""
+        """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
         again = places.again
         return cls(
             spans.ends[places.last],
@@ -122,48 +126,53 @@ class KnownConversation:
 
     @property
     def num_bytes_left_out(self) -> int:
+        """Bytes by which the shortened body is shorter."""
         return self.resume_at - self.first_end - 1
 
     @property
     def memory_bytes(self) -> int:
+        """Estimated memory of this entry."""
         calls = sum(_CALL_BYTES + len(call_id) + len(name) for call_id, name in self.calls.items())
         cut = len(self.beginning.cut.rest) + _CUT_BYTES * len(self.beginning.cut.keys)
         pins = _CUT_BYTES * len(self.beginning.pins)
         return _ENTRY_BYTES + cut + calls + pins + self.beginning.resumption.num_bytes
 
     def shortened(self, body: bytes) -> bytes:
-        """`body` without the messages that need not be read."""
+        """Returns `body` without the messages that need not be parsed."""
         return b"%b,%b" % (body[: self.first_end], body[self.resume_at :])
 
     def spans(self, short: MessageSpans) -> MessageSpans:
-        """Places in the body of the messages whose places in the shortened body are given; those of the messages left
-        out are not told.
-        """
+        """Converts message offsets in the shortened body to the whole body; messages that were left out have none."""
         more = self.num_bytes_left_out
         starts, ends = [start + more for start in short.starts[1:]], [end + more for end in short.ends[1:]]
         return MessageSpans((short.starts[0], *starts), (short.ends[0], *ends))
 
 
 class BodyDigest:
-    """Digests of the beginnings of a body: Poly1305 with a key of this process, which nobody learns, and the bytes
-    before the end, by which most other bodies are told without reading all of them.
+    """Digests of the beginnings of one body, by which known conversations are recognised.
+
+    A digest is Poly1305 with a random key of this process that is never shown. The last bytes of a beginning are
+    compared first, which rules out most other bodies without reading all of them.
     """
 
     def __init__(self, body: bytes) -> None:
         self._view = memoryview(body)
 
     def end_of_first(self, num_bytes: int) -> bytes:
+        """The last `_END_BYTES` of the first `num_bytes` of the body."""
         return bytes(self._view[num_bytes - _END_BYTES : num_bytes])
 
     def of_first(self, num_bytes: int) -> bytes:
-        """NOTE: for two bodies that do not depend on the key, the chance of equal digests is below 2**-80. As a
-        digest of secrets, or one that is shown, it would not do.
+        """Digest of the first `num_bytes` of the body.
+
+        NOTE: for two bodies that do not depend on the key, the chance of equal digests is below 2**-80. It must not be
+        used for secrets, nor shown to anybody.
         """
         return Poly1305.generate_tag(_KEY, self._view[:num_bytes])
 
 
 class KnownConversations:
-    """A bounded cache of entries. Used by one thread.
+    """The cache: a bounded number of bytes of known conversations. Used by one thread.
 
     Args:
         min_body_bytes: of a conversation that is kept, at least 1024.
@@ -179,7 +188,7 @@ class KnownConversations:
         return sum(map(len, self._alike.values()))
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether conversations in bodies of this length are kept."""
+        """Whether conversations in bodies of this length are cached."""
         return self._min_body_bytes <= num_bytes <= MAX_BODY_BYTES
 
     def find(
@@ -190,13 +199,13 @@ class KnownConversations:
         kind: str,
         fits: "Callable[[KnownConversation], bool] | None" = None,
     ) -> KnownConversation | None:
-        """The longest known conversation that `body` begins with.
+        """The longest known conversation that `body` begins with, or None.
 
         Args:
-            digest: of the body.
-            scope: the caller's own.
-            kind: of the API.
-            fits: what it has to fulfil.
+            digest: the digest of `body`.
+            scope: the caller's cache scope.
+            kind: the API of the body, since equal bodies mean different conversations in different APIs.
+            fits: predicate that the entry has to satisfy; None: every entry does.
         """
         head = _head(body, scope, kind)
         alike = self._alike.get(head)
@@ -222,7 +231,7 @@ class KnownConversations:
         return None
 
     def add(self, body: bytes, digest: BodyDigest, scope: CacheScope, kind: str, entry: KnownConversation) -> None:
-        """Keeps what is known of the conversation in `body`, if its length is worth it; arguments as of `find`."""
+        """Adds the entry of the conversation in `body`, if its length is worth it; arguments as of `find`."""
         if not self.takes(entry.num_bytes) or entry.beginning.num_messages < MIN_MESSAGES:
             return
         head = _head(body, scope, kind)

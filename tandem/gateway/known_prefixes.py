@@ -1,9 +1,9 @@
-"""Token ids and block hashes of prompts' beginnings, so that a conversation's next turn costs what is new in it.
+"""Cache of the token ids and block hashes of prompts' beginnings, so that a chat's next turn encodes only its new text.
 
-A prompt is cut where its tokenizer cuts in any case (`text.cuts`). Each cut has a key: SHA-256 over the key before it,
-first the request's root hash, which covers model and tenant, and the bytes between. So tenants find nothing of each
-other, and equal keys mean equal beginnings. Bounded in bytes; the least recently used piece goes first, and never
-before one after it.
+A prompt is cut into pieces where its tokenizer splits the text in any case (`text.cuts`). Each cut has a key: SHA-256
+over the previous key and the bytes between the two cuts. The first key is computed from the request's root hash, which
+covers model and tenant. So no tenant finds another's pieces, and equal keys mean equal beginnings. Bounded in bytes;
+the least recently used piece is evicted first, and never before a later piece of the same prompt.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 MIN_PIECE_BYTES = 1024  # of text; a piece of its own takes some 400 bytes beside its tokens
-PIECE_OVERHEAD_BYTES = 400  # measured: key, entry and the objects' heads
+PIECE_OVERHEAD_BYTES = 400  # measured: memory of a piece's key, cache entry and object headers
 DEFAULT_MAX_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Contribution of one piece of text to a prompt.
+    """Tokens and block hashes of one piece of a prompt.
 
     Args:
         token_ids: packed, 4 bytes each.
-        hashes: of the blocks that its tokens complete, one after the other.
+        hashes: concatenated hashes of the blocks that end in this piece.
     """
 
     token_ids: bytes
@@ -32,18 +32,18 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that keeping it takes."""
+        """Memory that the piece takes in the cache."""
         return len(self.token_ids) + len(self.hashes) + PIECE_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class CutBeginning:
-    """The beginning of a prompt, without its text before the last cut.
+    """The beginning of a prompt, of which only the text after the last cut is stored.
 
     Args:
-        keys: of its cuts.
-        sizes: bytes of the pieces before them.
-        rest: what follows the last cut.
+        keys: the keys of its cuts.
+        sizes: bytes of each piece before a cut.
+        rest: the text after the last cut, in UTF-8.
     """
 
     keys: tuple[bytes, ...]
@@ -52,17 +52,17 @@ class CutBeginning:
 
     @property
     def num_bytes(self) -> int:
-        """Of text."""
+        """Bytes of the whole beginning's text."""
         return sum(self.sizes) + len(self.rest)
 
 
 @dataclass(frozen=True, slots=True)
 class CutPrompt:
-    """A prompt in pieces.
+    """A prompt cut into pieces.
 
     Args:
-        pieces: their text; empty for those of a beginning that the prompt was resumed from.
-        keys: of the places between them, so one fewer. Each covers the one before it.
+        pieces: text of each piece in UTF-8; empty for pieces of a beginning that the prompt was resumed from.
+        keys: the key of each cut between two pieces, so one fewer than pieces. Each covers all text before it.
         sizes: bytes of each piece.
     """
 
@@ -72,10 +72,11 @@ class CutPrompt:
 
     @classmethod
     def of(cls, text: str, token: str, root: bytes, beginning: CutBeginning | None = None) -> "CutPrompt":
-        """Cuts `text` before occurrences of `token`, at least `MIN_PIECE_BYTES` apart from the beginning on.
+        """Cuts `text` before occurrences of `token` that are at least `MIN_PIECE_BYTES` apart.
 
         Args:
-            beginning: of the prompt, which `text` continues.
+            root: the hash from which the first key is computed.
+            beginning: the beginning of the prompt, if `text` only continues it.
         """
         data = text.encode("utf-8", "surrogatepass")
         before = CutBeginning((), (), b"") if beginning is None else beginning
@@ -87,7 +88,7 @@ class CutPrompt:
         return cls([*empty, *pieces], keys, [*before.sizes, *map(len, pieces)])
 
     def beginning(self, num_bytes: int, token: str) -> CutBeginning:
-        """The first `num_bytes`, cut where every prompt is that begins with them: the token is seen to its end.
+        """The first `num_bytes` of the prompt, cut only where every prompt with these first bytes is cut.
 
         They end after the last cut of the beginning that this prompt was resumed from.
         """
@@ -111,7 +112,7 @@ def _pieces(data: bytes, token: bytes) -> list[bytes]:
 
 
 class KnownPrefixes:
-    """A cache of pieces by the keys of their ends. Used by one thread."""
+    """The cache: pieces by the key of the cut that ends them. Used by one thread."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -122,7 +123,7 @@ class KnownPrefixes:
         return len(self._pieces)
 
     def leading(self, keys: Sequence[bytes]) -> list[Piece]:
-        """The pieces that are known of the prompt with these keys, from its first on without a gap."""
+        """The cached pieces of the prompt with these keys, from its first piece to the first one that is not cached."""
         found = []
         for key in keys:
             piece = self._pieces.get(key)
@@ -133,7 +134,7 @@ class KnownPrefixes:
         return found
 
     def add(self, keys: Sequence[bytes], pieces: Sequence[Piece]) -> None:
-        """Keeps the pieces of one prompt, from its first on; those that are known already stay as they are."""
+        """Adds the pieces of one prompt, beginning with its first; pieces that are cached already stay unchanged."""
         for key, piece in zip(keys, pieces, strict=True):
             if key not in self._pieces:
                 self._pieces[key] = piece
@@ -144,6 +145,6 @@ class KnownPrefixes:
             self.num_bytes -= piece.num_bytes
 
     def _touch(self, keys: Sequence[bytes]) -> None:
-        """NOTE: the first piece last, because without it all that follow it are out of reach."""
+        """Marks pieces as recently used. NOTE: the first one last, because without it the others cannot be found."""
         for key in reversed(keys):
             self._pieces.move_to_end(key)

@@ -1,6 +1,7 @@
 """Limits on tools, schemas and free-form objects of a request, the same in every dialect. Pure.
 
-Invariant: accepted values are small and flat enough for a template and a grammar; others are refused by their place.
+Invariant: accepted values are small and flat enough for a template and a grammar; others are refused, naming their
+place in the request.
 """
 
 import re
@@ -63,7 +64,7 @@ def check_free_form(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _check_size(value: Any, where: str, max_values: int, max_depth: int) -> None:
-    """Level by level, so that no nesting is too deep to be counted.
+    """Counts values and depth level by level, so that no nesting is too deep to be counted.
 
     NOTE: nearly all values are no containers, and a schema may have very many of them; those cost one test in C each.
     """

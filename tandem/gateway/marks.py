@@ -1,7 +1,7 @@
 """Locates cache breakpoints in a rendered prompt. Pure.
 
-A template may move, trim or repeat its input. So each place is marked in a copy of the conversation, the copy is
-rendered, and the text that both prompts share before the mark is the text that the breakpoint keeps.
+A template may move, trim or repeat its input. So a random mark is inserted at the breakpoint into a copy of the
+conversation, and the copy is rendered. The text before the mark that both prompts share is what the breakpoint keeps.
 """
 
 import secrets
@@ -14,14 +14,17 @@ from tandem.gateway.conversation import Breakpoint, Conversation, Tool
 
 @dataclass(frozen=True, slots=True)
 class MarkedConversation:
-    """A copy of a conversation with `mark` inserted at one place."""
+    """A copy of a conversation with a random text, `mark`, inserted at one breakpoint."""
 
     conversation: Conversation
     mark: str
 
     @classmethod
     def of(cls, conversation: Conversation, place: Breakpoint) -> "MarkedConversation":
-        """NOTE: the mark is letters and digits, which templates and JSON do not escape, and cannot be predicted."""
+        """Inserts a mark at `place`.
+
+        NOTE: the mark is letters and digits, which templates and JSON do not escape, and cannot be predicted.
+        """
         mark = f"Mark{secrets.token_hex(8)}"
         messages, tools = list(conversation.messages), list(conversation.tools)
         if place.tool is not None:
@@ -31,7 +34,7 @@ class MarkedConversation:
         return cls(replace(conversation, messages=messages, tools=tuple(tools), breakpoints=()), mark)
 
     def place(self, marked_prompt: str, prompt: str) -> int:
-        """Number of characters of `prompt` before the mark; 0 where the template does not show its place."""
+        """Number of characters of `prompt` before the breakpoint; 0 where the template does not show the mark."""
         before, found, _ = marked_prompt.rpartition(self.mark)
         return _num_shared(before.replace(self.mark, ""), prompt) if found else 0
 
@@ -48,7 +51,7 @@ def _marked_message(message: Mapping[str, Any], offset: int, mark: str) -> Mappi
 
 
 def _num_shared(first: str, second: str) -> int:
-    """Leading characters that are equal, found by halving: comparing long texts is quick, walking them is not."""
+    """Number of equal leading characters, found by bisection, since comparing whole slices is fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,7 @@
-"""Places of a conversation's messages, or items, in the bytes of its body. Pure."""
+"""Finds the byte offsets of a conversation's messages (or items) in its JSON body, without parsing it. Pure.
+
+`known_conversations` uses them to leave out known messages of a body.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,15 +12,17 @@ _OPENING, _CLOSING = b"[{", b"]}"
 
 @dataclass(frozen=True, slots=True)
 class MessageSpans:
-    """Offsets of the beginning and the end of each message. Between two are a comma and space."""
+    """Byte offsets of the start and the end of each message. Only a comma and white space lie between two messages."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
     @classmethod
     def find(cls, body: bytes, member: str = "messages") -> "MessageSpans | None":
-        """The messages of `body`, a valid JSON object. None if they are not objects in one array, or if another member
-        of the body might have the same name.
+        """Locates the messages in `body`, a valid JSON object.
+
+        Returns None if they are not all objects in one array, or if another member of the body might have the same
+        name.
 
         Args:
             member: the name of the array.

@@ -112,6 +112,7 @@ class GatewayMetrics:
         self._known_tokens.inc(counts.num_known_tokens)
 
     def observe_first(self, ttft_s: float) -> None:
+        """Records a choice's first token, `ttft_s` seconds after its request arrived."""
         self.recent.note_first(ttft_s)
         self._ttft.observe(ttft_s)
 
@@ -138,7 +139,8 @@ class GatewayMetrics:
                 self._per_token.observe(end.tpot_s)
 
     def rejected(self, code: str, status: int, *, has_arrived: bool) -> None:
-        """Records a request that failed with an error of this HTTP status, or would have, had its answer not begun.
+        """Records a request that failed with an error of this status, or would have had it, had its answer not
+        begun.
 
         Args:
             has_arrived: its choices were counted as arrivals.

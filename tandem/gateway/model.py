@@ -1,4 +1,4 @@
-"""The model that a gateway serves: its name, tokenizer and chat template. Immutable; no model weights are loaded."""
+"""The model that a gateway serves: its name, tokenizer, chat template, and caches of encoded prompts. No weights."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ from tandem.text.cuts import CutRule
 from tandem.text.resumption import Resumption
 from tandem.text.tokenizer import Tokenizer
 
-MANY_MESSAGES = 32
-MANY_UNREAD_MESSAGES = 512  # that a template's loop passes over, some 2 µs each
+MANY_MESSAGES = 32  # a chat with more messages is rendered in a thread
+MANY_UNREAD_MESSAGES = 512  # likewise with more messages that the template's loop only skips, some 2 µs each
 LONG_MESSAGES = 64 * 1024  # characters of all together
 _CONVERSATIONS_SHARE = 1 / 8  # of the memory for encoded beginnings; an entry takes a fiftieth of its tokens
 
@@ -121,9 +121,7 @@ class ServedModel:
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        """Renders the prompt of a chat from message number `start` on, as `ChatTemplate.render_from`; raises as that
-        and as `render`.
-        """
+        """Renders the prompt of a chat from message number `start` on; arguments as of `ChatTemplate.render_from`."""
         render = partial(self._required_template().render_from, messages, start, kept, former, **variables)
         is_quick = len(messages) <= MANY_UNREAD_MESSAGES and _is_quick([each for each in messages if each], variables)
         return render() if is_quick else await asyncio.to_thread(render)

@@ -16,7 +16,7 @@ _MARKS = ("MarkFirst", "MarkSecond")
 
 
 def shows_later_systems(template: str) -> bool:
-    """Whether a chat template shows a second system message, after the first and after an answer."""
+    """Whether a chat template shows further system messages: one right after the first, and one after an answer."""
     first, second = ({"role": "system", "content": mark} for mark in _MARKS)
     answer, question = {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}
     tried = ([first, second, question], [first, question, answer, second, question])

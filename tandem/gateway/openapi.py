@@ -1,6 +1,7 @@
-"""The OpenAPI document: what every path answers, its streams and its errors, in the format of the path's API.
+"""Completes the gateway's OpenAPI document with responses, streams and errors, in the format of each path's API.
 
-Adds what routes do not describe themselves; a route that is not in the tables still has its errors described.
+The web framework generates the document from the routes; tables here add the rest. A route that is not in the tables
+still has its errors described.
 """
 
 import functools
@@ -54,7 +55,10 @@ class SuccessResponse:
     """The successful answer of a path.
 
     Args:
-        schema, event: names in `SCHEMAS`; `event`: of each event of a stream.
+        about: description of the answer.
+        schema: name of its schema in `SCHEMAS`.
+        event: name of the schema of each event of a stream; None: it has none.
+        stream: description of the stream.
         is_done_said: a stream ends with `[DONE]`.
         also: further media types that can be requested.
     """

@@ -16,8 +16,8 @@ from tandem.gateway.admin import list_decisions, list_processes
 from tandem.gateway.gateway import Gateway
 
 KEPT_S = 1.0
-NUM_DECISIONS = 30
-MAX_LINKS = 256
+NUM_DECISIONS = 30  # latest routing decisions that are shown
+MAX_LINKS = 256  # links between workers that are shown
 
 
 class Overview:
@@ -31,7 +31,7 @@ class Overview:
         self._made_s: float | None = None
 
     async def body(self, address: str) -> bytes:
-        """The overview as JSON. `address`: at which this gateway was asked."""
+        """The overview as JSON. `address`: under which the client reached this gateway."""
         async with self._lock:
             if self._made_s is None or self._clock.now_s() - self._made_s >= KEPT_S:
                 self._body = orjson.dumps(await self._read(address))

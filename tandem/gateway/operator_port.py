@@ -9,7 +9,7 @@ from tandem.gateway.errors import RequestError
 
 METRICS = "/metrics"
 ADMIN = "/admin/"
-_OWN = "/admin/requests/"
+_OWN = "/admin/requests/"  # timelines of requests, which tenants may read too
 _KEY = "tandem.is_operator_port"
 # Beside those, on the operators' port.
 _ALSO = ("/health", "/ready", "/ping", "/version", "/operations", "/trace")
@@ -17,7 +17,7 @@ _ALSO_BELOW = (ADMIN, "/pages/")
 
 
 class OperatorPort:
-    """Wraps `app` for the listener that only operators reach."""
+    """ASGI app of the operators' port: marks each request, see `is_operator_port`, and passes it to `app`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

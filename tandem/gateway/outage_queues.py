@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OutageQueues:
-    """The outage queues of one gateway, by need. Arguments as of `CapacityQueue`."""
+    """The outage queues of one gateway: one for each combination of needs. Arguments as of `CapacityQueue`."""
 
     def __init__(self, timeout_s: float, waiting: Gauge) -> None:
         self._timeout_s = timeout_s
@@ -36,8 +36,8 @@ class OutageQueues:
         call: Callable[[CapacityQueue], Awaitable[T]],
         record: RequestRecord,
     ) -> T:
-        """Like `CapacityQueue.run`, among requests with equal `needs`; the wait is recorded as the stage `outage`.
-        `call` is given their queue.
+        """Like `CapacityQueue.run`, in the queue of requests with equal `needs`, which is passed to `call`. The wait is
+        recorded as the stage `outage`.
         """
         key = (needs, waits_for)
         queue = self._queues.get(key)

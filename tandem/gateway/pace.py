@@ -4,11 +4,11 @@ import asyncio
 
 from tandem.core.clock import Clock
 
-FLUSH_S = 0.004
+FLUSH_S = 0.004  # least time between two writes
 
 
 class StreamPacer:
-    """Spaces the writes of one stream. A stream slower than one token in `FLUSH_S` is never delayed."""
+    """Keeps writes of one stream `FLUSH_S` apart. A stream slower than one token in `FLUSH_S` is never delayed."""
 
     def __init__(self, clock: Clock, flush_s: float = FLUSH_S) -> None:
         self._clock = clock

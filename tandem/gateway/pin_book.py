@@ -1,4 +1,4 @@
-"""The pin book: prefixes that clients have paid to keep, and until when, so that none is billed twice for one time.
+"""Pin book: records the prompt prefixes that clients have paid to keep cached, so that none is billed twice.
 
 Workers keep the blocks themselves; this book is only for billing. Keys are chained block hashes, which cover model and
 tenant. If the book is unavailable the operator bears the cost, not the client: nothing is billed as written.
@@ -19,10 +19,11 @@ DEFAULT_MAX_ENTRIES = 1 << 18
 
 
 class PinBook(Protocol):
-    """Prefixes with a lifetime each. Owned by one event loop."""
+    """Interface of a pin book: pinned prefixes by the hash of their last block. Owned by one event loop."""
 
     async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
-        """The lifetime in seconds with which each key was kept, or None where it is not kept (any more).
+        """For each key, the lifetime in seconds with which it was pinned; None where it was not, or the lifetime is
+        over.
 
         Raises:
             UnavailableError: the book is unavailable.
@@ -30,7 +31,7 @@ class PinBook(Protocol):
         ...
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
-        """Keeps keys for these seconds from now; a longer remaining lifetime is not shortened. Raises as `find`."""
+        """Pins each key for its seconds from now; a longer remaining lifetime is not shortened. Raises as `find`."""
         ...
 
     async def close(self) -> None:
@@ -71,7 +72,7 @@ class MemoryPinBook:
 
 
 class PromptPins:
-    """The breakpoints of one request in the pin book. `live`: what earlier pins keep of its prompt."""
+    """Access to the pin book for one request. `live`: the part of its prompt that earlier pins keep."""
 
     def __init__(self, book: PinBook, hashes: Sequence[bytes], block_size: int) -> None:
         self._book = book
@@ -91,7 +92,7 @@ class PromptPins:
         return pins
 
     async def keep(self, granted: Sequence[Pin]) -> None:
-        """Records granted pins; earlier pins of the same prompt that they cover start anew."""
+        """Records granted pins. Earlier pins of the same prompt that they cover are renewed with their lifetime."""
         lifetimes: dict[bytes, float] = {}
         for pin in (*granted, *self._refreshed(granted)):
             if num_blocks := pin.num_tokens // self._block_size:

@@ -1,8 +1,9 @@
-"""Encodes text to token ids, in bounded memory and outside the event loop. Owned by one event loop.
+"""Encodes prompts to token ids, in bounded memory and without delaying the event loop that owns it.
 
-Invariant: a text is encoded whole only if it cannot have many more tokens than allowed; longer ones are counted piece
-by piece first. Long texts wait only for each other: they share one thread, a piece at a time. Of a chat, only what
-follows the longest known beginning is encoded and hashed; token ids and hashes equal those of the whole.
+Invariant: a text is encoded whole only if it cannot have many more tokens than allowed; the tokens of longer texts are
+counted piece by piece first. Long texts share one thread, a piece at a time, so they only wait for each other. Of a
+chat, only the text after its longest cached beginning (`known_prefixes`) is encoded and hashed; token ids and hashes
+equal those of encoding the whole.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from tandem.text.cuts import CutRule
 from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
-PIECE_CHARACTERS = 64 * 1024
-COUNTED_CONTEXTS = 64  # how much longer than the context a text may be that is only counted
-_QUICK_TOKENS = 4096  # cutting, hashing and joining so many takes a fraction of a millisecond
-_KNOWN_TOKENS_PER_TOKEN = 64  # that are joined in the time in which a new one is hashed and joined
-_QUICK_CHARACTERS_PER_TOKEN = 16  # that are cut in the time in which one token is hashed and joined
-_SEAM_TOKENS = 64  # that a piece may have more than its part of the whole, where it was cut out
-_WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memory, for each
+PIECE_CHARACTERS = 64 * 1024  # of a long text that are counted, or of a chat that are encoded, in one call
+COUNTED_CONTEXTS = 64  # multiple of the context length that a text may have whose tokens are only counted
+_QUICK_TOKENS = 4096  # cutting, hashing and joining that many takes a fraction of a millisecond
+_KNOWN_TOKENS_PER_TOKEN = 64  # cached tokens that are joined in the time that hashing and joining one new token takes
+_QUICK_CHARACTERS_PER_TOKEN = 16  # characters that are cut in the time that hashing and joining one token takes
+_SEAM_TOKENS = 64  # tokens that cutting a piece out of a text may add to it
+_WHOLE_BYTES = 512 * 1024  # of UTF-8 that may be encoded whole: at most one token, some 300 bytes of memory, for each
 _WHOLE_BYTES_PER_TOKEN = 8  # real text has about four
 _MAX_COUNTED_TOKENS = 512 * 1024
 _MAX_CHARACTERS = 8 * 2**20
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class NotKnownError(InvalidRequestError):
-    """A beginning is not known any more, or not to be resumed here, so the whole must be read."""
+    """The beginning of a conversation is no longer cached or cannot be resumed here, so the whole body must be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,11 @@ class ChainRoot:
 
 @dataclass(frozen=True, slots=True)
 class EncodingCounts:
-    """Counts of encoding one prompt: known already, and in all.
+    """Bytes, tokens and blocks of one prompt: those found in the cache (`known`), and all.
 
     Args:
-        num_unread_messages: neither read nor rendered.
-        why_whole: why all messages of a long chat are read and rendered.
+        num_unread_messages: messages that were neither parsed nor rendered.
+        why_whole: reason why all messages of a long chat were parsed and rendered.
     """
 
     num_known_bytes: int
@@ -71,7 +72,7 @@ class EncodingCounts:
 
     @property
     def attributes(self) -> dict[str, str | int]:
-        """For a request's trace."""
+        """The counts as attributes of a request's trace."""
         why: dict[str, str | int] = {"read_whole": self.why_whole} if self.why_whole else {}
         return why | {
             "known_bytes": self.num_known_bytes,
@@ -90,9 +91,9 @@ class EncodedPrompt:
 
     Args:
         token_ids: 32 bits each; not to be modified.
-        hashes: of its full blocks, one after the other.
+        hashes: concatenated hashes of its full blocks.
         cut: the text in UTF-8, in the pieces in which it was encoded.
-        ends: number of tokens before the end of each piece.
+        ends: for each piece, the number of tokens up to its end.
     """
 
     token_ids: "array[int]"
@@ -103,12 +104,12 @@ class EncodedPrompt:
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The text, if it was not resumed from a beginning."""
+        """The text of each piece; that of a beginning from which the prompt was resumed is empty."""
         return self.cut.pieces
 
 
 class PromptEncoder:
-    """Encodes the prompts of one model. `rule`: where its chats may be cut; nowhere by default."""
+    """Encodes the prompts of one model. `rule`: where its chats may be cut; `known`: cache of encoded beginnings."""
 
     def __init__(
         self,
@@ -157,14 +158,14 @@ class PromptEncoder:
         is_only_counted: bool = False,
         beginning: CutBeginning | None = None,
     ) -> EncodedPrompt:
-        """A chat's prompt as tokens with their hashes; what follows its longest known beginning is encoded.
+        """Encodes a chat's prompt and hashes its blocks; only the text after its longest cached beginning is processed.
 
         Args:
-            beginning: of the prompt, which `text` continues.
+            beginning: the beginning of the prompt, if `text` only continues it.
 
         Raises:
             InvalidRequestError: as `encode`.
-            NotKnownError: the beginning's tokens were forgotten, or may be too long.
+            NotKnownError: the beginning's tokens were evicted, or the prompt may be too long.
         """
         token, most = self._rule.token, _most(max_model_len, is_only_counted=is_only_counted)
         if beginning is not None and (add_special_tokens or beginning.num_bytes + len(text) > _longest(most)):
@@ -185,13 +186,13 @@ class PromptEncoder:
         return await self._chained(cut, root, known, new)
 
     def beginning(self, prompt: EncodedPrompt, num_bytes: int) -> CutBeginning | None:
-        """The first bytes of a prompt, to be resumed from; None where prompts are not cut."""
+        """The first `num_bytes` of a prompt, from which a later one can be resumed; None where prompts are not cut."""
         return None if self._rule.token is None else prompt.cut.beginning(num_bytes, self._rule.token)
 
     async def count_tokens(
         self, prompt: EncodedPrompt, places: Sequence[int], *, add_special_tokens: bool
     ) -> list[int]:
-        """For each place, a number of characters: the number of tokens of the prompt that end at it or before."""
+        """For each place (a number of characters of the prompt), the number of tokens that end at or before it."""
         starts = [0, *accumulate(len(piece.decode()) for piece in prompt.pieces)]
         found = []
         for place in places:
@@ -203,7 +204,7 @@ class PromptEncoder:
         return found
 
     async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """For each token of `text`, which was encoded before, the number of characters before its end."""
+        """For each token of `text`, the number of characters up to its end. The text must have been encoded before."""
 
         def ends() -> list[int]:
             return self._tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
@@ -215,7 +216,7 @@ class PromptEncoder:
     async def _encode_pieces(
         self, pieces: Sequence[bytes], most: int, num_tokens: int, max_model_len: int
     ) -> list[list[int]]:
-        """Token ids of each piece. `num_tokens`: of the pieces before, which count towards `most` as well."""
+        """Token ids of each piece. `num_tokens`: tokens of the pieces before, which count towards `most` as well."""
         found: list[list[int]] = []
         num_bytes = sum(map(len, pieces))
         threads = self._texts if num_bytes <= _small_bytes(most) else self._long_texts
@@ -239,7 +240,7 @@ class PromptEncoder:
     async def _chained(
         self, cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
     ) -> EncodedPrompt:
-        """The whole prompt, whose new pieces are kept."""
+        """Joins and hashes the whole prompt and adds its new pieces to the cache."""
         num_known = sum(len(piece.token_ids) for piece in known) // 4
         size = sum(map(len, new)) + num_known // _KNOWN_TOKENS_PER_TOKEN
         prompt, pieces = await self._maybe_in_thread(size, partial(_joined, cut, root, known, new))
@@ -256,7 +257,7 @@ class PromptEncoder:
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def _check_pieces(self, text: str, most: int, max_model_len: int, num_before: int = 0) -> None:
-        """Raises RequestError as soon as the tokens counted exceed the limit; those `num_before` it are only told."""
+        """Raises RequestError as soon as more than `most` tokens are counted; its message adds `num_before`."""
         longest = _longest(most + num_before)
         num_tokens = 0
         for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
@@ -285,7 +286,10 @@ def check_length(token_ids: Sequence[int], max_model_len: int) -> None:
 
 
 def too_long(num_tokens: str, max_model_len: int) -> RequestError:
-    """NOTE: contains both Anthropic's and OpenAI's wording, which clients look for to shorten a conversation."""
+    """Error for a prompt that exceeds the context.
+
+    NOTE: contains both Anthropic's and OpenAI's wording, which clients look for to shorten a conversation.
+    """
     return RequestError(
         f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; this model's maximum context length "
         f"is {max_model_len} tokens; shorten it",
@@ -295,13 +299,13 @@ def too_long(num_tokens: str, max_model_len: int) -> RequestError:
 
 
 def _most(max_model_len: int, *, is_only_counted: bool) -> int:
-    """Tokens that a prompt may have."""
+    """Maximum number of tokens of a prompt."""
     most = max_model_len - 1
     return max(most, min(COUNTED_CONTEXTS * max_model_len, _MAX_COUNTED_TOKENS)) if is_only_counted else most
 
 
 def _longest(most: int) -> int:
-    """Characters of which a prompt of at most `most` tokens is encoded."""
+    """Maximum number of characters of a text that is encoded, if the prompt may have `most` tokens."""
     return min(_MAX_CHARACTERS_PER_TOKEN * most, _MAX_CHARACTERS)
 
 
@@ -316,7 +320,7 @@ def _small_bytes(most: int) -> int:
 
 
 def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """The pieces in batches that are encoded at once: of a bounded size, or a single large piece."""
+    """Groups pieces into batches that are encoded in one call: of a bounded size, or one single large piece."""
     batch: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -332,7 +336,7 @@ def _batches(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
 def _joined(
     cut: CutPrompt, root: ChainRoot, known: Sequence[Piece], new: Sequence[Sequence[int]]
 ) -> tuple[EncodedPrompt, list[Piece]]:
-    """A prompt and all of its pieces, of which the `new` ones are given as token ids."""
+    """Joins the tokens of `known` pieces and of `new` ones, given as ids; returns the prompt and all its pieces."""
     packed = [*(piece.token_ids for piece in known), *(array("I", ids).tobytes() for ids in new)]
     token_ids = array("I")
     token_ids.frombytes(b"".join(packed))
@@ -356,7 +360,7 @@ def _joined(
 
 
 def _trimmed(work: Callable[[], T]) -> T:
-    """Does `work`, which frees some hundred bytes a token in small buffers, and returns them to the system."""
+    """Runs `work`, which frees some hundred bytes a token in small buffers, and returns that memory to the system."""
     try:
         return work()
     finally:

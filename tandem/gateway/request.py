@@ -1,4 +1,7 @@
-"""A request independent of the API: prompts as token ids to continue, and the updates that come back. Plain values."""
+"""A request in the form that all APIs share: prompts as token ids, the updates of its answers, and their results.
+
+Plain values. Dialects create them; `serving` and `journey` serve them.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, P
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
-    """One answer to one prompt.
+    """Request for one answer to one prompt.
 
     Args:
         prompt_token_ids: packed; not to be modified, since all choices of the prompt have the same object.
@@ -32,7 +35,7 @@ class ChoiceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """A request to the serving core.
+    """A client's request as the serving core takes it: one or more choices.
 
     Args:
         choices: answers wanted, in the order of their index.

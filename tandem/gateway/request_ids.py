@@ -26,6 +26,7 @@ class RequestIds:
         self._live[request_id] += 1
 
     def release(self, request_id: str) -> None:
+        """Removes one user of a live id; the id is free again after its last user."""
         self._live[request_id] -= 1
         if not self._live[request_id]:
             del self._live[request_id]

@@ -1,6 +1,7 @@
-"""Renders a conversation from a known message on, and keeps what the next one may be resumed from.
+"""Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Invariant: the prompt is that of the whole conversation, or `NotKnownError` is raised and the whole has to be read.
+Used by `assembly`. Also creates the `Beginning` from which a later request may be resumed. Invariant: the prompt equals
+that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -18,12 +19,13 @@ from tandem.text.resumption import ChangedFactsError
 from tandem.text.sandbox import MAX_STEPS
 from tandem.text.seen_messages import NotResumableError
 
-_MIN_CHARACTERS = 128  # of a resumed prompt's end, more than any mark of thinking that is looked for there
+# Of the rendered end of a resumed prompt; more than any mark of thinking that is looked for in it.
+_MIN_CHARACTERS = 128
 _NUM_HEAD = 2  # messages at the beginning that are always read: a system message and a question
 
 
 class OtherBeginningError(NotKnownError):
-    """Another known beginning of the conversation may do, if it `fits`."""
+    """The conversation cannot be resumed from this beginning, but may be from another cached one that meets `fits`."""
 
     def __init__(self, why: str, fits: Callable[[KnownConversation], bool]) -> None:
         super().__init__(why)
@@ -32,13 +34,13 @@ class OtherBeginningError(NotKnownError):
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """A conversation that may be resumed, or from which a later one may be.
+    """A conversation that may be resumed from `beginning`, and from which a later one may be resumed.
 
     Args:
-        said: all that the template sees besides the messages.
-        root: of the block hashes.
-        kept: number of the message at which a later one may begin; None: none may.
-        beginning: to be resumed.
+        said: all variables of the template besides the messages.
+        root: root of the prompt's block hashes.
+        kept: index of the message at which a later conversation may be resumed; None: at none.
+        beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 
     asked: Conversation
@@ -50,11 +52,11 @@ class Resumable:
 
     @property
     def start(self) -> int:
-        """Number of the first message that is rendered."""
+        """Index of the first message that is rendered."""
         return 0 if self.beginning is None else self.beginning.num_messages - 1
 
     async def render(self) -> Rendered | str:
-        """The prompt, or its end from `start` on. Why not, where the template cannot be resumed.
+        """Renders the prompt from message `start` on. Returns the reason as text if the template cannot be resumed.
 
         Raises:
             InvalidRequestError: the template refuses the messages.
@@ -81,13 +83,13 @@ class Resumable:
         return rest
 
     async def num_pinned(self, prompt: str, encoded: EncodedPrompt) -> list[int]:
-        """For each breakpoint of a conversation that was resumed, the number of tokens before it.
+        """Number of tokens before each cache breakpoint of a resumed conversation.
 
         Args:
-            prompt: the text from `start` on.
+            prompt: the text from message `start` on.
 
         Raises:
-            NotKnownError: it cannot be told without the whole.
+            NotKnownError: a number cannot be determined without rendering the whole conversation.
         """
         assert self.beginning is not None
         late = [point for point in self.asked.breakpoints if _place(point) not in self.beginning.pins]
@@ -107,13 +109,14 @@ class Resumable:
     def next_beginning(
         self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
     ) -> Beginning | None:
-        """Beginning from which the next conversation may be resumed; None where prompts are not cut.
+        """The beginning from which a later conversation may be resumed; None where prompts are not cut or `kept` is
+        None.
 
         Args:
-            prompt: the text from `start` on, which begins with that of `rest`.
-            num_pinned: tokens before each breakpoint.
+            prompt: the text from message `start` on, which begins with the text of `rest`.
+            num_pinned: number of tokens before each breakpoint.
 
-        NOTE: what follows the beginning is short, so that is encoded to know how many bytes come before it.
+        NOTE: the beginning's length in bytes is the whole length minus that of the text after it, which is short.
         """
         if self.kept is None or self.kept < self.start:
             return None
@@ -144,12 +147,13 @@ class Resumable:
         return point.message is None or point.message < self.start
 
     def _situation(self) -> bytes:
-        """NOTE: the text that Python writes, since values that are equal may be rendered otherwise: 1, 1.0 and true."""
+        """NOTE: digests Python's own notation, since equal values such as 1, 1.0 and true may be rendered otherwise."""
         return hashlib.sha256(self.root + repr(self.said).encode("utf-8", "surrogatepass")).digest()
 
 
 def why_not(conversation: Conversation) -> str | None:
-    """Reason why a conversation may neither be resumed nor resumed from, as far as its own fields tell; None: it may.
+    """Reason why a conversation cannot be resumed, nor a later one from it, judging by its fields alone; None: it may
+    be.
 
     NOTE: a later system message may be moved into the first.
     """

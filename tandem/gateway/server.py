@@ -33,7 +33,7 @@ from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
 
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 65
+_KEEP_ALIVE_S = 65  # for which an idle connection stays open
 _TICK_S = 1.0  # the `date` header's resolution
 
 _logger = logging.getLogger(__name__)

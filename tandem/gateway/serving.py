@@ -1,7 +1,7 @@
 """The serving core that every dialect shares: serves a `ServeRequest` and yields updates, across worker failures.
 
-Invariant: leaving a stream, for any reason, cancels every call made for it and reports the
-end of every choice to its router once.
+Each choice (one answer to one prompt) is a `Journey` of its own. Invariant: leaving a stream, for any reason, cancels
+every call made for it and reports the end of every choice to its router once.
 """
 
 import asyncio
@@ -88,7 +88,10 @@ class ServeStream:
             self._queue.fail(error)
 
     def _settle(self, error: BaseException | None) -> None:
-        """NOTE: done before the client gets the last update, so that it can ask for the request's history at once."""
+        """Ends the record and reports all choices' ends to routers.
+
+        NOTE: done before the client gets the last update, so that it can ask for the request's history at once.
+        """
         self._is_settled = True
         self._open_streams.discard(self)
         self._context.metrics.running.dec(len(self._journeys))

@@ -1,6 +1,7 @@
-"""Reports the outcomes of requests to routers in the background.
+"""Reports the outcomes of requests to the routers that paired them, in the background.
 
-Invariant: bounded; while a router is unavailable, reports to it are dropped: it forgets requests by itself.
+A router then stops counting the request's load and compares the measured times with its prediction. Invariant: bounded;
+while a router is unavailable, reports to it are dropped, and it forgets the requests by itself.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ class Settler:
         await asyncio.gather(*self._senders, return_exceptions=True)
 
     def add(self, router: str, request_id: str, end: ChoiceEnd) -> None:
+        """Queues the outcome of a choice; drops it if the queue is full."""
         if not self._waiting.full():
             self._waiting.put_nowait((router, settlement_of(request_id, end)))
 
@@ -55,7 +57,7 @@ class Settler:
 
 
 def settlement_of(request_id: str, end: ChoiceEnd) -> Settlement:
-    """Measured times of a choice in milliseconds; none after a failover, since they would distort the predictions."""
+    """Measured times of a choice in milliseconds; none after a failover, when no single prediction covers them."""
     if end.num_failovers:
         return Settlement(request_id=request_id)
     total_ms: dict[str, float] = {}

@@ -1,7 +1,9 @@
-"""Detects dead workers: their streams fail within the silence timeout plus the probe timeout.
+"""Detects dead workers, and ends the streams that wait for them.
 
-Invariant: a slow worker that answers a probe is left alone, however long its stream is silent. Each suspect gets one
-probe at a time. Never decides which worker a request goes to next.
+A stream that is silent for the silence timeout makes its worker a suspect; one that does not answer a probe within the
+probe timeout is lost. The check runs four times per silence timeout. Invariant: a slow worker that answers a probe is
+left alone, however long its stream is silent. Each suspect gets one probe at a time. Never decides which worker a
+request goes to next.
 """
 
 import asyncio

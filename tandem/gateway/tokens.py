@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize`, `/tokenizer_info` and `/ping`, in the format of vLLM's clients.
+"""HTTP routes of vLLM's tokenizer API: `/tokenize`, `/detokenize`, `/tokenizer_info` and `/ping`.
 
 Invariant: token ids equal those with which the same prompt or chat is served. Contacts no worker; long texts never
 delay streams.

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_STEP = math.log(1.1)
+_STEP = math.log(1.1)  # width of a histogram step, as a logarithm
 _SHORTEST_S = 1e-5
 _LONGEST_S = 1e4
-_SHARES = (50, 95, 99)
+_SHARES = (50, 95, 99)  # percentiles that are reported
 
 
 @dataclass(slots=True)
 class TrafficCounts:
-    """Counts of one span of time. `seconds`: its length.
+    """Counts of a gateway's traffic in `seconds` seconds.
 
     Args:
         num_asked: choices that arrived, plus requests refused before that: the denominator of error rates.

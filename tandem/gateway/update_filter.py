@@ -1,6 +1,6 @@
-"""Processes the updates of a request before they are written: parses, moderates, and adds them to the results.
+"""Processes the updates of a request before they are written: parses, moderates, and adds them to its results.
 
-Invariant: what a moderator stops is neither shown nor kept, and the choice ends there.
+Invariant: text that a moderator rejects is neither shown nor kept, and the choice ends there.
 """
 
 from collections.abc import Sequence

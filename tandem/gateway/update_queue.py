@@ -71,7 +71,7 @@ def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
 
 
 def _later(first: RequestMetrics | None, second: RequestMetrics | None) -> RequestMetrics | None:
-    """The latter, and all that the cache was found to have."""
+    """The second metrics if there are any, with the larger of both numbers of cached tokens."""
     if first is None or second is None:
         return second or first
     return replace(second, num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens))

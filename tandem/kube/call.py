@@ -8,7 +8,10 @@ _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "upda
 
 @dataclass(frozen=True, slots=True)
 class KubeCall:
-    """A call. `resource` as in a Role: "pods", "deployments/scale"; `group` "": core API; `name` "": all objects."""
+    """A call, in the terms of RBAC.
+
+    `resource` as in a Role: "pods", "deployments/scale"; `group` "": core API; `name` "": all objects.
+    """
 
     verb: str
     resource: str

@@ -1,8 +1,9 @@
-"""Decides leadership from a Lease and this process's own clock. Pure: no I/O, no wall clock, no waiting.
+"""Decides leadership of one process from a Lease object and its own clock. Pure: no I/O, no wall clock, no waiting.
 
-Invariant: a leader stops leading `renew_deadline_s` after it *sent* its last successful renewal, and no other candidate
-takes the lease before it has seen it unchanged for `lease_s`, which is longer. So there are never two leaders, provided
-that their clocks run at the same rate; their absolute times do not matter.
+`leader` carries the decisions out. Invariant: a leader stops leading `renew_deadline_s` after it *sent* its last
+successful renewal, and no other candidate takes the lease before it has seen it unchanged for `lease_s`, which is
+longer. So there are never two leaders, provided that their clocks run at the same rate; their absolute times do not
+matter.
 """
 
 import math
@@ -14,7 +15,7 @@ from tandem.kube.lease import Lease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """Durations in seconds.
+    """Durations of a leader lease, in seconds.
 
     Args:
         lease_s: a lease that is unchanged for this long may be taken over.
@@ -46,7 +47,7 @@ class Candidate:
         self._leads_until_s = float("-inf")
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds for which it is certain to lead from now on; 0 = it does not lead."""
+        """Seconds from now on for which this candidate is certain to lead; 0 = it does not lead."""
         return max(0.0, self._leads_until_s - now_s)
 
     def saw(self, lease: Lease, now_s: float) -> None:
@@ -82,7 +83,7 @@ class Candidate:
         self._leads_until_s = float("-inf")
 
     def resignation(self) -> Lease | None:
-        """The lease to write so that a successor need not wait; None when it is not ours."""
+        """The lease to write so that a successor need not wait; None when this candidate does not hold it."""
         if self._known is None or self._known.holder != self.identity:
             return None
         return Lease(

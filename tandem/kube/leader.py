@@ -1,7 +1,7 @@
-"""Leader election among several processes, by a Lease in the Kubernetes API. Carries out the decisions of `candidate`.
+"""Leader election among several processes by a Lease in the Kubernetes API; carries out the decisions of `candidate`.
 
-Invariant: `is_leader` is computed from the clock, so it turns false in time even while a renewal hangs. Before each
-action check it; the action must take less than `remaining_s` plus the time between renew deadline and lease.
+Invariant: `is_leader` is computed from the clock, so it turns false in time even while a renewal hangs. Check it before
+each action; the action must take less than `remaining_s` plus the time between renew deadline and lease.
 """
 
 import asyncio
@@ -98,6 +98,7 @@ class LeaderElection:
         self._tell()
 
     async def _stand(self) -> None:
+        """Reads the lease once, and writes this candidate's bid for it, if any."""
         candidate = self._candidate
         try:
             lease = await self._leases.read_lease(self._lease_name)
@@ -117,7 +118,7 @@ class LeaderElection:
         candidate.won(made, asked_s, self._clock.now_s())
 
     async def _resign(self) -> None:
-        """NOTE: the lease may be newer than the last known one: a renewal that was sent cannot be revoked."""
+        """Releases the lease. NOTE: it may be newer than the last known one: a renewal cannot be revoked once sent."""
         self._candidate.lost()
         self._tell()
         with contextlib.suppress(KubeError, TimeoutError):

@@ -9,7 +9,8 @@ from tandem.kube import read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A lease. Times are seconds since 1970 by the holder's wall clock, so other processes must not compute with them.
+    """A lease. Times are seconds since 1970 by the holder's wall clock, so other processes must not compute with
+    them.
 
     Args:
         holder: "" = none.

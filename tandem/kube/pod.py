@@ -1,4 +1,4 @@
-"""A pod, reduced to the fields that Tandem uses. Values only; parsed from the API's JSON."""
+"""A pod, reduced to the fields that Tandem uses, and lists and events of pods. Values, parsed from the API's JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """All pods of a selector, as of `resource_version`."""
+    """All pods that match a selector, as of `resource_version`."""
 
     pods: tuple[Pod, ...]
     resource_version: str
@@ -42,8 +42,9 @@ class PodList:
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """An event of a watch. `kind`: added, modified, deleted, or bookmark, which has no pod. All events up to
-    `resource_version` have been delivered.
+    """An event of a watch. `kind`: added, modified, deleted, or bookmark, which has no pod.
+
+    All events up to `resource_version` have been delivered.
     """
 
     kind: str

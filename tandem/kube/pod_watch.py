@@ -1,4 +1,4 @@
-"""An up-to-date list of pods: listed once, then updated by a watch. Reports when it may be out of date.
+"""Keeps a list of pods up to date: lists them once, then follows a watch. Reports when the list may be out of date.
 
 Invariant: `pods` is a list of the server plus all events since; after anything that might have lost an event (410, a
 broken or silent stream, invalid data) it is listed again. `failure` is None only while that holds.
@@ -28,7 +28,7 @@ class Pods(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTerms:
-    """Durations in seconds.
+    """Durations of listing and watching, in seconds.
 
     Args:
         watch_s: the server ends a watch after this time, which bounds how late a dead connection is noticed.

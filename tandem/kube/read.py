@@ -1,5 +1,4 @@
-"""Typed reads of fields of Kubernetes API objects. A field of the wrong type is an error, never converted; null is
-absent.
+"""Typed reads of fields of Kubernetes API objects. A field of the wrong type is an error; null counts as absent.
 
 Functions that read raise `ValueError` naming the field; callers turn it into `BadAnswerError`.
 """

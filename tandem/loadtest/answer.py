@@ -1,4 +1,4 @@
-"""Reads one streamed answer: arrival time of each token, the server's token counts, and its error, if any.
+"""Reads one streamed answer: the arrival time of each token, the server's token counts, and its error, if any.
 
 Invariant: an answer counts as complete only when its stream says so; one that just stops does not.
 """

@@ -1,6 +1,6 @@
-"""Resources used by the load client itself, to tell whether it was too busy to measure the server.
+"""Measures the load of the client's own process, to tell whether it was too busy to measure the server.
 
-Figures are of this process: processor time, and the delay of timers in its event loop.
+Figures: processor time, and the delay of timers in its event loop.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from tandem.core.clock import Clock
 from tandem.workload.slo import Percentiles, percentiles
 
 BUSY_CORES = 0.8  # of the one core that a client can use
-LATE_S = 0.02
+LATE_S = 0.02  # a client that is later than this, or whose timers are, is too busy
 _TICK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """Client load during one test. `reasons`: why its latencies include waits of the client; empty if they do not.
+    """The client's own load during one test. `reasons`: why latencies include waits of the client; empty if they do
+    not.
 
     loop_lag_s: how late a timer fired; lateness_s: how late counted requests were sent.
     """
@@ -34,7 +35,7 @@ class ClientCost:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the client used up its core; if it was late without that, the machine was busy otherwise."""
+        """Whether the client used up its core. A client that was late without that was held up by other processes."""
         return self.cpu_cores >= BUSY_CORES
 
 

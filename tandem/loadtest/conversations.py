@@ -1,4 +1,4 @@
-"""Conversations of a load test: generated from lengths and seeds, or recorded ones. The driver decides their times.
+"""Conversations of a load test, generated from lengths and seeds or recorded in a trace. `driver` decides their times.
 
 Invariant: the same seed generates the same conversations, in whatever order and however late they are requested.
 """
@@ -16,7 +16,7 @@ from tandem.workload.trace import MOONCAKE_BLOCK_SIZE, TraceRequest, read_trace
 
 
 class RequestSequence(Protocol):
-    """Consecutive requests of one conversation."""
+    """The requests of one conversation, one after the other."""
 
     def next_request(self, answer: Sequence[int]) -> LoadRequest | None:
         """The next request, given the answer to the last one (empty before the first); None: there is none."""
@@ -77,7 +77,7 @@ class RecordedConversation:
 
 
 def recorded_requests(plan: LoadPlan) -> Iterator[TraceRequest]:
-    """The requests of the plan's trace on its time scale; arrivals recorded in ticks are spread inside them.
+    """The requests of the plan's trace, on its time scale. Arrivals recorded in coarse ticks are spread within them.
 
     Raises:
         InvalidRequestError: the trace cannot be read.

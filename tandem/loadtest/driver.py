@@ -1,7 +1,8 @@
 """Sends requests when they are due and collects their outcomes, in a closed or an open loop.
 
-Invariant of an open loop: the server cannot delay an arrival; delays of the client itself are measured, as the time
-between a request's due time and its sending. Ending early cuts open requests and marks them in their outcomes.
+Closed: a fixed number of clients, each of which waits for its answers. Open: arrivals at given times. Invariant of an
+open loop: the server cannot delay an arrival; delays of the client itself are measured, as the time between a request's
+due time and its sending. Ending early cuts open requests and marks them in their outcomes.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _MAX_RETRY_AFTER_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A conversation and its starting time, in seconds after the first request may be sent."""
+    """A conversation and its starting time, in seconds after the beginning of the warm-up."""
 
     at_s: float
     conversation: RequestSequence
@@ -78,7 +79,7 @@ class Driver(ABC):
         """Starts the tasks that send."""
 
     def _is_within(self, due_s: float) -> bool:
-        """Whether a request due then should still be sent."""
+        """Whether a request that is due at `due_s` should still be sent."""
         plan = self.plan
         if self._is_stopping:
             return False

@@ -1,4 +1,4 @@
-"""The server under test: waits until it is ready, reads what it serves, and sends requests.
+"""The server under test: waits until it is ready, finds out the model it serves, and sends requests.
 
 Invariant: sending a request never raises for failures of the server or the network; they are part of its outcome.
 """
@@ -33,7 +33,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """An outcome, and the answer's token ids if the server reports them: the next turn's prompt contains them."""
+    """An outcome, and the answer's token ids if the server reports them, from which the next turn's prompt is made."""
 
     outcome: RequestOutcome
     token_ids: list[int]
@@ -70,10 +70,11 @@ class GatewayEndpoint:
         await self.operators.close()
 
     def begin(self, zero_s: float) -> None:
-        """Sets the zero of the times in outcomes, on the clock."""
+        """Sets the time, on the clock, from which times in outcomes are counted."""
         self._zero_s = zero_s
 
     def now_s(self) -> float:
+        """Seconds since the zero set by `begin`."""
         return self._clock.now_s() - self._zero_s
 
     async def send(self, request: LoadRequest, due_s: float) -> RequestResult:

@@ -25,7 +25,9 @@ class ExchangeError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Reason why a request was not answered. `is_refusal`: refused by the server with status 429 or 503."""
+    """Reason why a request was not answered. `kind`: a constant above, or the server's status and code. `is_refusal`:
+    its status was 429 or 503.
+    """
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""Plots of a result, drawn from its JSON: latency CDFs, latencies over time, throughput and pools over time.
+"""Draws figures of a load test's result from its JSON: latency CDFs, latencies, throughput and pools over time.
 
 matplotlib is imported only when something is drawn.
 """

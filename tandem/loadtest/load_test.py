@@ -1,4 +1,4 @@
-"""One load test, from waiting for the server to the result: connects the parts, decides nothing.
+"""Runs one load test, from waiting for the server to the result: connects the other modules, decides nothing itself.
 
 Invariant: however it ends, every task and connection is closed, and the requests sent are reported.
 """
@@ -41,7 +41,7 @@ Watcher = Callable[[Progress], contextlib.AbstractAsyncContextManager[None]]
 async def run_load_test(
     plan: LoadPlan, clock: Clock, stop: asyncio.Event, context: Mapping[str, Any], watcher: Watcher
 ) -> LoadResult:
-    """Runs a load test; `stop` ends it early, with a result nevertheless.
+    """Runs a load test; `stop` ends it early, and there is a result all the same.
 
     Args:
         context: copied into the result.

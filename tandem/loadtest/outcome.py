@@ -13,7 +13,7 @@ from tandem.workload.slo import Served
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request. `failure` is None if it was answered.
+    """Outcome of one request. `failure` is None if it was answered.
 
     event_times_s, event_tokens: of each event with tokens. NOTE: as arrays they take twelve bytes an event, and a test
     keeps them all until its end.
@@ -33,6 +33,7 @@ class RequestOutcome:
 
     @property
     def is_warm_up(self) -> bool:
+        """Whether it was due before counting began."""
         return self.due_s < 0
 
     @property
@@ -42,12 +43,12 @@ class RequestOutcome:
 
     @property
     def lateness_s(self) -> float:
-        """Delay of the client in sending it."""
+        """Seconds after its due time at which the client sent it."""
         return self.sent_s - self.due_s
 
     @property
     def e2e_s(self) -> float | None:
-        """From its due time to the end of its answer; None when it was not answered."""
+        """Seconds from its due time to the end of its answer; None if it was not answered."""
         return None if self.failure is not None else self.ended_s - self.due_s
 
     @property

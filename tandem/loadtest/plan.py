@@ -26,6 +26,7 @@ class Arrivals:
 
     @property
     def mode(self) -> Mode:
+        """Kind of load that these settings describe."""
         if self.trace is not None:
             return "trace"
         return "closed" if self.rate_per_s is None else "open"

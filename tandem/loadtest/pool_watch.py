@@ -21,8 +21,10 @@ _COUNTS = ("num_running", "num_waiting")
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached; `drafts`: since
-    those workers started, all together.
+    """The workers of one role at one time. `kv_used`: share of their KV blocks that are neither free nor cached (0 to
+    1).
+
+    `drafts`: totals of all of them since each started.
     """
 
     at_s: float
@@ -92,8 +94,9 @@ def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> Poo
 
 
 def drafts_between(samples: Iterable[PoolSample]) -> DraftCounts | None:
-    """Drafts of all workers between the first and last sample; None without any. Counts that fall, as workers left, add
-    nothing.
+    """Drafts of all workers between the first and last sample; None if nothing was drafted.
+
+    Where counts fall, because workers left, nothing is added.
     """
     last: dict[str, PoolSample] = {}
     found = DraftCounts()

@@ -76,7 +76,7 @@ class LoadResult:
         return 0.0 if self.report is None else self.report.attainment
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, rounded to microseconds; `FORMAT` changes when a name does."""
+        """The result as JSON values, rounded to microseconds. `FORMAT` grows when a field's name changes."""
         rest: dict[str, Any] = _rounded(asdict(self))
         context = rest.pop("context")
         rest["client"]["is_saturated"] = self.client.is_saturated
@@ -97,8 +97,9 @@ def sum_up(
     server: ServerFacts,
     context: Mapping[str, Any],
 ) -> LoadResult:
-    """The result of a test that has ended. `least_duration_s`: lower bound of the duration that is reported, if
-    any request was counted.
+    """Computes the result of a test that has ended.
+
+    `least_duration_s`: lower bound of the duration that is reported, if any request was counted.
     """
     counted = [outcome for outcome in outcomes if not (outcome.is_warm_up or outcome.is_unfinished)]
     duration_s = max((outcome.ended_s for outcome in counted), default=0.0)
@@ -171,7 +172,7 @@ def _failures(counted: Sequence[RequestOutcome]) -> list[FailureKind]:
 
 
 def _quantiles(ordered: Sequence[float]) -> list[float]:
-    """Quantiles by nearest rank, so that each is a measured value; empty without values."""
+    """Quantiles at 0 %, 1 %, … 100 % by nearest rank, so that each is a measured value; empty without values."""
     last = len(ordered) - 1
     return [ordered[round(last * step / _STEPS)] for step in range(_STEPS + 1)] if ordered else []
 

@@ -1,4 +1,4 @@
-"""The result's file. A path that cannot be written is reported before the test, not after it."""
+"""Writes a load test's result as JSON. A path that cannot be written is reported before the test, not after it."""
 
 import json
 import sys

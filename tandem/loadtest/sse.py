@@ -19,7 +19,7 @@ class EventReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no part of an event is buffered."""
+        """Whether no part of an unfinished event is buffered."""
         return not self._rest.strip()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:

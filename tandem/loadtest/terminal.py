@@ -1,4 +1,4 @@
-"""Shows progress and results on a terminal. Decides nothing, writes only to its console."""
+"""Shows a load test's progress and its result on a terminal. Decides nothing, writes only to its console."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,6 @@
-"""Prompts as the JSON text of their token ids, generated from seeds: equal seeds give equal tokens; no list is built.
+"""Prompts as the JSON text of their token ids, generated from seeds without building lists of integers.
 
-NOTE: a client that spends milliseconds on a prompt would send the next one late.
+Equal seeds give equal tokens. NOTE: a client that spends milliseconds on a prompt would send the next one late.
 """
 
 import random
@@ -25,7 +25,7 @@ class Tokens:
 
 
 class TokenSource:
-    """Generates tokens of one vocabulary. Named blocks are cached, up to a bound, since traces repeat them.
+    """Generates tokens of one vocabulary. Blocks are cached, up to a bound, since traces repeat them.
 
     Args:
         first, last: range of token ids, both included.

@@ -1,4 +1,4 @@
-"""Time series of a test: counts, rates and latencies of each window. Pure.
+"""Time series of a load test: counts, rates and latencies of each window of time. Pure.
 
 Latencies belong to the window in which a request was due; tokens and ends to the window in which they occurred.
 """
@@ -43,7 +43,7 @@ def windows(outcomes: Sequence[RequestOutcome], width_s: float, duration_s: floa
 
 
 class _Tally:
-    """All outcomes, sorted into windows once."""
+    """Sorts all outcomes into windows, once, and evaluates windows one after the other."""
 
     def __init__(self, outcomes: Sequence[RequestOutcome], width_s: float) -> None:
         self._width_s = width_s

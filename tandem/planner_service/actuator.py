@@ -1,4 +1,4 @@
-"""Applies a scaling plan, or records why it was not applied. The only module that changes replicas.
+"""Applies scaling plans: sets replicas, or records why it did not. No other module decides to change them.
 
 Invariant: only the leader writes, only in mode "act" and within the bounds and the budget, and never against another
 autoscaler of the same pool. No pool shrinks while part of the cluster could not be observed.
@@ -23,7 +23,12 @@ _WRITE_TIMEOUT_S = 5.0
 
 
 class ScalingOutcome(StrEnum):
-    """Outcome of the plan for one pool."""
+    """Outcome of the plan for one pool.
+
+    ADVISED: the planner may only advise. FOLLOWING: this planner does not lead. BLIND: the pool would shrink while
+    something is not observed. YIELDED: another autoscaler scales the pool. BUDGET: the accelerators are in use. AWAY:
+    the API or the number of replicas is not available. REFUSED: the API refused the change.
+    """
 
     UNCHANGED = "unchanged"
     WRITTEN = "written"
@@ -97,7 +102,7 @@ class Actuator:
         self._claims = {pool: Claim(yield_s) for pool in Pool}
 
     async def apply(self, plan: Plan, observed: ClusterObservation) -> tuple[Action, ...]:
-        """Apply a plan; a pool that shrinks comes first, to free budget. External failures never raise."""
+        """Applies a plan; a pool that shrinks comes first, to free accelerators. External failures never raise."""
         planned = {Pool.PREFILL: plan.num_prefill, Pool.DECODE: plan.num_decode}
         asked = {pool: _asked_before(pool, observed) for pool in Pool}
         actions: dict[Pool, Action] = {}
@@ -137,7 +142,7 @@ class Actuator:
         observed: ClusterObservation,
         seen: PoolReplicas | None,
     ) -> tuple[ScalingOutcome, str]:
-        """Write `target`, or return the reason why not."""
+        """Writes `target`, or returns the reason why not."""
         if not self._acts:
             return (ScalingOutcome.UNCHANGED if target == asked[pool] else ScalingOutcome.ADVISED), ""
         if seen is None:

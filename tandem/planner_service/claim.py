@@ -8,7 +8,10 @@ _MOST_DOUBLINGS = 4
 
 
 class Claim:
-    """This planner's claim on one pool. `yield_s`: time for which the pool is left alone after the first change."""
+    """The number of replicas that this planner set for one pool, as long as no other writer changes it.
+
+    `yield_s`: time for which the pool is left alone after the first change by another writer.
+    """
 
     def __init__(self, yield_s: float) -> None:
         self._yield_s = yield_s
@@ -19,15 +22,15 @@ class Claim:
 
     @property
     def yields_for_s(self) -> float:
-        """Seconds for which the last change by another autoscaler is respected."""
+        """Seconds for which the latest change by another autoscaler is respected."""
         return float(self._yield_s * 2 ** min(_MOST_DOUBLINGS, max(0, self._num_broken - 1)))
 
     def acquire(self, num_replicas: int, now_s: float) -> None:
-        """Record that this planner set `num_replicas`."""
+        """Records that this planner set `num_replicas`."""
         self._asked, self._asked_at_s = num_replicas, now_s
 
     def release(self) -> None:
-        """Forget the number set last: it is unknown whose the current one is."""
+        """Forgets the number set last, because it is not known who set the current one."""
         self._asked = None
 
     def is_broken_by(self, num_wanted: int, now_s: float) -> bool:

@@ -57,14 +57,14 @@ class ControlLoop:
         self.last: ScalingDecision | None = None
 
     async def run(self) -> None:
-        """Run rounds until cancelled, each starting one interval after the start of the previous one."""
+        """Runs rounds until cancelled, each starting one interval after the start of the previous one."""
         while True:
             began_s = self._clock.now_s()
             await self.round()
             await asyncio.sleep(max(0.1 * self._interval_s, self._interval_s - (self._clock.now_s() - began_s)))
 
     async def round(self) -> ScalingDecision | None:
-        """Run one round; None if too little was observed to plan."""
+        """Runs one round; returns None if too little was observed to plan."""
         observed = self.observed = await self._observer.observe()
         self._metrics.record_observation(observed, self._leadership.is_leader)
         self._tell_problems(observed.problems)

@@ -1,6 +1,6 @@
-"""Cumulative histogram in Prometheus' form: counts of measurements up to each bound, and their sum.
+"""Cumulative histogram as in Prometheus: for each bound the number of measurements up to it, and their sum.
 
-Values only. The difference of two contains the measurements made between them.
+Values only. The difference of two histograms contains the measurements made between them.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ _READ = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCounts:
-    """Counts since the gateway's start. Requests are counted as choices (an HTTP call with n=2 has two), refusals as
-    HTTP calls.
+    """Counts since the gateway's start. Requests are counted as choices (an HTTP call with n=2 has two).
+
+    Refusals are counted as HTTP calls.
 
     born_s: start of counting by the gateway's wall clock; None if not exported.
     num_refused: calls answered with an error because of load or time limits.
@@ -76,7 +77,7 @@ _COUNTERS = tuple(field.name for field in fields(GatewayCounts) if field.name.st
 
 
 def parse_counts(text: str) -> GatewayCounts:
-    """Parse a gateway's /metrics.
+    """Parses a gateway's /metrics.
 
     Raises:
         UnavailableError: the text is not what a gateway exports.

@@ -1,4 +1,4 @@
-"""`ScaleTargets` and gateways in Kubernetes: Deployments' scale subresource, and pods by label.
+"""Implements `ScaleTargets` in Kubernetes by Deployments' scale subresource, and finds gateways by their pods' labels.
 
 Only reads and writes; the caller decides whether to write. Failures of the API are `KubeError`s that name verb,
 resource and remedy.

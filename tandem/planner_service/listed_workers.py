@@ -1,6 +1,6 @@
-"""Discovery of workers from the lists of routers, so that the planner can watch workers wherever they run.
+"""Finds workers through the lists of routers, so that the planner can watch workers wherever they run.
 
-Only reads; the watch on each worker decides whether it is alive.
+Implements `process.discovery.Discovery`; the watch on each worker determines whether it is alive.
 """
 
 import asyncio

@@ -53,7 +53,7 @@ class PlannerMetrics:
         )
 
     def record_observation(self, observed: ClusterObservation, is_leader: bool) -> None:
-        """Record one observation."""
+        """Records one observation."""
         self._leader.set(is_leader)
         self._unseen.set(len(observed.problems))
         self._looks.labels("blind" if observed.observation is None else "planned").inc()
@@ -69,7 +69,7 @@ class PlannerMetrics:
                 self._startup_s.labels(pool).set(state.startup_s)
 
     def record_decision(self, decision: ScalingDecision) -> None:
-        """Record one plan and the actions taken."""
+        """Records one plan and the actions taken."""
         plan = decision.plan
         for action in decision.actions:
             self._wanted.labels(action.pool).set(action.num_planned)

@@ -1,7 +1,7 @@
-"""Assembles the planner's observation from gateway counters, worker reports and the replicas set.
+"""Assembles the planner's observation of the cluster from gateway counters, worker reports and the number of replicas.
 
 Invariant: missing data is reported in `ClusterObservation.problems`, never guessed. Without traffic counts, or without
-ready workers in a pool, there is no observation at all. Failures outside do not raise.
+ready workers in a pool, there is no observation to plan from. Failures outside do not raise.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _READ_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLatency:
-    """Latency in one window, in milliseconds: the mean, and the quantile of the objective's share of requests."""
+    """Latency in one window, in milliseconds: the mean, and the quantile at the share that must meet the objective."""
 
     mean_ms: float | None = None
     share_ms: float | None = None
@@ -83,7 +83,7 @@ class Observer:
         self._startups = {pool: Startups() for pool in Pool}
 
     async def observe(self) -> ClusterObservation:
-        """Returns the current state; its traffic is that since the last call."""
+        """Returns the current state; its traffic is the traffic since the last call."""
         problems: list[str] = []
         replicas = await self._read_replicas(problems)
         scrape = await self._scraper.scrape()

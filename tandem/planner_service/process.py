@@ -1,6 +1,6 @@
-"""Life cycle of a planner process: assembles the parts from settings and runs until told to stop.
+"""Life cycle of a planner process: creates the parts from settings and runs until told to stop.
 
-Invariant: whatever was opened is closed in reverse order, even if starting fails half-way, and the lease is released.
+Invariant: everything opened is closed in reverse order, even if starting fails half-way, and the lease is released.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Planner:
 
 
 def run_planner(settings: PlannerSettings) -> int:
-    """Run the planner until SIGTERM or SIGINT; returns the exit code."""
+    """Runs the planner until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(settings.log_level, settings.log_format, "planner")
     return asyncio.run(_run(settings))
 
@@ -68,7 +68,7 @@ async def _run(settings: PlannerSettings) -> int:
 async def running_planner(
     settings: PlannerSettings, policy: ScalingPolicy | None = None, api: KubeApi | None = None
 ) -> AsyncIterator[Planner]:
-    """Run a planner for the duration of the block.
+    """Runs a planner for the duration of the block.
 
     Args:
         policy: scaling policy; default: the one from the settings.
@@ -158,7 +158,7 @@ def _leadership(settings: PlannerSettings, api: KubeApi | None) -> Leadership:
 
 
 def lease_terms(settings: PlannerSettings) -> LeaseTerms:
-    """Terms of the leader lease, in the proportions used by Kubernetes' own controllers."""
+    """Durations of the leader lease, in the proportions used by Kubernetes' own controllers."""
     return LeaseTerms(
         lease_s=settings.lease_s, renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15
     )

@@ -1,4 +1,4 @@
-"""Scrapes the counters of every gateway, once per call. `traffic` interprets them.
+"""Reads the counters of every gateway once per call; `traffic` computes the traffic from them.
 
 A gateway that does not answer is reported as a problem, since its traffic is missing from the observation.
 """

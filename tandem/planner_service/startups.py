@@ -1,6 +1,6 @@
-"""Start-up times of replicas, learned from those observed to become ready.
+"""Start-up times of replicas, measured from those that were observed to become ready.
 
-Invariant: a replica counts once, when it first becomes ready; one that is unready again later has not started anew.
+Invariant: a replica counts once, when it first becomes ready; becoming ready again later is no start.
 """
 
 from collections import deque

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Pool(StrEnum):
-    """Workers that are scaled together."""
+    """A set of workers that is scaled together."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -27,7 +27,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReplicas:
-    """Replicas of one pool. `num_wanted`: number set last, by anyone. `replicas`: those that exist; None = unknown."""
+    """Replicas of one pool. `num_wanted`: number set last, by any writer. `replicas`: existing ones; None = unknown."""
 
     num_wanted: int
     replicas: Sequence[Replica] | None = None
@@ -44,7 +44,7 @@ class ScaleTargets(Protocol):
         ...
 
     async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
-        """Set the number of replicas, unless it was changed since `seen`."""
+        """Sets the number of replicas, unless it was changed since `seen`."""
         ...
 
 

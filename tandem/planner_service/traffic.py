@@ -1,4 +1,4 @@
-"""Traffic between two observations, computed from the counters of all gateways.
+"""Computes the traffic between two observations from the counters of all gateways.
 
 Invariant: a gateway counts from its first observation, so a new one is no burst; after a restart all its counts are
 used; counts of a gateway that could not be reached for a while are spread over that time. Prefix hits are known when
@@ -18,7 +18,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Counts of all gateways in one window. `ttft`, `tpot`: of requests with their first token, or their end, in it."""
+    """Counts of all gateways in one window. `ttft`: of requests with their first token in it; `tpot`: that ended."""
 
     traffic: Traffic
     ttft: Distribution
@@ -27,6 +27,8 @@ class TrafficWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
+    """The counters of one gateway at its last observation."""
+
     now_s: float
     wall_s: float
     counts: GatewayCounts

@@ -12,7 +12,7 @@ _MAX_KNOWN = 65_536
 
 
 class WarmSamples:
-    """Filter of samples by the time of the first work of each worker incarnation; shared by a planner's watches."""
+    """Drops samples of workers' first seconds of work; shared by a planner's watches."""
 
     def __init__(self, clock: Clock, warmup_s: float) -> None:
         self._clock = clock

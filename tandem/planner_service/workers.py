@@ -1,6 +1,6 @@
-"""The planner's watch on every worker: size, load and speed of each pool.
+"""The planner's watch on every worker, which yields size, load and speed of each pool.
 
-The same parts as a router's: `FleetWatch` feeds a `FleetView`, which calibrates speeds. Decides nothing.
+Made of the same parts as a router's: `FleetWatch` feeds a `FleetView`, which calibrates speeds. Decides nothing.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _FIRST_SPEED = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """Sums over one pool's ready workers.
+    """Load of one pool: sums over its ready workers, except for speed and KV capacity.
 
     Args:
         speed: speed of the most frequent kind of worker; None if neither measured nor configured.
@@ -116,7 +116,7 @@ class WorkerWatch:
         )
 
     def _speed(self, pool: Pool, kind: str) -> Speed | None:
-        """The measured speed, with the prior for the stage that was not measured."""
+        """The measured speed, with the configured estimate for the stage (prefill or decode) that was not measured."""
         prior = self._priors.get(pool)
         errors = self._calibration.errors().get(kind)
         if errors is None:

@@ -1,8 +1,8 @@
-"""A launcher between a supervisor and its child: ties the child to its parent's life, pins it, then becomes it.
+"""Launcher between a supervisor and its child: ties the child's life to the supervisor's, pins it, then becomes it.
 
-Run by path, on the standard library alone, so that it costs milliseconds. Where the kernel offers it (Linux), the child
-is killed when the thread that started it ends, however that ends. Its supervisor ends it by SIGTERM, so it ignores
-SIGINT until it handles it itself: whoever interrupts all processes at once would end some while they import.
+Run by path, on the standard library alone, so that it costs milliseconds. On Linux the kernel kills the child when the
+thread that started it ends, however that ends. The supervisor stops its child by SIGTERM. The child ignores SIGINT
+until it installs a handler, so that Ctrl-C, which reaches all processes, ends none while it still imports.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def launch_command(command: Sequence[str], cpus: Sequence[int] = (), tied: bool 
 
 
 def tie_to(parent: int) -> None:
-    """Let the kernel kill this process when the thread of `parent` that started it ends (Linux)."""
+    """Makes the kernel kill this process when the thread of `parent` that started it ends (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:  # it died before we asked to be told
@@ -31,7 +31,7 @@ def tie_to(parent: int) -> None:
 
 
 def pin_to(cpus: str) -> None:
-    """Confine this process to cores, as `0,2`."""
+    """Confines this process to cores, given as `0,2`."""
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # NOTE: a core that went away costs speed, not service
             os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})

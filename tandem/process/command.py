@@ -1,5 +1,4 @@
-"""Runs a command line: reads settings from flags and environment, runs the command, and turns errors into one line and
-an exit code.
+"""Runs the command line of a `tandem` command or service: reads its settings, runs it, and reports errors in one line.
 
 Exit codes: 2 for refused settings and other expected errors, 130 for Ctrl-C, 141 for a closed output pipe; bugs keep
 their traceback.
@@ -20,7 +19,7 @@ from rich.console import Console
 from tandem.core.errors import TandemError, shown
 from tandem.core.open_files import allow_sockets
 
-_MAX_SOCKETS = 1 << 16
+_MAX_SOCKETS = 1 << 16  # open files that the process asks for
 _NO_DEFAULTS = (" (default: null)", " (default: )")
 _SCALARS = {"str": "TEXT", "SecretStr": "TEXT", "int": "N", "float": "NUMBER", "Path": "PATH"}
 _VALUES = {**_SCALARS, **{f"list[{kind}]": f"{_SCALARS[kind]},..." for kind in ("int", "float")}, "list[str]": "TEXT"}
@@ -35,14 +34,16 @@ class Command(Protocol):
 
 
 def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callable[[S], int] | None = None) -> int:
-    """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process.
+    """Reads the settings, runs the command, and returns the exit code. `--help` explains every setting and ends the
+    process.
 
     Args:
-        settings_class: what `arguments` and the environment are read into.
+        settings_class: the settings that `arguments` and the environment are read into.
         arguments: of the command line.
         serve: does the work and returns the exit code; None = the settings are a `Command`.
 
-    A shell allows 1024 open files, which a gateway's streams and a worker's peers exceed: what may be had is taken.
+    A shell allows 1024 open files, which a gateway's streams and a worker's peers exceed, so the limit is raised as far
+    as the system allows.
     """
     allow_sockets(_MAX_SOCKETS)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -70,7 +71,7 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
 
 
 class _CommandLine(CliSettingsSource[BaseSettings]):
-    """Takes texts of a flag that may be repeated as they are: pydantic divides them at commas and reads brackets."""
+    """Keeps each text of a repeatable flag as it is; pydantic would split it at commas and interpret brackets."""
 
     def _merge_parsed_list(self, parsed_list: list[str], field_name: str) -> str:
         field = self.settings_cls.model_fields.get(field_name)
@@ -80,7 +81,7 @@ class _CommandLine(CliSettingsSource[BaseSettings]):
 
 
 class _PlainFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows no default where there is none: the description says what happens. Names no type of Python's."""
+    """Help text without empty defaults, whose meaning the description explains, and without names of Python types."""
 
     def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
         words = super()._metavar_formatter(action, default_metavar)

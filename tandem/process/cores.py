@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ConfigurationError, shown
 
-_MIN_OWN_CORES = 2
+_MIN_OWN_CORES = 2  # with fewer, a worker is not confined to its part
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of one worker: the number of its model's threads, and the cores it is confined to (empty: any)."""
+    """One worker's share of the cores: number of threads of its model, and the cores it is confined to (empty: any)."""
 
     num_threads: int
     cpus: tuple[int, ...] = ()
@@ -19,7 +19,7 @@ class Share:
 def share_cores(
     cpus: Sequence[int], num_workers: int, *, num_threads: int | None = None, pin: bool = True
 ) -> list[Share]:
-    """Give each worker an equal part of `cpus`.
+    """Gives each worker an equal part of `cpus`.
 
     A worker is confined to its part when that has two cores or more: on a single one, the model would stand in the way
     of the worker's own network threads.

@@ -1,7 +1,7 @@
-"""Discovery of workers: workers announce themselves every second, routers read the list. Opens no worker connection.
+"""Discovery of workers: workers announce themselves every second, and routers read the list of announced workers.
 
-Invariant: a record that is not announced again expires after `TTL_S`, so dead workers need no cleaning up. A listed
-worker may be dead: its `watch` determines whether it is alive.
+Does not connect to workers. Invariant: a record that is not announced again expires after `TTL_S`, so dead workers need
+no cleaning up. A listed worker may be dead; `fleet_watch` determines whether it is alive.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from tandem.rpc.messages import Registration, WorkerAddress, WorkerRecord
 
 TTL_S = 3.0
 ANNOUNCE_INTERVAL_S = 1.0
-MAX_WORKERS = 16_384
-_SQUARE_S = 1e-4
-_MAX_CHARACTERS = 512
+MAX_WORKERS = 16_384  # in one registry
+_SQUARE_S = 1e-4  # mean interval between two reads of the list, divided by the square of the number of workers
+_MAX_CHARACTERS = 512  # of a text in a record
 _ROUTER_TIMEOUT_S = 1.0
 
 
 class Discovery(Protocol):
-    """Registry in which workers are announced and found by id; of two incarnations the later one is kept.
+    """Registry of workers by id, in which they are announced and found; of two incarnations of a worker the later is
+    kept.
 
     An implementation outside this process raises `LocalityUnavailableError` from `announce`, `withdraw` and `workers`
     if it cannot be reached; the caller retries later.
@@ -49,7 +50,7 @@ class Discovery(Protocol):
 
 
 def list_interval_s(num_workers: int) -> float:
-    """Returns the random interval between two reads of the list by a worker, in seconds.
+    """Returns the random interval between two reads of the list by the same worker, in seconds.
 
     Each of n workers reads n entries, 4 us apiece in Redis. The interval grows so that all workers together use 4 % of
     its core, however many they are; from 100 workers on it is more than a second.
@@ -58,7 +59,7 @@ def list_interval_s(num_workers: int) -> float:
 
 
 class EmbeddedDiscovery:
-    """`Discovery` in this process: the router's own, fed by `register`.
+    """`Discovery` in this process: a router's own registry, filled by `RouterHandler.register`.
 
     Raises (from `announce`):
         InvalidRequestError: the record cannot be a worker's.
@@ -98,7 +99,7 @@ class EmbeddedDiscovery:
 
 
 class RouterDiscovery:
-    """`Discovery` for workers without Redis: announces to every router.
+    """`Discovery` for workers of a deployment without Redis: announces to every router.
 
     Returns the lists that routers sent last, requested at `list_interval_s`, plus the announcements since then. One
     router that answers is enough; the others receive the announcement when they are back.
@@ -193,7 +194,7 @@ class StaticDiscovery:
 
 
 def check_record(record: WorkerRecord) -> None:
-    """Refuse what cannot be a worker's record.
+    """Raises InvalidRequestError for a record that cannot be a worker's.
 
     Raises:
         InvalidRequestError: naming the field.

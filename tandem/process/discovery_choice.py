@@ -1,4 +1,7 @@
-"""Choice of a worker's discovery: Redis or the routers. Kept apart from `discovery`, which implementations import."""
+"""Chooses how a worker announces itself: through Redis or to the routers.
+
+A module of its own because the implementations import `discovery`.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,7 @@ from tandem.rpc.credentials import Credentials
 
 
 def open_discovery(redis: str | None, routers: Sequence[str], credentials: Credentials) -> Discovery:
-    """Opens a worker's discovery: Redis if there is a URL, else the routers. Imports only the one chosen.
+    """Opens a worker's discovery: Redis if there is a URL, else the routers. Imports only the chosen one.
 
     Raises:
         ConfigurationError: the URL is not understood.

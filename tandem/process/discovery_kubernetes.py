@@ -1,7 +1,8 @@
-"""Discovery through the Kubernetes API: the ready pods of a selector are the workers. Announcing is not needed there.
+"""Discovery through the Kubernetes API: the ready pods that a selector matches are the workers.
 
-Invariant: a pod is listed while it is ready (readiness gates included) and not terminating. A worker that leaves the
-list keeps its watch while it lives, so draining is observed to its end. While the API is unreachable, calls raise.
+Workers need not announce themselves. Invariant: a pod is listed while it is ready (readiness gates included) and not
+terminating. A worker that leaves the list is still watched while it lives, so draining is observed to its end. While
+the API is unreachable, calls raise.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ from tandem.kube.pod_watch import PodWatch, WatchTerms
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 
 ROLE_LABEL, MODEL_LABEL = "tandem.dev/role", "tandem.dev/model"
-PORT = "grpc"
+PORT = "grpc"  # name of the container port for gRPC
 
 
 class KubernetesDiscovery:
-    """`Discovery` for routers. Starts listing at the first call; owns `api` and closes it.
+    """`Discovery` for routers. Starts to list pods at the first call; owns `api` and closes it.
 
     Args:
         first_wait_s: time for which the first call waits for the first list.

@@ -1,6 +1,6 @@
-"""Discovery in Redis: one hash of worker records, each with the time until which it counts, by Redis' own clock.
+"""Discovery in Redis: one hash of worker records, each with its expiry by Redis' own clock.
 
-Invariant: nothing outlives `ttl_s` without announcements. Records, including their expiry, are sealed with the
+Invariant: no record outlives `ttl_s` without announcements. Records, including their expiry, are sealed with the
 cluster's secret; any other data under the key is ignored or replaced. A Redis that is unreachable, slow or full raises
 `LocalityUnavailableError` within the timeout.
 """
@@ -145,7 +145,7 @@ class RedisDiscovery:
 
 
 def decode_record(entry: object) -> WorkerRecord:
-    """Read what `announce` wrote.
+    """Parses a record that `announce` wrote.
 
     Raises:
         InvalidRequestError: it is something else.

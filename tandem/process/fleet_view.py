@@ -1,7 +1,8 @@
-"""A router's view of its workers: the last status of each, and the state of routing derived from it.
+"""A router's view of its workers: the last status of each, and the state that routing derives from them.
 
-Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of each worker id only
-the latest incarnation, and of each address only the worker that answers there now. Owned by one thread; does no I/O.
+`fleet_watch` feeds it. Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is
+alive; of each worker id only the latest incarnation, and of each address only the worker that answers there now. Owned
+by one thread; does no I/O.
 """
 
 import logging
@@ -27,14 +28,14 @@ READY, DRAINING = "ready", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Chain of block hashes: its inputs other than tokens and scope, and the fingerprints of the pools that use it."""
+    """Inputs of a chain of block hashes other than tokens and scope, and the fingerprints of the pools that use it."""
 
     model_fingerprint: str
     block_size: int
     pools: frozenset[str]
 
     def root(self, scope: CacheScope) -> bytes:
-        """Parent hash of the first blocks of a scope."""
+        """Hash from which the block hashes of a scope are chained."""
         return root_hash(scope, model_fingerprint=self.model_fingerprint, block_size=self.block_size)
 
 
@@ -55,7 +56,8 @@ class _Worker:
 
 
 class FleetView:
-    """Updates `fleet`, its links, `calibration` and `outliers` from worker statuses, and looks up models and workers.
+    """Updates `fleet`, its links, `calibration` and `outliers` from worker statuses, and looks up models and
+    workers.
 
     Args:
         outliers: ejects slow workers, whose samples then do not calibrate their kind. None: no ejection.
@@ -116,6 +118,7 @@ class FleetView:
             self._leave(worker_id)
 
     def is_alive_at(self, address: str) -> bool:
+        """Whether the watch at `address` is alive."""
         return address in self._at
 
     def forgettable(self) -> Sequence[tuple[str, str]]:
@@ -141,7 +144,7 @@ class FleetView:
         return self._chains.get(model, ())
 
     def is_of(self, worker_id: str, chain: Chain) -> bool:
-        """Whether a worker's blocks are named by this chain."""
+        """Whether a worker's blocks are hashed by this chain."""
         worker = self._workers.get(worker_id)
         return worker is not None and worker.status.state.fingerprint in chain.pools
 
@@ -159,7 +162,7 @@ class FleetView:
         return sorted({worker.status.model.name for worker in self._workers.values()})
 
     def models(self) -> Sequence[ModelInfo]:
-        """Returns the models with at least one decode worker now. If workers differ, the narrowest limits."""
+        """Returns the models with at least one decode worker now. Where workers differ, the smallest limits count."""
         by_name: dict[str, list[WorkerStatus]] = {}
         for worker in self._workers.values():
             if self._is_given_requests(worker):

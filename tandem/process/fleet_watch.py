@@ -1,8 +1,9 @@
-"""Watches every discovered worker by one open stream of status updates each, which determines whether it is alive.
+"""Watches every discovered worker by an open stream of its status updates, which shows whether it is alive.
 
-Invariant: a worker whose stream breaks, or is silent for `silence_s`, gets no requests until its next update. A worker
-that discovery no longer lists stays as long as its stream is alive, so an outage of Redis removes no worker. Updates
-arrive every `INTERVAL_S`, or less often if the fleet is so large that they would take too much of the router's time.
+Used by routers and the planner. Invariant: a worker whose stream breaks, or is silent for `silence_s`, gets no requests
+until its next update. A worker that discovery no longer lists stays as long as its stream is alive, so an outage of
+Redis removes no worker. Updates arrive every `INTERVAL_S`, or less often if the fleet is so large that they would take
+too much of the router's time.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ _LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
 MAX_REPORTS_PER_S = 4000  # NOTE: each costs both ends of gRPC 0.25 ms together; less than half of it is taken for ours
-NEWS_PER_SILENCE = 3  # so many intervals at least fit into the time after which a worker counts as dead
-_MOST_OFF = 1.5
+NEWS_PER_SILENCE = 3  # least number of update intervals in `silence_s`
+_MOST_OFF = 1.5  # factor by which a stream's interval may differ from the wanted one before the stream is opened anew
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 
@@ -76,7 +77,7 @@ class FleetWatch:
         self._is_blind = False
 
     def wake(self) -> None:
-        """Read the discoveries now, because a worker was added."""
+        """Reads the discoveries now, for example because a worker was added."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -185,8 +186,10 @@ class FleetWatch:
                     return
 
     def _interval_s(self) -> float:
-        """Returns the interval between a worker's updates, at most `silence_s / NEWS_PER_SILENCE`, so that silence can
-        be detected. A larger fleet needs a longer `silence_s`, or takes more of the router's time.
+        """Returns the interval between a worker's updates: at most `silence_s / NEWS_PER_SILENCE`, so that silence is
+        noticed.
+
+        A larger fleet needs a longer `silence_s`, or takes more of the router's time.
         """
         wanted_s = len(self._streams) / self._max_reports_per_s
         return max(INTERVAL_S, min(wanted_s, self._silence_s / NEWS_PER_SILENCE))

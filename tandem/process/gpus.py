@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """Share of one worker: its GPU and the share of that GPU's memory for weights and KV."""
+    """One worker's share of the GPUs: its device, and the part of that GPU's memory for weights and KV (0 to 1)."""
 
     device: str
     memory: float

@@ -1,4 +1,4 @@
-"""Settings for authentication and encryption between the processes of a deployment."""
+"""Settings of authentication and encryption between the processes of a deployment."""
 
 import logging
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class PeerSettings(Settings):
         return replace(found, incarnation=incarnation) if incarnation else found
 
     def _open_tls(self, role: ProcessRole, distant: list[str]) -> TlsFiles | None:
-        """`distant`: addresses beyond this machine."""
+        """Opens the certificate files, or checks that plain text is allowed. `distant`: addresses of other machines."""
         if self.tls_dir is not None:
             if self.insecure:
                 raise ConfigurationError("--tls-dir and --insecure exclude each other; leave one out")

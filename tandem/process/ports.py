@@ -1,4 +1,4 @@
-"""Free ports of this machine for processes that are started, and restarted, at the same address."""
+"""Finds free ports of this machine, for processes that are started, and restarted, at the same address."""
 
 import random
 import socket
@@ -28,7 +28,8 @@ def free_ports(count: int, host: str, source: random.Random) -> list[int]:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A TCP socket bound at an address or a name of an IPv4 address; a host with a colon, in brackets or not, is IPv6.
+    """A TCP socket bound to `host`, an address or a name with an IPv4 address. A host with a colon, in brackets or not,
+    is IPv6.
 
     Raises:
         OSError: the address is taken, or none of this machine.

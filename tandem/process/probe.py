@@ -1,4 +1,4 @@
-"""Health probe: one small HTTP GET to a process of the deployment.
+"""Health probe and reader of operators' pages: one small HTTP GET to a process of the deployment.
 
 Not for users' requests: the answer is bounded in size, redirects and proxies are not followed.
 """
@@ -22,7 +22,7 @@ class ProbeResponse:
 
 
 async def get(url: str, timeout_s: float, api_key: str | None = None) -> ProbeResponse:
-    """Fetch `url`. `api_key`: of a gateway with accounts, printable ASCII.
+    """Fetches `url`. `api_key`: needed by a gateway with accounts; printable ASCII.
 
     Raises:
         ConfigurationError: it is no HTTP address.

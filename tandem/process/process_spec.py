@@ -1,4 +1,4 @@
-"""Description of a process for its supervisor, and the policy of restarting it."""
+"""Description of a process for its supervisor (`supervised`), and the policy of restarting it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ class ProcessSpec:
         argv: program and arguments.
         env: variables it gets besides the supervisor's own; there may be secrets among them.
         without_env: variables of the supervisor it must not see.
-        ready_url: answers 200 when it is ready; None = once it has lived for `RestartPolicy.settled_s`.
-        tier: higher tiers are stopped first, each when the one above has ended.
+        ready_url: URL that answers 200 when it is ready; None = it is ready after `RestartPolicy.settled_s`.
+        tier: higher tiers are stopped first, and the next one once all processes above have ended.
         cpus: cores it is confined to; empty = any.
     """
 
@@ -32,11 +32,11 @@ class RestartPolicy:
     """Policy of restarting a process that died.
 
     Args:
-        first_delay_s, max_delay_s: the wait before a start doubles from the one to the other.
-        settled_s: a process that lived this long starts over with the first delay.
-        max_failed_starts: one that was never ready and dies this often is given up, and all with it.
-        grace_s: from asking a process to end until it is killed.
-        probe_s: between two looks at `ready_url`.
+        first_delay_s, max_delay_s: the delay before a restart begins with the first, and doubles up to the second.
+        settled_s: after a life of this length, the delay begins anew with the first.
+        max_failed_starts: a process that dies this often without having been ready ends the whole set of processes.
+        grace_s: time from asking a process to end until it is killed.
+        probe_s: time between two probes of `ready_url`.
     """
 
     first_delay_s: float = 0.2
@@ -47,5 +47,5 @@ class RestartPolicy:
     probe_s: float = 0.1
 
     def delay_s(self, num_deaths: int) -> float:
-        """The wait after this many deaths in a row, the first being 1."""
+        """The delay after this many deaths in a row, the first being 1."""
         return float(min(self.max_delay_s, self.first_delay_s * 2.0 ** min(num_deaths - 1, 32)))

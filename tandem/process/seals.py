@@ -1,6 +1,7 @@
-"""Seals of records in storage that others can write: without the key, no record can be forged, changed or prolonged.
+"""Seals records in storage that others can write: without the key, no record can be forged, changed or prolonged.
 
-A seal does not prove that a record is the latest. The process it names must still authenticate when called.
+A seal is a message authentication code. It does not prove that a record is the latest; the process that the record
+names must still authenticate when called.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""The only module that reads flags and environment: one declaration defines `--max-model-len` and its variable.
+"""Settings of all commands and services: one declaration defines a flag and an environment variable.
 
-A flag wins over a variable, a variable over the default.
+For example `--max-model-len` and `TANDEM_MAX_MODEL_LEN`. A flag wins over a variable, a variable over the default.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.transport.card import MIN_SECRET_BYTES
 
+# Command that users are advised to create a secret with.
 MAKE_SECRET = "export TANDEM_CLUSTER_SECRET=$(openssl rand -hex 32)"
 
 
@@ -59,7 +60,7 @@ def secret_of(cluster_secret: SecretStr | None) -> bytes | None:
 
 
 def required_secret(cluster_secret: SecretStr | None, needed_by: str) -> bytes:
-    """The cluster's secret.
+    """Returns the cluster's secret, or raises if there is none.
 
     Args:
         needed_by: the setting that cannot be honoured without one, as "bind='0.0.0.0:7900'".
@@ -78,7 +79,7 @@ def required_secret(cluster_secret: SecretStr | None, needed_by: str) -> bytes:
 
 
 def check_anonymous(host: str, *, has_accounts: bool, is_allowed: bool) -> None:
-    """Raises ConfigurationError for a gateway that strangers could use without anybody having said so."""
+    """Raises ConfigurationError for a gateway that strangers could use without an explicit permission."""
     if not (has_accounts or is_allowed or is_loopback(host)):
         raise ConfigurationError(
             f"host={host!r} is reached by others, and no keys are asked for: set --accounts (TANDEM_ACCOUNTS, a file "

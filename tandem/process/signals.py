@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and SIGINT: by a process that is still starting, and by one that serves until it is stopped."""
+"""Handles SIGTERM and SIGINT: for a process that is still starting, and for one that serves until it is stopped."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ def exit_when_told() -> None:
 
 
 def stop_event() -> asyncio.Event:
-    """An event that each of the signals sets from now on, instead of ending the process."""
+    """Returns an event that each of the signals sets from now on, instead of ending the process."""
     stopped = asyncio.Event()
     for number in _BOTH:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -1,6 +1,7 @@
 """Keeps one process running: starts it, reads its output, probes it, restarts it after a crash, and stops it.
 
-Invariant: after `keep` has returned or raised, its whole process group has ended and its pipe is closed.
+`supervisor` does this for a set of processes. Invariant: after `keep` has returned or raised, the process and all that
+it started have ended, and its pipe is closed.
 """
 
 import asyncio
@@ -16,17 +17,17 @@ from tandem.process.child import launch_command
 from tandem.process.probe import get
 from tandem.process.process_spec import ProcessSpec, RestartPolicy
 
-CONFIGURATION_EXIT = 2
+CONFIGURATION_EXIT = 2  # exit code of a process whose settings were refused
 _CHUNK_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 16
 _PROBE_TIMEOUT_S = 2.0
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 1.0  # time for reading the rest of a dead process's output
 
 Output = Callable[[str, str], None]
 
 
 class StartError(TandemError):
-    """A process never became ready; `exit_code` is what the supervisor should end with."""
+    """A process never became ready. `exit_code`: the code with which the supervisor should end."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -43,11 +44,11 @@ class ProcessState(StrEnum):
 
 
 class Supervised:
-    """Keeps the process of one spec.
+    """Keeps the process of one spec running.
 
     Args:
-        output: takes each line the process writes, with its name.
-        report: takes what happened to it.
+        output: called with the process's name and each line that it writes.
+        report: called with messages about what happened to it.
     """
 
     def __init__(self, spec: ProcessSpec, policy: RestartPolicy, output: Output, report: Callable[[str], None]) -> None:
@@ -67,11 +68,11 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None while it does not run."""
+        """Process id; None while the process does not run."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Run it until it is stopped.
+        """Runs the process, and again after each crash, until it is stopped.
 
         Raises:
             StartError: its first start failed for its configuration, or too many did for any reason.
@@ -93,11 +94,11 @@ class Supervised:
             self.ended.set()
 
     def start_no_more(self) -> None:
-        """It runs on, and is not started again when it ends."""
+        """Prevents further starts; the process runs on."""
         self._is_last.set()
 
     async def stop(self) -> bool:
-        """Ask it to end and wait; kill it after the grace time. Returns whether it ended by itself."""
+        """Asks the process to end and waits; kills it after the grace time. Returns whether it ended by itself."""
         self.start_no_more()
         self._stopping.set()
         self._signal(signal.SIGTERM)
@@ -112,13 +113,13 @@ class Supervised:
             return False
 
     def kill(self) -> None:
-        """SIGKILL now, and no new start."""
+        """Kills the process now (SIGKILL) and prevents further starts."""
         self.start_no_more()
         self._stopping.set()
         self._signal_group(signal.SIGKILL)
 
     def _judge(self, code: int) -> None:
-        """Raise `StartError` if restarting it is pointless."""
+        """Raises `StartError` if restarting the process is pointless."""
         if self._was_ready:
             return
         said = f": {self._last_lines[-1]}" if self._last_lines else ""
@@ -128,7 +129,7 @@ class Supervised:
             raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{said}", 1)
 
     def _tell_end(self, code: int) -> None:
-        """Of its last life."""
+        """Reports an unexpected end after which the process is not started again."""
         if code and not self._stopping.is_set():
             self._report(f"{self.spec.name} died ({_described(code)})")
 
@@ -140,7 +141,7 @@ class Supervised:
                 await self._is_last.wait()
 
     async def _live(self) -> int:
-        """Run the process once; returns its exit code, negative for a signal."""
+        """Runs the process once; returns its exit code, negative for a signal."""
         self.state = ProcessState.STARTING
         self.num_starts += 1
         async with self._spawned() as (process, read_end):
@@ -186,7 +187,7 @@ class Supervised:
         return {**inherited, "PYTHONUNBUFFERED": "1", **self.spec.env}
 
     async def _listen(self, read_end: int) -> None:
-        """Pass on what it writes, line by line, until it and all who inherited its pipe have closed it."""
+        """Passes on the process's output, line by line, until it and all that inherited its pipe have closed it."""
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(read_end, "rb", buffering=0)
@@ -211,7 +212,7 @@ class Supervised:
         self._output(self.spec.name, text)
 
     async def _watch(self) -> None:
-        """Set `ready` as soon as the process is ready."""
+        """Sets `ready` as soon as the process is ready."""
         if self.spec.ready_url is None:
             await asyncio.sleep(self._policy.settled_s)
         while self.spec.ready_url is not None and not await _answers(self.spec.ready_url):

@@ -1,4 +1,4 @@
-"""Runs a set of processes as one: all start, each that dies is started again, all end together and in order.
+"""Runs a set of processes as one: starts them all, restarts each that dies, and ends them all together and in order.
 
 Invariant: when `run` has returned, none of them lives. If this process is killed, the kernel kills them (Linux).
 """
@@ -12,16 +12,16 @@ from itertools import groupby
 from tandem.process.process_spec import ProcessSpec, RestartPolicy
 from tandem.process.supervised import Output, StartError, Supervised
 
-INTERRUPTED_EXIT = 130
+INTERRUPTED_EXIT = 130  # exit code after a second SIGINT
 
 
 class Supervisor:
-    """Supervises `specs`. Make and use it inside one event loop, in the main thread if signals shall count.
+    """Supervises `specs`. Create and use it inside one event loop, in the main thread if it is to handle signals.
 
     Args:
         specs: started in this order, without waiting for each other.
-        output: takes each line a process writes, with the process's name.
-        report: takes a line about what happened to a process.
+        output: called with a process's name and each line that it writes.
+        report: called with a line about what happened to a process.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Supervisor:
         return self._stopping.is_set()
 
     async def run(self) -> int:
-        """Supervise until SIGINT, SIGTERM, SIGHUP, `stop`, or a process that cannot start. A second SIGINT kills.
+        """Supervises until SIGINT, SIGTERM, SIGHUP, `stop`, or a process that cannot start. A second SIGINT kills.
 
         Returns:
             The exit code: 0 after a clean end, 2 when a configuration was refused, 130 after a second SIGINT, else 1.
@@ -61,16 +61,16 @@ class Supervisor:
         return self._exit_code(results, is_clean)
 
     async def wait_ready(self) -> None:
-        """Return when every process has become ready; for ever, if one never does."""
+        """Returns when every process has become ready; waits for ever if one never does."""
         for process in self.processes:
             await process.ready.wait()
 
     def stop(self) -> None:
-        """End all in good order; `run` then returns."""
+        """Ends all processes in order; `run` then returns."""
         self._stopping.set()
 
     def kill(self) -> None:
-        """End all at once."""
+        """Ends all processes at once."""
         self._was_killed = True
         self._stopping.set()
         for process in self.processes:
@@ -88,7 +88,7 @@ class Supervisor:
         return 0 if is_clean else 1
 
     async def _end_all(self) -> bool:
-        """Tier by tier, the highest first; returns whether all ended by themselves."""
+        """Stops tier by tier, the highest first; returns whether all processes ended by themselves."""
         self._stopping.set()
         for process in self.processes:
             process.start_no_more()

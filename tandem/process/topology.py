@@ -1,6 +1,6 @@
-"""Processes of a cluster on one machine and their flags; does not start them.
+"""The processes of a cluster on one machine, and their flags. Starts nothing itself.
 
-The only module that builds the command lines of the services, so that `tandem up` and tests start the same cluster.
+Only this module builds the command lines of the services, so that `tandem up` and tests start the same cluster.
 """
 
 import sys
@@ -20,28 +20,29 @@ _TIERS = {ROUTER: 0, PREFILL: 1, DECODE: 2, GATEWAY: 3}  # a higher one uses the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A cluster.
+    """A cluster on one machine.
 
     Args:
         model: directory or hub id.
-        served_model_name: what clients ask for.
+        served_model_name: model name in clients' requests.
         num_prefill: 0 = decode workers compute prompts themselves.
         host: where gateways listen; everything else listens on the loopback interface.
-        gateway_ports: one gateway each.
-        admin_binds: where each answers operators, as host:port; empty = at its own port.
+        gateway_ports: one for each gateway.
+        admin_binds: for each gateway the host:port that serves operators; empty = its own port does.
         is_anonymous: gateways may listen beyond loopback without asking for keys.
         ports: two for each router and worker, in the order of `specs`.
-        cluster_secret: for every process, by its environment: everybody on the machine may read command lines.
+        cluster_secret: passed to every process by its environment, since everybody on the machine may read command
+            lines.
         redis: URL; None = routers keep the index and the list of workers.
-        shares: of the machine's cores, one a worker, prefill first.
-        gpus: the same of its GPUs; empty = workers have none, or choose themselves.
+        shares: each worker's share of the cores, prefill first.
+        gpus: each worker's share of the GPUs, prefill first; empty = workers have none, or choose themselves.
         node: makes worker ids unique among machines that share a Redis; "" = not needed.
         tls_dir: has a directory of certificates for each role, named after it; None = calls are plain text.
         core_board: file by which workers lend each other cores; None = they do not.
-        worker_flags: for every worker, besides what follows from the above.
-        flags: more of them, by process name or role.
+        worker_flags: further flags of every worker.
+        flags: further flags, by process name or role.
         env: variables for every process.
-        without_env: variables of ours that no process must see.
+        without_env: variables of this process that no other process must see.
     """
 
     model: str
@@ -72,7 +73,7 @@ class Topology:
         return self.num_prefill + self.num_decode
 
     def specs(self) -> list[ProcessSpec]:
-        """Routers, prefill, decode, gateways."""
+        """Descriptions of all processes: routers, prefill workers, decode workers, gateways."""
         return [*self._routers(), *self._workers(), *self._gateways()]
 
     def metrics_url(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reports of a worker's blocks to the embedded locality index."""
+"""Messages by which a worker reports its cached blocks to the locality index that a router has in its own process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,12 @@ from tandem.core.events import BlockEvent
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """The arguments of `RouterHandler.publish`."""
+    """Blocks that a worker stored and removed: the arguments of `RouterHandler.publish`.
+
+    Args:
+        epoch: grows with every incarnation of the worker.
+        sequence: number of this report.
+    """
 
     worker_id: str
     epoch: int
@@ -18,7 +23,12 @@ class BlockReport:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """The arguments of `RouterHandler.replace`."""
+    """All blocks that a worker has: the arguments of `RouterHandler.replace`.
+
+    Args:
+        epoch: grows with every incarnation of the worker.
+        sequence: number of the report after which these blocks are stored.
+    """
 
     worker_id: str
     epoch: int

@@ -1,11 +1,11 @@
-"""Window of the call numbers of a session: each number is accepted once, in any order of arrival."""
+"""Replay protection of a session: accepts each call number once, in any order of arrival."""
 
-SIZE = 1024  # calls; one that is overtaken by more than that is refused
+SIZE = 1024  # numbers; a call that more than that many later ones have overtaken is refused
 _MASK = (1 << SIZE) - 1
 
 
 class CallWindow:
-    """Remembers the last `SIZE` numbers, one bit each; what is older counts as seen."""
+    """Remembers the last `SIZE` call numbers, one bit each; older numbers count as seen."""
 
     __slots__ = ("_highest", "_seen")
 
@@ -14,7 +14,7 @@ class CallWindow:
         self._seen = 0
 
     def accept(self, number: int) -> bool:
-        """Whether `number` (above zero) is new; it is not accepted again."""
+        """Accepts `number` (above zero) if it is new; returns whether it was."""
         ahead = number - self._highest
         if ahead > 0:
             self._seen = (self._seen << ahead | 1) & _MASK if ahead < SIZE else 1

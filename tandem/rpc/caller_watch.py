@@ -1,6 +1,7 @@
-"""Ends what callers have open whose certificates are not accepted any more: sessions and running streams.
+"""Ends the sessions and running streams of callers whose certificates are no longer accepted.
 
-A connection outlives the files that it was accepted with. What it is used for does not, by more than `LOOK_S`.
+A connection may outlive the certificate files with which it was accepted. The server checks its callers' certificates
+again every `LOOK_S` seconds, against the current files.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from tandem.rpc.session_table import SessionTable
 from tandem.tls.files import TlsFiles
 from tandem.tls.peers import PeerCertificate
 
-LOOK_S = 5.0
+LOOK_S = 5.0  # between two checks
 _OWN, _INTERMEDIATES = "x509_pem_cert", "x509_pem_cert_chain"  # as gRPC calls them
 _logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class AuthenticatedContext(Protocol):
 
 
 class CallerWatch:
-    """Callers of one server, by the certificates they have shown.
+    """The callers of one server, by the certificates that they have shown.
 
     Args:
         tls: the files of this process; None = connections are plain, and nobody is watched.
@@ -76,13 +77,13 @@ class CallerWatch:
             self._forget(chain, limit)
 
     async def keep(self) -> None:
-        """Looks at all for as long as it runs."""
+        """Checks all callers every `LOOK_S` seconds, until cancelled; returns at once without TLS."""
         while self._tls is not None:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Ends what belongs to callers that are not accepted any more."""
+        """Checks all callers once; ends the sessions and streams of those whose certificates are no longer accepted."""
         gone = {chain for chain, peer in self._peers.items() if not peer.is_accepted()}
         if gone:
             _logger.warning("%d certificates of callers are not accepted any more; what they had open ends", len(gone))

@@ -5,7 +5,7 @@ While a call runs, a peer that disappeared silently is noticed within `KEEPALIVE
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_METADATA_BYTES = 32 << 10
-KEEPALIVE_S = 10.0
+KEEPALIVE_S = 10.0  # between two pings of a connection on which calls run
 KEEPALIVE_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0

@@ -1,9 +1,9 @@
-"""Callers of a worker and of a router: the methods of `handlers`, answered by another process.
+"""Clients of a worker and of a router: the methods of `handlers`, called in another process.
 
 Every method raises what the handler raised, and `WorkerLostError` naming the address when there is no answer. Methods
-also raise `UntrustedPeerError` when the cluster's secrets differ or the process is another than was expected, and
-`IncompatibleProtocolError` when the releases are too far apart.
-`timeout_s` bounds a whole call, a stream's included; None = as long as it takes.
+also raise `UntrustedPeerError` when the cluster's secrets differ or the process is not the expected one, and
+`IncompatibleProtocolError` when the releases are too far apart. `timeout_s` bounds a whole call, a stream's included;
+None = no limit.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ DEFAULT_MAX_CLIENTS = 1024
 def _connect(
     address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
 ) -> RpcConnection:
-    """A connection over gRPC, or over the network that this context has instead."""
+    """Opens a connection over gRPC, or over the network that is set in this context, such as the simulation's."""
     network = current_network.get()
     connect = GrpcConnection if network is None else network.connect
     return connect(address, credentials, expected, metadata_source)
@@ -84,12 +84,12 @@ class _Client:
 
 class WorkerClient(_Client):
     """Client of a worker in another process; same methods as `handlers.WorkerHandler`. Closing or cancelling a stream
-    ends the call there within moments.
+    ends the call at the worker within moments.
 
     Args:
         credentials: of this process.
         advertised: the address that the worker must state as its own; None = any.
-        prompts: that this process has sent, so that only what is new of them is sent; None = all is sent.
+        prompts: prompts sent before, so that only new tokens are sent; None = every prompt is sent whole.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class WorkerClient(_Client):
         await super().close()
 
     def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
-        """Like `generate`, but of a long prompt only what the worker does not know is sent, and short messages go on a
-        stream that all requests of this client share, which costs both sides far less.
+        """Like `generate`, at less cost: known beginnings of long prompts are not sent again, and requests share one
+        stream.
 
         Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
@@ -167,7 +167,7 @@ class WorkerClient(_Client):
         return self._shared_stream
 
     def _retire_stream(self) -> None:
-        """NOTE: its requests may still be answered, as by a worker that only stood still."""
+        """Stops using the shared stream for new requests. NOTE: its running requests may still be answered."""
         self._retired = [stream for stream in self._retired if not stream.has_ended]
         if self._shared_stream is not None and not self._shared_stream.has_ended:
             self._shared_stream.retire()
@@ -186,7 +186,7 @@ class WorkerClient(_Client):
         return self._connection.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
     def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
-        """NOTE: of a long prompt only what the worker does not know is sent, as in `serve`."""
+        """NOTE: the known beginning of a long prompt is not sent again, as in `serve`."""
 
         def send(call: PrefillCall) -> AsyncGenerator[PrefillUpdate, None]:
             return self._connection.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
@@ -216,8 +216,10 @@ def client_of(
     metadata_source: MetadataSource | None = None,
     prompts: ToldPrompts | None = None,
 ) -> WorkerClient:
-    """Client of a listed worker. A worker known by its id must state the listed address as its own; a configured
-    address (no id) may differ from the one that the worker states.
+    """Client of a listed worker.
+
+    A worker known by its id must state the listed address as its own; a configured address (no id) may differ from the
+    one that the worker states.
     """
     advertised = worker.address if worker.worker_id else None
     return WorkerClient(
@@ -226,8 +228,10 @@ def client_of(
 
 
 class RouterClient(_Client):
-    """Client of a router in another process; same methods as `handlers.RouterHandler`. Several routers may share the
-    address: after a call that was not answered in time, the next one opens a new connection.
+    """Client of a router in another process; same methods as `handlers.RouterHandler`.
+
+    Several routers may share the address: after a call that was not answered in time, the next one opens a new
+    connection.
     """
 
     def __init__(
@@ -315,7 +319,7 @@ C = TypeVar("C", bound=Pooled)
 
 
 class ClientPool(Generic[C]):
-    """Clients by address; the least recently used idle ones are closed.
+    """Clients by address; beyond `max_clients`, the least recently used idle ones are closed.
 
     Args:
         connect: creates the client of an address, as `WorkerClient` does.
@@ -332,7 +336,7 @@ class ClientPool(Generic[C]):
         return len(self._clients)
 
     def get(self, address: str) -> C:
-        """The client of `address`, to be used now and not kept. Must be called in the event loop."""
+        """The client of `address`, for immediate use: once idle, it may be closed. Must be called in the event loop."""
         client = self._clients.pop(address, None) or self._connect(address)
         self._clients[address] = client
         if len(self._clients) > self._max_clients:
@@ -346,7 +350,7 @@ class ClientPool(Generic[C]):
         await asyncio.gather(*(client.close() for client in clients), *self._closing)
 
     def _drop_idle(self) -> None:
-        """NOTE: the youngest is the one about to be used."""
+        """Closes the least recently used idle client. NOTE: never the newest, which is about to be used."""
         oldest_first = list(self._clients)[:-1]
         address = next((one for one in oldest_first if self._clients[one].is_idle), None)
         if address is not None:
@@ -358,7 +362,7 @@ def _incarnation(worker: WorkerAddress | None) -> str:
 
 
 def _close_in_background(closing: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """`tasks` holds it until it is done."""
+    """Closes a client in a task, which `tasks` references until it is done."""
     task = asyncio.get_running_loop().create_task(closing)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

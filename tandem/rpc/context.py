@@ -1,4 +1,4 @@
-"""Metadata that a call carries beside its message, as handlers may read it."""
+"""Metadata of the call being served, which handlers may read in addition to its message."""
 
 from contextvars import ContextVar
 

@@ -1,6 +1,7 @@
-"""Credentials of a process: the cluster secret, its certificate, and the name and role that it proves to others.
+"""Credentials of a process: the cluster secret, its certificate, and the identity that it proves to peers.
 
-The secret is only ever a key. Nothing that is sent lets a reader compute it or prove anything with it.
+The secret is only used as a key of message authentication codes. Nothing that is sent lets a reader compute it or prove
+anything with it.
 """
 
 import hmac
@@ -37,9 +38,7 @@ def certified_role(role: str) -> CertifiedRole:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Identity that a process claims in a handshake. `address`: its own, at which others call it; "" = it is not
-    called.
-    """
+    """Identity that a process claims in a handshake. `address`: at which others call it; "" = it is not called."""
 
     role: str
     address: str
@@ -77,5 +76,5 @@ class Credentials:
         return self.tls is not None or self.is_insecure or is_loopback(address.rpartition(":")[0])
 
     def key(self, purpose: str) -> bytes:
-        """A key of 32 bytes for one use of the secret, so that no MAC made for one can serve another."""
+        """Derives a key of 32 bytes from the secret for one purpose, so that no MAC serves another purpose."""
         return hmac.digest(self.secret, f"tandem {purpose}".encode(), "sha256")

@@ -1,4 +1,4 @@
-"""Deadline of a call, including its handshake."""
+"""Deadline of one call; the time of its handshake counts too."""
 
 import asyncio
 

@@ -1,8 +1,8 @@
-"""Forms derived from declarations: a class's annotations and a message's descriptor say how its values are written.
+"""Derives the wire conversion (`form.Form`) of a class from its annotations and its protobuf message's descriptor.
 
-Invariant: every field of a class is a field, or a `oneof`, of its message and the other way round, and of a kind that
-can hold it. A pair that does not fit is a TypeError at import, so that no field is left behind or read as another.
-What declarations cannot say of a field (that it may not be empty, what an unknown number means) is its `FieldRule`.
+Invariant: every field of a class is a field, or a `oneof`, of its message and the other way round, and of a type that
+can hold it. A mismatch is a TypeError at import, so that no field is left out or misread. Properties of a field that
+neither declaration states (it may not be empty, the meaning of an unknown number) are given as its `FieldRule`.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One field of a class.
+    """Conversion of one field of a class.
 
     Args:
-        form: its value's.
-        may_be_none: None is not sent.
-        has_presence: it can be left out of a message; `unsaid` is what that means, UNSAID = it may not be.
-        is_none_if_empty: an empty list, which is no list on the wire, is None.
-        oneof: it is one of these fields, of which none may be set.
+        form: conversion of its value.
+        may_be_none: None is allowed, and then nothing is sent.
+        has_presence: the message may lack the field; `unsaid` is its value then, UNSAID = lacking it is an error.
+        is_none_if_empty: an empty list is read as None, since the wire cannot tell an absent list from an empty one.
+        oneof: the `oneof` that holds the value, if it is one.
     """
 
     form: FieldForm = AS_IT_IS
@@ -56,13 +56,13 @@ class _Part:
 
 
 class Forms:
-    """The forms of a protocol's values. A class's parts are added before it."""
+    """The forms (wire conversions) of a protocol's classes. Classes that occur in others are added before them."""
 
     def __init__(self) -> None:
         self._forms: dict[object, Form[Any]] = {}
 
     def add(self, value_type: type[T], message_type: type[Message], **rules: FieldRule) -> Form[T]:
-        """Derive the form of a dataclass or a NamedTuple; it is used wherever it is a part of others.
+        """Derives and registers the form of a dataclass or NamedTuple; fields of this type in other classes use it.
 
         Raises:
             TypeError: the two declarations contradict each other; the field is named.
@@ -84,13 +84,13 @@ class Forms:
         return self.enter(value_type, Form(message_type, *_whole(value_type, message_type, parts)))
 
     def enter(self, annotation: object, form: Form[T]) -> Form[T]:
-        """Use a form written by hand for everything annotated so."""
+        """Registers a hand-written form for every field with this annotation."""
         self._forms[annotation] = form
         return form
 
     def inside(self, annotation: Any, message_type: type[Message], rule: FieldRule = NO_RULE) -> Form[Any]:
-        """Form of a value that is the only content of a message: its only field, or one of its only `oneof`. `None` is
-        a message without fields.
+        """Form of a value that is the only content of a message: its only field, or one field of its only `oneof`. An
+        annotation of None stands for a message without fields.
         """
         declared = _declared(message_type)
         if annotation is None and not declared.fields:
@@ -182,7 +182,7 @@ class Forms:
 
 
 def _declared(message_type: type[Message]) -> Descriptor:
-    """NOTE: the stubs name a class of the implementation besides."""
+    """The descriptor of a message class. NOTE: the stubs also name a class of the implementation, hence the cast."""
     return cast(Descriptor, message_type.DESCRIPTOR)
 
 
@@ -198,7 +198,7 @@ def _defaults(value_type: Any) -> dict[str, Any]:
 
 
 def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str, _Part]) -> tuple[Any, Any]:
-    """Returns the functions `put` and `take` of a class."""
+    """Builds the functions `put` and `take` of a class."""
     sent = ", ".join(_sent(name, part, f"value.{name}") for name, part in parts.items())
     build = _compiled("value", f"message_type({sent})", parts, message_type=message_type)
 
@@ -216,7 +216,7 @@ def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str,
 
 
 def _sent(name: str, part: _Part, value: str) -> str:
-    """Returns the source code of a message's argument."""
+    """Source code of the argument that sets a message's field."""
     if part.oneof is not None:
         return f"**oneof_{name}.put({value})"
     sent = value if part.form.put is None else f"put_{name}({value})"
@@ -224,7 +224,7 @@ def _sent(name: str, part: _Part, value: str) -> str:
 
 
 def _read(name: str, part: _Part) -> str:
-    """Returns the source code that reads a field."""
+    """Source code that reads a field from a message."""
     if part.oneof is not None:
         return f"oneof_{name}.take(message)"
     read = f"message.{name}" if part.form.take is None else f"take_{name}(message.{name})"
@@ -235,8 +235,10 @@ def _read(name: str, part: _Part) -> str:
 
 
 def _compiled(argument: str, result: str, parts: Mapping[str, _Part], **names: Any) -> Callable[[Any], Any]:
-    """A function that returns `result`. NOTE: compiled, as `dataclasses` does, for it to cost what one written by hand
-    would; its source is made of names that the .proto files and our classes declare, of nothing that arrives.
+    """Compiles a function of `argument` that returns the expression `result`.
+
+    NOTE: compiled, as `dataclasses` does, so that it is as fast as one written by hand. Its source is made only of
+    names that the .proto files and our classes declare, never of received data.
     """
     for name, part in parts.items():
         named = {"put": part.form.put, "take": part.form.take, "oneof": part.oneof, "unsaid": part.unsaid}
@@ -254,7 +256,7 @@ def _refusal_of_missing(message_name: str) -> Callable[[str], Any]:
 def _unsendable(
     value: object, message_type: type[Message], parts: Mapping[str, _Part], error: Exception
 ) -> InvalidRequestError:
-    """Returns `error` with the name of its field, which protobuf does not report."""
+    """Error that names the field which protobuf could not encode; protobuf's own `error` does not."""
     for name, part in parts.items():
         try:
             given = getattr(value, name)

@@ -1,7 +1,7 @@
-"""Encrypted and plain connections: the only place that makes channels and ports of gRPC.
+"""Opens encrypted and plain gRPC connections and ports; no other module creates them.
 
-With certificates both sides prove theirs. A client checks the role and the deployment of the server in place of its
-host name; a server checks those of a client when it opens a session.
+With certificates both sides prove their identity. A client checks the role and the deployment in the server's
+certificate in place of its host name; a server checks those of a client when it opens a session.
 """
 
 from collections.abc import Mapping, Sequence

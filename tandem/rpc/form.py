@@ -1,4 +1,4 @@
-"""Form of a value on the wire: its protobuf message, and the checks that values read from a message must pass.
+"""A form: the conversion of a value to its protobuf message and back, with the checks that received values must pass.
 
 Whatever bytes a peer sends, reading them gives a value or raises `InvalidRequestError` naming the field.
 """
@@ -25,14 +25,14 @@ TOKEN_BYTES = 4  # of each id in a long list
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """Conversion between a value and its protobuf message: `put` writes, `take` reads and checks."""
+    """Conversion between a value and its protobuf message: `put` creates the message, `take` reads and checks it."""
 
     message_type: type[Message]
     put: Callable[[T], Message]
     take: Callable[[Any], T]
 
     def encode(self, value: T) -> bytes:
-        """The bytes of `value`.
+        """Encodes `value` as bytes.
 
         Raises:
             InvalidRequestError: the value has no form on the wire, as a negative count or text that is not Unicode.
@@ -43,7 +43,7 @@ class Form(Generic[T]):
             raise InvalidRequestError(f"{self.message_type.__name__} cannot be sent: {error}") from error
 
     def decode(self, data: bytes) -> T:
-        """The value of `data`.
+        """Decodes and checks a value.
 
         Raises:
             InvalidRequestError: it is not such a message, or holds nonsense.
@@ -58,10 +58,11 @@ class Form(Generic[T]):
 
 
 class Names(Generic[T, W]):
-    """An enum: our word for each of the wire's numbers.
+    """Conversion of an enum: our name for each number on the wire.
 
     Args:
-        newer: how a number that only a newer release can have sent is read; left out, it is refused as any other.
+        newer: name for a number that only a newer release can have sent; None: such numbers are refused like any
+            unknown.
     """
 
     def __init__(self, field: str, numbers: Mapping[T, W], *, newer: T | None = None) -> None:
@@ -72,13 +73,13 @@ class Names(Generic[T, W]):
         self._newer = newer
 
     def number(self, word: T) -> W:
-        """The number sent for a name."""
+        """The number to send for a name."""
         if word not in self._numbers:
             raise InvalidRequestError(f"{self._field}={shown(word)} is unknown; use one of {list(self._numbers)}")
         return self._numbers[word]
 
     def word(self, number: int) -> T:
-        """The name meant by a received number."""
+        """The name of a received number."""
         if number not in self._words:
             if self._newer is not None and number > self._newest:
                 return self._newer
@@ -115,7 +116,7 @@ def token_id(field: str, value: int) -> int:
 
 
 def token_ids(field: str, values: Iterable[int]) -> tuple[int, ...]:
-    """A short list of token ids."""
+    """Returns a short list of token ids as a tuple; raises `InvalidRequestError` naming the field if one is invalid."""
     ids = tuple(values)
     if ids:
         token_id(field, max(ids))
@@ -123,7 +124,7 @@ def token_ids(field: str, values: Iterable[int]) -> tuple[int, ...]:
 
 
 def pack_token_ids(ids: Sequence[int]) -> bytes:
-    """A long list of token ids."""
+    """Packs a long list of token ids, `TOKEN_BYTES` each."""
     data = packed(ids)
     if sys.byteorder == "big":
         data = data[:]
@@ -132,7 +133,7 @@ def pack_token_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(field: str, data: bytes) -> "array[int]":
-    """Undo `pack_token_ids`."""
+    """Inverse of `pack_token_ids`."""
     if len(data) % TOKEN_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {TOKEN_BYTES}")
     ids = array("I", data)
@@ -144,13 +145,13 @@ def unpack_token_ids(field: str, data: bytes) -> "array[int]":
 
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
-    """Block hashes, one after the other."""
+    """Concatenates block hashes."""
     check_hashes(hashes)
     return b"".join(hashes)
 
 
 def unpack_hashes(field: str, data: bytes) -> tuple[bytes, ...]:
-    """Undo `pack_hashes`."""
+    """Inverse of `pack_hashes`."""
     if len(data) % HASH_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each block hash takes {HASH_BYTES}")
     return tuple(data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES))

@@ -1,8 +1,8 @@
-"""gRPC connection to one process: sends calls, reads answers, and turns every failure into an error of `core.errors`.
+"""gRPC connection of a client to one process: sends calls, reads answers, and translates failures.
 
-gRPC is used only in this file, `session_channel` and `sessions`. A stream that is closed or cancelled here ends at the
-other side at once. No call is sent before the server has proved its identity; every call proves its sender's.
-Invariant: no call begins on a connection that left a call unanswered, or that was made with former certificates.
+Every failure is raised as an error of `core.errors`. A stream that is closed or cancelled here ends at the other side
+at once. No call is sent before the server has proved its identity; every call proves its sender's. Invariant: no call
+begins on a connection that left a call unanswered, or that was opened with certificates that have been replaced since.
 """
 
 import asyncio
@@ -23,17 +23,18 @@ from tandem.rpc.session import Expected
 from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
-FORMER_CERTIFICATES_S = 300.0
-LOOK_S = 5.0  # how often certificates are looked at while a call runs
+FORMER_CERTIFICATES_S = 300.0  # for which calls may go on over a channel with former certificates
+LOOK_S = 5.0  # between two checks for new certificates while a call runs
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 class GrpcConnection:
-    """Calls the methods of one address; connects when first used and reconnects when needed. Calls on a replaced
-    channel continue there, on one with former certificates for at most `FORMER_CERTIFICATES_S`.
+    """Calls the methods of one address; connects when first used and reconnects when needed.
 
-    A call may name the `incarnation` of the process that it is meant for; nothing is sent to another one.
+    Calls on a replaced channel continue on it; on a channel with former certificates for at most
+    `FORMER_CERTIFICATES_S`. A call may name the `incarnation` of the process that it is meant for; nothing is sent to
+    another one.
 
     Args:
         address: host:port.
@@ -84,7 +85,10 @@ class GrpcConnection:
                 self.num_calls -= 1
 
     async def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
-        """Bidirectional call: many requests, many answers. Not counted in `num_calls`; the requests on it are."""
+        """Bidirectional call: many requests, many answers.
+
+        It does not count in `num_calls`; `shared_stream` counts the requests that it carries.
+        """
         with self._running(method, None) as (channel, deadline):
             call = await channel.admitted(method, deadline)
             sender = asyncio.create_task(
@@ -99,7 +103,7 @@ class GrpcConnection:
                 await asyncio.gather(sender, return_exceptions=True)
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None:
-        """Raises AnotherIncarnationError unless the process there is that one ("" = any); asks it only if need be."""
+        """Raises AnotherIncarnationError unless the process has this incarnation ("" = any); may open a session."""
         if not self._current_channel().has_session(incarnation):
             with self._running(method, None) as (channel, deadline):
                 await channel.opened(method, deadline, incarnation)
@@ -116,13 +120,13 @@ class GrpcConnection:
 
     @property
     def channel_number(self) -> int:
-        """Number of the channel that a call made now would use."""
+        """Number of the channel that the next call would use; it grows with every replacement."""
         self._current_channel()
         return self._num_channels
 
     @property
     def own_metadata(self) -> Metadata:
-        """Headers that a call made now would carry in addition to those of every call."""
+        """Further headers of the next call, such as its trace, in addition to those that every call has."""
         return () if self._metadata_source is None else tuple(self._metadata_source())
 
     @contextmanager
@@ -165,7 +169,7 @@ class GrpcConnection:
         return self._channel
 
     def _look_later(self) -> None:
-        """Has new certificates noticed while a call runs, which may be the last one for days."""
+        """Schedules a check for new certificates while a call runs, which may be the last call for days."""
         if self._has_certificates and self._looking is None and not self._is_closed:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 

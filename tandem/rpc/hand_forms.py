@@ -1,6 +1,6 @@
-"""Hand-written forms of values whose message is structured differently.
+"""Hand-written wire conversions (`form.Form`) of values whose protobuf message has another structure.
 
-Text updates are the hot path: they are read as four columns, without an object for each request.
+Text updates are the hot path: a message has them as four columns, so no message object is needed for each request.
 """
 
 import math
@@ -16,7 +16,7 @@ from tandem.rpc.v1 import router_pb2, worker_pb2
 
 
 def serve_update_form(other: Form[OtherUpdate]) -> Form[ServeUpdate]:
-    """Form of `ServeUpdate`; `other` is the form of its `others`."""
+    """Form of `ServeUpdate`; `other` is the form of the entries of its `others`."""
 
     def put(update: ServeUpdate) -> worker_pb2.ServeResponse:
         return worker_pb2.ServeResponse(
@@ -73,7 +73,7 @@ def _take_logprobs(message: worker_pb2.TokenLogprobs) -> TokenLogprobs:
 
 
 def _logprob(value: float) -> float:
-    """NOTE: minus infinity is the logarithm of no probability at all."""
+    """Checks a received logarithm of a probability. NOTE: minus infinity is valid; it stands for probability 0."""
     return value if value == -math.inf else finite("logprob", value)
 
 

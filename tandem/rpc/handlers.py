@@ -1,4 +1,4 @@
-"""Handlers that a process needs to serve one of our gRPC services; `server` exposes a handler, `client` calls one.
+"""Interfaces of the methods that workers and routers offer over gRPC; `server` exposes an implementation to clients.
 
 Methods raise errors of `core.errors`; the caller gets the same class with the same message. A caller that goes away or
 whose deadline passes cancels the method (asyncio.CancelledError).
@@ -62,7 +62,7 @@ class WorkerHandler(Protocol):
         ...
 
     async def greet(self, greeting: Greeting) -> Greeting:
-        """Exchanges identities.
+        """Exchanges identities and the means to read each other's blocks.
 
         Raises:
             IncompatiblePeerError: blocks of the two workers are not compatible; both sides' values are named.
@@ -78,7 +78,7 @@ class WorkerHandler(Protocol):
         ...
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Whether a lease has been valid without interruption until now."""
+        """Returns whether a lease has been valid without interruption until now, and checksums of its blocks."""
         ...
 
     async def release(self, lease_ids: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ class RouterHandler(Protocol):
         ...
 
     async def settle(self, settlement: Settlement) -> None:
-        """Receives the measured times of a request."""
+        """Receives the outcome of a request: its measured times."""
         ...
 
     async def describe(self) -> ProcessInfo:
@@ -120,17 +120,17 @@ class RouterHandler(Protocol):
         ...
 
     async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
-        """Registers a worker, repeated every second; returns all registered workers, or nothing if not requested."""
+        """Registers a worker; it calls every second. Returns all registered workers, or nothing if not requested."""
         ...
 
     async def unregister(self, worker: "WorkerRecord") -> None:
-        """Removes a worker that leaves."""
+        """Removes a worker that stops."""
         ...
 
     async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """`LocalityIndex.publish` of the router's embedded index."""
+        """Applies a worker's report to this router's own index, as `LocalityIndex.publish`."""
         ...
 
     async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
-        """`LocalityIndex.replace` of the router's embedded index."""
+        """Replaces all of a worker's blocks in this router's own index, as `LocalityIndex.replace`."""
         ...

@@ -1,7 +1,7 @@
-"""Merges consecutive plain updates of one request that wait for their reader. Invariant: no information is lost.
+"""Merges consecutive plain updates of one request while they wait to be read or sent.
 
-An update with more than tokens and text is never merged: the first token is seen before later ones, and generated
-tokens reach the client before the error that ends its request.
+A plain update has tokens and text only. Others are never merged: the first token is seen before later ones, and
+generated tokens reach the client before the error that ends its request. Invariant: no information is lost.
 """
 
 from tandem.core.output import RequestOutput

@@ -1,4 +1,7 @@
-"""Conversions of protobuf fields without messages: numbers, texts, packed lists, enums, and `oneof`."""
+"""Wire conversions of protobuf fields other than messages: numbers, strings, packed lists, enums, and `oneof`s.
+
+`derive` combines them to the conversions of classes.
+"""
 
 import json
 import math
@@ -15,7 +18,7 @@ from google.protobuf.message import Message
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.rpc.form import Names, finite, pack_hashes, pack_token_ids, unpack_hashes, unpack_token_ids
 
-UNSAID: Final = object()  # no value: None is one
+UNSAID: Final = object()  # stands for the absence of a value, since None is a value
 _UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _KINDS: dict[int, type] = {
     FieldDescriptor.CPPTYPE_INT32: int,
@@ -29,14 +32,14 @@ _KINDS: dict[int, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRule:
-    """Rule for a field, for what neither its annotation nor its descriptor determines.
+    """Properties of a field that neither its annotation nor its descriptor states.
 
     Args:
         check: called with the field's name and the received value, before conversion; returns the value or raises
             `InvalidRequestError`. Default for numbers: they must be finite.
-        unsaid: meaning of a field that is not set; default: the default of the class's field.
+        unsaid: value of a field that a message lacks; default: the default of the class's field.
         newer: value for an enum number that only a newer release knows; default: it is refused.
-        keep: selects the entries of a list that are read.
+        keep: predicate on the entries of a list; others are skipped when it is read.
     """
 
     check: Callable[[str, Any], Any] | None = None
@@ -50,19 +53,19 @@ NO_RULE = FieldRule()
 
 @dataclass(frozen=True, slots=True)
 class FieldForm:
-    """Conversion of one field: `put` makes the argument of a message's constructor, `take` is its inverse. None:
-    identity.
+    """Conversion of one field: `put` converts a value to the argument of its message's constructor, `take` converts it
+    back. None: the value is unchanged.
     """
 
     put: Callable[[Any], Any] | None = None
     take: Callable[[Any], Any] | None = None
 
 
-AS_IT_IS = FieldForm()
+AS_IT_IS = FieldForm()  # conversion that leaves a value unchanged
 
 
 def misfit(annotation: object, place: str) -> TypeError:
-    """Error for a declaration that contradicts the message's."""
+    """Error for an annotation that contradicts the message's declaration."""
     return TypeError(f"{annotation} has no form as {place}: annotate it as what the .proto file says, or enter a form")
 
 
@@ -97,7 +100,7 @@ def oneofs_of(descriptor: Descriptor) -> Iterator[OneofDescriptor]:
 
 
 def scalar_form(annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
-    """Conversion of a field that is no message."""
+    """Conversion of a single field that is no message."""
     name = field.name
     if field.enum_type is not None:
         words = _words(annotation, name, field.enum_type, rule.newer)
@@ -113,7 +116,7 @@ def scalar_form(annotation: Any, field: FieldDescriptor, rule: FieldRule) -> Fie
 
 
 def scalar_list_form(entry: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
-    """Conversion of a list of numbers, texts or bytes."""
+    """Conversion of a list of numbers, strings or bytes."""
     name = field.name
     if field.enum_type is not None or kind_of(field) is not entry:
         raise misfit(f"list of {entry}", field.full_name)
@@ -126,7 +129,7 @@ def scalar_list_form(entry: Any, field: FieldDescriptor, rule: FieldRule) -> Fie
 
 
 def scalar_map_form(name: str, kind: type) -> FieldForm:
-    """Conversion of a mapping to numbers, texts or bytes."""
+    """Conversion of a mapping to numbers, strings or bytes."""
     if kind is not float:
         return FieldForm(None, dict)
 
@@ -146,7 +149,7 @@ def _bound(rule: FieldRule, kind: type, name: str) -> Callable[[Any], Any] | Non
 
 
 def _in_bytes(annotation: Any, field: FieldDescriptor) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Long lists and JSON objects travel as bytes."""
+    """Conversion of values that are sent as bytes: long lists of token ids or hashes, and JSON objects."""
     name = field.name
     if annotation == tuple[int, ...]:
         return pack_token_ids, lambda data: tuple(unpack_token_ids(name, data))
@@ -210,7 +213,7 @@ class OneofForm:
             raise misfit(annotation, oneof.full_name)
 
     def put(self, value: object) -> dict[str, Any]:
-        """The first field that can hold the value, as an argument of the message; none for None.
+        """Sets the first field that can hold the value, as arguments of the message's constructor; none for None.
 
         Raises:
             TypeError: no field can.
@@ -223,7 +226,7 @@ class OneofForm:
         raise TypeError(f"{self._name}={shown(value)} is none of {[kind.__name__ for _, kind, _ in self._members]}")
 
     def take(self, message: Message) -> Any:
-        """The value of the field that is set; None if none is, as for a field that only a newer release knows."""
+        """The value of the field that is set; None if none is set, or only one that this release does not know."""
         name = message.WhichOneof(self._name)
         if name is None:
             return None

@@ -1,4 +1,7 @@
-"""Forms of all values sent between processes, and the rules of their fields."""
+"""The wire conversions (`form.Form`) of all values sent between processes, and the checks of their fields.
+
+`methods` pairs them with the remote methods.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +38,7 @@ from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 MAX_DECISIONS = 4096
 _MIN_INTERVAL_S = 0.001
 _MAX_INTERVAL_S = 3600.0
-_UNTOLD_AGE_S = 0.25  # NOTE: of the figures of a worker that does not tell it; no older ones are usual
+_UNTOLD_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual
 
 
 def _few_pins(field: str, pins: Sequence[Any]) -> Sequence[Any]:
@@ -57,7 +60,7 @@ def _num_latest(field: str, value: int) -> int:
 
 
 def _of_known_role(role_of: Callable[[Any], int]) -> FieldRule:
-    """NOTE: workers of a role that only newer releases know are nothing to this one."""
+    """Skips entries of a list whose role this release does not know. NOTE: only newer releases use such workers."""
     return FieldRule(keep=lambda message: role_of(message) in _ROLES)
 
 

@@ -1,4 +1,4 @@
-"""Messages between processes, as frozen values; the forms convert them to protobuf.
+"""Messages between processes, as frozen values; `message_forms` has their conversions to protobuf.
 
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """
@@ -147,7 +147,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerListing:
-    """A worker as a router sees it.
+    """A worker as a router sees it, for operators and the planner.
 
     Args:
         age_s: seconds since its last report.
@@ -189,7 +189,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Measured connection from a source's blocks to this worker's."""
+    """Measured link over which a worker reads the blocks of the worker `source_id`."""
 
     source_id: str
     transport: str
@@ -201,7 +201,7 @@ class LinkReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSample:
-    """Measured step that computed prompts only: its work and duration."""
+    """Measured engine step that computed prompts only: its work and duration."""
 
     work: PrefillWork
     duration_s: float
@@ -209,7 +209,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """Measured step that decoded only."""
+    """Measured engine step that only decoded."""
 
     num_running: int
     num_context_tokens: int
@@ -303,7 +303,7 @@ class GenerateUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseUpdate:
-    """More blocks are readable under this lease: their KV reaches to token `num_tokens`.
+    """Reports that more blocks are readable under a lease: their KV reaches to token `num_tokens`.
 
     Args:
         groups: what is new, one range a KV group.
@@ -379,8 +379,8 @@ class LeaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCall:
-    """Asks whether a lease has been valid until now, and for checksums of some blocks as `reader_ranks` ranks have
-    them; None = one. `reader_stages`: how many layers with state each of their stages has; () = they have none.
+    """Asks whether a lease has been valid until now, and for checksums of some blocks, one for each of `reader_ranks`
+    ranks (None = one). `reader_stages`: layers with state in each of the reader's stages; () = it has no stages.
     """
 
     lease_id: str
@@ -391,8 +391,8 @@ class ConfirmCall:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmAnswer:
-    """`checksums` answers `checksum_block_ids` in order, for each the CRC-32 of the part of each of the reader's ranks;
-    empty when the lease is not valid.
+    """Answer to `ConfirmCall`. `checksums`: for each of its blocks in order, the CRC-32 of the part of each of the
+    reader's ranks; empty when the lease is not valid.
     """
 
     is_valid: bool

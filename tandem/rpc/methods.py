@@ -1,6 +1,6 @@
-"""Every remote method: its name on the wire and the forms of its request and its answers.
+"""Table of every remote method: its name on the wire, and the conversions (`form.Form`) of its request and its answer.
 
-`client` calls by this table and `server` serves by it, so neither can disagree with the other.
+`client` and `server` both use this table, so they cannot disagree.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """A remote method: its path and the forms of its request and answer; of a stream, of each of its answers."""
+    """A remote method and the forms of its request and answer; of a streaming method, of each of its answers."""
 
     service: str
     name: str

@@ -1,5 +1,4 @@
-"""Interface between calls and their transport: gRPC by default, or the one set in a task's context, such as the
-simulation's.
+"""Interface of the transport under remote calls: gRPC by default, or one set in a context, such as the simulation's.
 
 A network encodes requests and answers by the methods' forms, turns failures into errors of `core.errors` as
 `grpc_connection` and `status` do, and cancels a handler whose caller has left.
@@ -44,7 +43,7 @@ class RpcConnection(Protocol):
 
 
 class MethodTable(Protocol):
-    """Registry of the functions that answer each method of a service."""
+    """Registry of a service's methods, each with the function that answers its calls."""
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None: ...
 
@@ -54,7 +53,7 @@ class MethodTable(Protocol):
 
 
 class RpcServer(Protocol):
-    """A running server. `port`: the actual one if it was asked for port 0."""
+    """A running server. `port`: the one it listens at, also if it was asked for port 0."""
 
     port: int
     address: str
@@ -69,7 +68,9 @@ class Network(Protocol):
 
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
-    ) -> RpcConnection: ...
+    ) -> RpcConnection:
+        """Opens a connection to the process at `address`; see `RpcConnection`."""
+        ...
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         """Serves the methods registered by `fill` at `bind` (host:port) to callers that open a session.

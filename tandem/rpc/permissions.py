@@ -1,4 +1,4 @@
-"""Permissions of roles: every method of every service, and the roles of the callers it answers.
+"""Permissions of roles: for every method except the handshake, the roles whose processes may call it.
 
 A method that is not in the table is refused to every role.
 """

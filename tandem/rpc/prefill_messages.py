@@ -1,4 +1,4 @@
-"""Parts of what a prefill worker tells the reader of a prompt's KV."""
+"""Parts of the updates that a prefill worker sends to the decode worker that reads a prompt's KV."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tandem.core.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
-    """The token that follows the prompt."""
+    """The first token after the prompt, sampled by the prefill worker."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -15,7 +15,7 @@ class ChosenToken:
 
 @dataclass(frozen=True, slots=True)
 class LeasedDraftState:
-    """State of the drafter for a request, `num_bytes` in pages that its lease covers; `first` and `num_rows` as in
+    """The drafter's state for a request: `num_bytes` in pages under the prefill's lease. `first`, `num_rows`: see
     `DraftState`.
     """
 

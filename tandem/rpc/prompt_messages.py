@@ -1,4 +1,4 @@
-"""Names of prompts in calls, so that later ones send only what is new (`told_prompts`). Values only."""
+"""The name of a prompt in a call, so that later calls send only its new tokens (see `told_prompts`). Values only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToldPrompt:
-    """The name of a call's prompt, and of the one it goes on from.
+    """Name under which the called process stores a call's prompt, and a reference to a stored one that it continues.
 
     Args:
-        keeper: random bytes of the caller, which no other process knows.
-        keep_as: number under which the whole prompt is kept.
-        known: number of a prompt that was kept; None: the call has the whole.
-        num_known: tokens of that prompt with which this one begins.
-        more_token_ids: those that follow them.
+        keeper: random bytes that identify the caller; no other process knows them.
+        keep_as: number under which the whole prompt is stored.
+        known: number of the stored prompt with which this one begins; None: the call has the whole prompt.
+        num_known: number of tokens taken from that prompt.
+        more_token_ids: the tokens after them.
     """
 
     keeper: bytes

@@ -1,7 +1,7 @@
-"""Message authentication codes (MACs) of handshakes and calls. Pure functions of keys and bytes; specified in
-`session.proto`.
+"""Message authentication codes (MACs) of handshakes and calls, as pure functions.
 
-Invariant: no two sequences of fields have the same bytes under a MAC, and no key serves two purposes.
+Specified in `session.proto`. Invariant: no two sequences of fields have the same bytes under a MAC, and no key serves
+two purposes.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _CALL_PROOF_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Fields of a handshake, of both sides, on which the session depends."""
+    """Fields of both sides' handshake messages, from which the session's key is derived."""
 
     client: Party
     client_nonce: bytes
@@ -40,7 +40,7 @@ class Transcript:
 
 
 def client_proof(key: bytes, party: Party, nonce: bytes, protocols: tuple[int, int], expected: str) -> bytes:
-    """MAC with which a client opens a session. `protocols`: oldest and newest protocol versions that it speaks."""
+    """MAC of the message with which a client opens a session. `protocols`: oldest and newest version that it speaks."""
     oldest, newest = map(_number, protocols)
     return _mac(key, b"client", *_words(party), nonce, oldest, newest, _text(expected))
 
@@ -51,7 +51,7 @@ def server_proof(key: bytes, said: Transcript) -> bytes:
 
 
 def session_key(key: bytes, said: Transcript) -> bytes:
-    """Key of the session's calls; it cannot be computed by listening."""
+    """Key of the session's calls; an eavesdropper without the secret cannot compute it."""
     return _mac(key, b"session", *said.fields())
 
 

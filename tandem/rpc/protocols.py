@@ -1,7 +1,7 @@
-"""Versions of the protocol that this release speaks, and the one that is spoken with a peer.
+"""Versions of the wire protocol that this release speaks, and the choice of the one to use with a peer.
 
-A change that an older peer would misread gets a new number. A release keeps the number before its own, so that two
-neighbouring releases work together during a rolling update.
+A change that an older peer would misread gets a new number. A release still speaks the number before its own, so that
+two neighbouring releases work together during a rolling update; version 1 is an exception.
 """
 
 from tandem.core.errors import IncompatibleProtocolError
@@ -14,7 +14,7 @@ SPOKEN = (OLDEST_PROTOCOL, PROTOCOL_VERSION)
 
 
 def newest_common(theirs: tuple[int, int], ours: tuple[int, int] = SPOKEN) -> int:
-    """The highest number in both ranges.
+    """The highest version in both ranges.
 
     Raises:
         IncompatibleProtocolError: there is none.

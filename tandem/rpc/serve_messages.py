@@ -1,4 +1,4 @@
-"""Messages of the stream that requests share, corresponding to those in `messages` for single calls. Values only."""
+"""Messages of the stream that a caller's requests share, in place of a call for each (`shared_stream`). Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ class RequestStart:
     """Start of a request.
 
     Args:
-        number: identifies it on this stream; never reused.
+        number: identifies the request on this stream; never reused.
         call: the encoded `GenerateCall`; errors in it concern this request alone.
-        traceparent: of its trace; empty = none.
+        traceparent: its W3C trace header; empty = none.
         credit: number of tokens that may be sent before more credit is granted.
     """
 
@@ -31,7 +31,7 @@ class Credit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServeCall:
-    """Message of the caller. `left`: numbers of requests that it cancels."""
+    """Message to the worker: requests that start, credits, and `left`, the numbers of cancelled requests."""
 
     starts: tuple[RequestStart, ...] = ()
     credits: tuple[Credit, ...] = ()
@@ -40,7 +40,7 @@ class ServeCall:
 
 @dataclass(frozen=True, slots=True)
 class CallStatus:
-    """Status with which a request ended, as of a gRPC call. `code`: gRPC's; 0 = success."""
+    """Status with which a request ended, as that of a gRPC call. `code`: gRPC's number; 0 = success."""
 
     code: int = 0
     details: str = ""
@@ -48,7 +48,7 @@ class CallStatus:
 
 
 class TextUpdate(NamedTuple):
-    """Tokens and their text, without anything else."""
+    """Update of a request with tokens and their text, and nothing else."""
 
     number: int
     token_ids: tuple[int, ...]

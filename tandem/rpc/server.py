@@ -1,7 +1,7 @@
-"""gRPC server of a handler's methods; sends errors of handlers to their callers.
+"""gRPC server of a worker's or router's methods (`handlers`); sends the errors they raise to their callers.
 
-Every call is checked before it reaches its handler: the caller's identity, its role's permission, the message. When the
-caller leaves, the handler is cancelled and its generator closed before anything else happens to the call.
+Every call is checked before it reaches its method: the caller's identity, its role's permission, the message. When the
+caller leaves, the method is cancelled and its generator closed before anything else happens to the call.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class _GrpcServer:
         self.address = f"{host}:{port}"
 
     async def start(self, watch: CallerWatch) -> None:
-        """Begins to answer; callers are watched until it stops."""
+        """Begins to answer calls, and watches the callers' certificates until it stops."""
         self._watching = asyncio.create_task(watch.keep(), name=f"watch callers of {self.address}")
         await self._server.start()
 
@@ -205,7 +205,7 @@ class _Service(grpc.GenericRpcHandler):
         return (self.handlers if self.sessions.knows(_text(proof)) else self._refusals).get(name)
 
     def open(self) -> None:
-        """Answers handshakes, which carry their own proofs."""
+        """Registers the method that answers handshakes, which carry their own proofs."""
         method: Method[OpenCall, OpenAnswer] = methods.OPEN
 
         async def serve(data: bytes, context: _Context) -> bytes:

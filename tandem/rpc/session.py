@@ -1,4 +1,7 @@
-"""A client's session with one server: opens it, refuses a server that is not the expected one, and signs calls."""
+"""Client side of a session: opens it, refuses a server that is not the expected one, and signs calls.
+
+A session is what a handshake agrees on: proven identities of both sides and a key for the calls' proofs.
+"""
 
 from dataclasses import dataclass
 from itertools import count
@@ -31,7 +34,7 @@ class Session:
         self._numbers = count(1)
 
     def signed(self, path: str, body: bytes = b"") -> str:
-        """Header of the next call. `body`: the request of a call with a single request."""
+        """Returns the header that proves the next call. `body`: the request of a call with a single request."""
         number = next(self._numbers)
         return f"{self._id}.{number}.{self._proof.of(number, path, body)}"
 
@@ -91,7 +94,7 @@ class Handshake:
 
 
 def check_incarnation(server: Party, incarnation: str) -> None:
-    """Refuse a server that was started again. `incarnation`: the expected one, "" = any.
+    """Raises an error for a server that was started again. `incarnation`: the expected one, "" = any.
 
     Raises:
         AnotherIncarnationError: naming both.

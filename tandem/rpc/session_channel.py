@@ -1,6 +1,6 @@
-"""One channel to a process, with the session over it: signs calls, and repeats those whose session was forgotten.
+"""One gRPC channel to a process and its session: signs calls, and repeats those whose session was forgotten.
 
-Errors of gRPC leave it as they are; `grpc_connection` translates them.
+Raises gRPC's own errors; `grpc_connection` translates them.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ A = TypeVar("A")
 
 
 class SessionChannel:
-    """One gRPC channel and its session; connects when first used, with the certificates that were current when it was
-    created.
+    """One gRPC channel and its session. It connects when first used, with the certificates that were current when it
+    was created.
 
     Args:
         address: host:port.
@@ -111,7 +111,7 @@ class SessionChannel:
                 call.cancel()
 
     async def admitted(self, method: Method[Q, A], deadline: Deadline) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
-        """Bidirectional call, returned once the server has admitted it: requests sent earlier could not be repeated."""
+        """Opens a bidirectional call, and returns once it is admitted: requests sent earlier could not be repeated."""
         start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
         for is_last in (False, True):
             session = self._sessions.ready("") or await self.opened(method, deadline)
@@ -132,7 +132,7 @@ class SessionChannel:
         raise AssertionError("unreachable")
 
     async def opened(self, method: Method[Q, A], deadline: Deadline, incarnation: str = "") -> Session:
-        """Returns a session with this incarnation.
+        """Returns a session with this incarnation ("" = any), opened if needed.
 
         Raises:
             TimeoutError: none could be opened within the deadline.

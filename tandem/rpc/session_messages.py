@@ -31,7 +31,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAnswer:
-    """The server's message of a handshake. `protocol`: the agreed version."""
+    """The server's message of a handshake. `protocol`: the version to be used in the session."""
 
     party: Party
     nonce: bytes

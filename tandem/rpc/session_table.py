@@ -1,7 +1,8 @@
-"""Sessions of a server: opens them and admits calls that prove to belong to one.
+"""Sessions of a server: opens them, and admits the calls that prove to belong to one.
 
-Invariant: nothing is stored for a caller that has not proved to know the secret, and at most `max_sessions` for those
-that have; the least recently used session is dropped first, and its client opens another transparently.
+Invariant: nothing is stored for a caller that has not proved to know the secret. At most `max_sessions` used and
+`max_unused` unused sessions are stored; the least recently used one is dropped first, and its client opens another
+transparently.
 """
 
 from collections import OrderedDict
@@ -39,7 +40,7 @@ class NotAdmittedError(Exception):
 
 
 class _Session:
-    """`client_nonce`: of its handshake. `certificates`: of its connection then."""
+    """An open session. `client_nonce`, `certificates`: of its handshake and of the connection it was made on."""
 
     __slots__ = ("certificates", "client", "client_nonce", "numbers", "proof")
 
@@ -52,8 +53,10 @@ class _Session:
 
 
 class SessionTable:
-    """All sessions of one server. Unused ones are kept apart: replaying a recorded handshake opens a session for which
-    the sender has no key, and must not displace others.
+    """All sessions of one server.
+
+    Sessions that were never used are stored apart: replaying a recorded handshake opens a session for which the sender
+    has no key, and must not displace used ones.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class SessionTable:
         return len(self._used) + len(self._unused)
 
     def open(self, call: OpenCall, certificates: bytes = b"") -> OpenAnswer:
-        """Opens a session, which can be dropped by the caller's `certificates`.
+        """Opens a session for a caller; `drop` ends it by the caller's `certificates`.
 
         Raises:
             NotAdmittedError: the caller does not know the secret, or repeats a handshake.
@@ -101,7 +104,7 @@ class SessionTable:
         )
 
     def knows(self, header: str) -> bool:
-        """Whether a call with this header names a session that is open; proves nothing."""
+        """Whether the header of a call names an open session; this proves nothing about the caller."""
         session_id = header.partition(".")[0]
         return session_id in self._used or session_id in self._unused
 

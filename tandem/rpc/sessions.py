@@ -1,10 +1,9 @@
-"""Session of one connection: opened when first needed, once for all waiting callers, and again when either was lost.
+"""Opens the session of a client's channel when it is first needed, and again after the connection or session was lost.
 
-Invariant: a session ends with the connection it was opened on. After a connection broke, another process may listen at
-the address; it must prove its identity before anything is sent to it. A cancelled or expired caller does not end a
-handshake that others wait for.
-NOTE: a call whose connection breaks between our last check and gRPC's own goes over a new connection. Without TLS, a
-process that took over the address by then can read that one call, and no other.
+All waiting callers share one handshake; a cancelled or expired caller does not end it. Invariant: a session ends with
+the connection it was opened on. After a connection broke, another process may listen at the address; it must prove its
+identity before anything is sent to it. NOTE: a call whose connection breaks between our last check and gRPC's own goes
+over a new connection. Without TLS, a process that took over the address by then can read that one call, and no other.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _READY = grpc.ChannelConnectivity.READY
 
 
 class Sessions:
-    """Sessions of one channel. Must be used in one event loop."""
+    """The current session of one channel. Must be used in one event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, credentials: Credentials, expected: Expected) -> None:
         self._channel = channel
@@ -82,7 +81,7 @@ class Sessions:
             task.exception()  # NOTE: callers that waited may have gone, and the exception must be retrieved
 
     async def _shake_hands(self) -> Session:
-        """NOTE: expects no incarnation: several callers may wait, each for its own."""
+        """Performs a handshake. NOTE: it expects no incarnation, since several callers may wait, each for its own."""
         handshake = Handshake(self._credentials, self._expected, self._address)
         data = methods.OPEN.request.encode(handshake.call)
         try:

@@ -1,7 +1,8 @@
-"""Worker's queue of updates for a shared stream, until they can be written.
+"""A worker's queue of updates for a shared stream, until they can be written.
 
-Invariant: each request's updates keep their order and stay within its credit; a slow reader of one request delays no
-other. Updates that arrive while a message is being written are merged, so memory is bounded by the credits.
+Invariant: each request's updates keep their order and stay within its credit (tokens that its reader permits); a slow
+reader of one request delays no other. Updates that arrive while a message is being written are merged, so memory is
+bounded by the credits.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ _Item = GenerateUpdate | bytes  # a plain update, or another one, encoded
 
 
 class SharedOutbox:
-    """Queue with many writers, the requests, and one reader. Owned by one event loop."""
+    """Queue of updates. Its many writers are the requests, its one reader the stream. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._items: dict[int, list[_Item]] = {}
@@ -25,7 +26,7 @@ class SharedOutbox:
         self._has_updates = asyncio.Event()
 
     def open(self, number: int, credit: int) -> None:
-        """Starts a request. `credit`: tokens that may be put."""
+        """Starts a request. `credit`: number of tokens that may be put."""
         self._credits[number] = credit
 
     def add_credit(self, number: int, num_tokens: int) -> None:
@@ -50,12 +51,12 @@ class SharedOutbox:
         self._has_updates.set()
 
     def end(self, number: int, status: CallStatus) -> None:
-        """Adds the end of a request."""
+        """Queues the status with which a request ended."""
         self._ends.append(OtherUpdate(number, status=status))
         self._has_updates.set()
 
     def forget(self, number: int) -> None:
-        """Removes a request for which nothing more will be put."""
+        """Stops accepting updates of a request, which puts none any more."""
         del self._credits[number]
         self._has_credit.pop(number, None)
 

@@ -1,4 +1,4 @@
-"""Worker side of a shared stream: serves each of its requests by the handler's `generate`, in a task of its own.
+"""Worker side of a shared stream: serves each of its requests with `WorkerHandler.generate`, in a task of its own.
 
 Invariant: when the stream ends, for any reason, all its requests are cancelled and have ended before anything else
 happens. An error of one request is reported to its caller and concerns no other.
@@ -30,7 +30,7 @@ class SharedService:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeUpdate, None]:
-        """Yields updates until the calls end.
+        """Serves the requests that `calls` start; yields their updates until `calls` end.
 
         Raises:
             InvalidRequestError: a call is invalid.
@@ -100,7 +100,7 @@ class SharedService:
 
 
 def _status_of(error: BaseException, request_id: str) -> CallStatus:
-    """Returns the status; unexpected errors are bugs, so they are logged."""
+    """Returns the status that reports an error; unexpected errors are bugs, so they are logged."""
     if isinstance(error, asyncio.CancelledError):
         error = WorkerLostError("Generate was cancelled by the process that served it")
     status = status_of(error)

@@ -1,8 +1,8 @@
 """Caller's side of a shared stream: one stream on which a worker serves all requests of this process.
 
-Updates that one step of the worker makes for many requests travel in one message, whose cost is paid once. Invariant: a
-request behaves as on a call of its own: it has its own order, errors and end; if the stream breaks, all its requests
-are lost; a request whose updates are not read receives at most `CREDIT_TOKENS` and delays no other.
+Updates of many requests from one engine step travel in one message, which costs less than a message for each.
+Invariant: a request behaves as on a call of its own, with its own order, errors and end. If the stream breaks, all its
+requests are lost. A request whose updates are not read receives at most `CREDIT_TOKENS` and delays no other.
 """
 
 import asyncio
@@ -27,8 +27,9 @@ MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
 
 
 def short_form(call: GenerateCall) -> bytes | None:
-    """The bytes of a request if it and its updates are small enough for the shared stream, whose messages have a
-    maximum size; else None. Prompts that are too long by themselves are not encoded for that.
+    """Encodes a request if it and its updates are small enough for the shared stream, else returns None.
+
+    The stream's messages have a maximum size. A prompt that is too long by itself is not encoded at all.
 
     Raises:
         InvalidRequestError: as `Form.encode`.
@@ -42,7 +43,7 @@ def short_form(call: GenerateCall) -> bytes | None:
 
 
 class _Inbox:
-    """Updates of one request until its caller reads them; waiting plain updates are merged. Bounded by the request's
+    """Updates of one request that its caller has not read yet; plain ones are merged. Bounded by the request's
     credit.
     """
 
@@ -66,7 +67,7 @@ class _Inbox:
         self._has_any.set()
 
     def end(self, error: TandemError | None) -> None:
-        """Ends the updates; None = success."""
+        """Ends the updates, with the error that `get` raises after the last one; None = success."""
         self._end, self._has_ended = error, True
         self._has_any.set()
 
@@ -84,8 +85,9 @@ class _Inbox:
 
 
 class SharedStream:
-    """A shared stream on one channel; if it has ended, or the connection uses another channel, a new one is needed.
-    Call `start` first, in the event loop.
+    """A shared stream on one channel of a connection. Call `start` first, in the event loop.
+
+    If the stream has ended, or the connection uses another channel, a new one is needed.
     """
 
     def __init__(self, connection: RpcConnection) -> None:
@@ -151,7 +153,10 @@ class SharedStream:
             self._has_words.set()
 
     def _grant_credit(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
-        """NOTE: granted by halves, so that messages are rare and credit never runs out while updates are read."""
+        """Counts read tokens, and grants them as new credit from time to time.
+
+        NOTE: granted by halves, so that messages are rare and credit never runs out while updates are read.
+        """
         inbox.num_untold += num_tokens
         if 2 * inbox.num_untold >= CREDIT_TOKENS and number in self._inboxes:
             self._credits.append(Credit(number, inbox.num_untold))

@@ -1,7 +1,7 @@
-"""Watches a gRPC channel's state and calls back once when it has changed.
+"""Calls back once when the state of a gRPC channel has changed.
 
-NOTE: after a cancelled `wait_for_state_change`, gRPC writes into the waiter's memory. So this wait cannot be cancelled:
-it is no task, and it is kept until it ends, at the latest when the channel is closed.
+NOTE: after a cancelled `wait_for_state_change`, gRPC still writes into the waiter's memory. So this wait cannot be
+cancelled: it is no task, and it is referenced until it ends, at the latest when the channel is closed.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Errors as gRPC statuses and back, mapped once. What cannot be mapped is our bug and travels as INTERNAL.
+"""Maps errors to gRPC statuses and back. Errors without a mapping are our bugs and travel as INTERNAL.
 
-An error's class and `retry_after_s` travel in trailing metadata, so that a caller gets the class that was raised. Where
-they are missing the status came from gRPC itself, and is read as the peer being gone, full or of another make.
+An error's class and `retry_after_s` travel in trailing metadata, so that the caller raises the same class. A status
+without them came from gRPC itself; it is read as the peer being gone, full or of an incompatible release.
 """
 
 import math
@@ -30,8 +30,8 @@ from tandem.rpc.serve_messages import CallStatus
 
 Metadata = tuple[tuple[str, str], ...]
 
-PROOF_KEY = "tandem-proof"
-SESSION_KEY = "tandem-session"
+PROOF_KEY = "tandem-proof"  # header with a call's proof
+SESSION_KEY = "tandem-session"  # header that reports the state of a call's session
 UNKNOWN_SESSION = "unknown"
 ADMITTED = (SESSION_KEY, "admitted")
 FORMER_VERSION_KEY = "tandem-protocol"  # NOTE: what protocol 1 sent with every call
@@ -70,14 +70,14 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def details_of(error: BaseException) -> str:
-    """The message that the caller sees. What was not raised on purpose is not quoted."""
+    """The message that the caller sees; unexpected errors are only named, not quoted."""
     text = str(error) if isinstance(error, TandemError) else f"internal error ({type(error).__name__}); see the log"
     data = text.encode("utf-8", "replace")
     return data[:_MAX_DETAIL_BYTES].decode("utf-8", "ignore")
 
 
 def metadata_of(error: BaseException) -> Metadata:
-    """Trailing metadata by which the caller raises the same class."""
+    """Trailing metadata from which the caller learns the error's class and retry time."""
     name = next((kind.__name__ for kind in type(error).__mro__ if _CLASSES.get(kind.__name__) is kind), None)
     if name is None:
         return ()
@@ -87,13 +87,13 @@ def metadata_of(error: BaseException) -> Metadata:
 
 
 def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float | None) -> TandemError:
-    """The error that a caller of `method` at `address` raises for a gRPC error."""
+    """Converts gRPC's error to the error that the caller of `method` at `address` raises."""
     trailing = _text_entries(error.trailing_metadata() or ())
     return _error_of(error.code(), error.details() or "", trailing, address, method, timeout_s)
 
 
 def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float, *, was_reached: bool) -> TandemError:
-    """The error that a caller raises when no session was opened: WorkerLostError, UntrustedPeerError,
+    """Converts gRPC's error of a failed handshake to WorkerLostError, UntrustedPeerError or
     IncompatibleProtocolError.
 
     NOTE: the refusing server has not proved its identity, so its message is not quoted; only the class that it claims
@@ -111,12 +111,12 @@ def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float,
 
 
 def is_session_unknown(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call was refused for its session alone, so that its client should open another and call again."""
+    """Whether a call was refused only because its session is unknown, so that a new session may help."""
     return _text_entries(error.trailing_metadata() or ()).get(SESSION_KEY) == UNKNOWN_SESSION
 
 
 def status_of(error: BaseException) -> CallStatus:
-    """Status that reports `error` of a request on a shared stream."""
+    """Status that reports the error of a request on a shared stream."""
     return CallStatus(code_of(error).value[0], details_of(error), dict(metadata_of(error)))
 
 
@@ -167,7 +167,7 @@ def _error_of(
 
 
 def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, timeout_s: float | None) -> TandemError:
-    """A status that is not from our code."""
+    """Error for a status that gRPC itself produced."""
     where = f"{method} at {address}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WorkerLostError(f"{where} did not answer within {timeout_s} s")
@@ -192,7 +192,7 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
 
 
 def _unreached(code: grpc.StatusCode, details: str, where: str, address: str) -> TandemError:
-    """gRPC's message for a connection that could not be made or has ended."""
+    """Error for a connection that could not be opened or has ended, from gRPC's message."""
     if any(sign in details for sign in _REFUSED_TLS):
         return UntrustedPeerError(
             f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "
@@ -211,7 +211,7 @@ def _text_entries(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]
 
 
 def _seconds(text: str | None) -> float | None:
-    """Nonsense from a peer is no advice."""
+    """Parses a peer's retry time; None if it is invalid."""
     try:
         value = float(text or "nan")
     except ValueError:

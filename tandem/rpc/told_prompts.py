@@ -1,8 +1,9 @@
-"""Prompts of which only the new tokens are sent: what the caller remembers, and what the process that is called keeps.
+"""Avoids sending long prompts twice: a call names a prompt that its receiver has stored, and only the tokens after it.
 
-A caller names each long prompt by a number of its own. A later prompt that begins alike is sent as that number, a
-number of tokens, and the tokens that follow. Names are a caller's own, so no process has to trust another's. Both sides
-are bounded in bytes; what was forgotten is sent whole. A release that does not know names refuses a call that uses one.
+A caller numbers the long prompts that it sends; the receiver stores them under these names. A later prompt that begins
+alike is sent as such a number, a number of tokens to take, and the tokens that follow. Names belong to one caller, so
+no process has to trust another's. Both sides are bounded in bytes; prompts that the receiver has dropped are sent
+whole. A release that does not know names refuses a call that uses one.
 """
 
 from array import array
@@ -22,11 +23,11 @@ from tandem.rpc.form import TOKEN_BYTES
 from tandem.rpc.messages import ComputeCall, GenerateCall, PairCall, PrefillCall
 from tandem.rpc.prompt_messages import ToldPrompt
 
-MIN_TOKENS = 4096  # of a prompt that is kept; sending a shorter one costs no more than finding it
+MIN_TOKENS = 4096  # shorter prompts are not stored; sending them costs no more than finding them
 _MAX_ALIKE = 4  # prompts that are compared with a new one
-_COMPARED = 16 * 1024  # tokens at once, which the processor's caches hold
-_KEEPER_BYTES = 16
-_OVERHEAD_BYTES = 512
+_COMPARED = 16 * 1024  # tokens at once, which fit into the processor's caches
+_KEEPER_BYTES = 16  # of a caller's random identifier
+_OVERHEAD_BYTES = 512  # memory of a stored prompt beside its tokens
 
 Key = tuple[str, CacheScope, int, bytes]
 C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
@@ -34,8 +35,13 @@ C = TypeVar("C", PairCall, GenerateCall, PrefillCall)
 
 @dataclass(frozen=True, slots=True)
 class PromptSizes:
-    """min_tokens: of a prompt that is kept. least_shared: tokens that two prompts have to share. sample: tokens before
-    each of `lengths`, by which prompts that begin alike are found. max_bytes: that each side keeps.
+    """Limits and sizes of stored prompts; tests and the simulation set smaller ones.
+
+    Args:
+        min_tokens: shorter prompts are neither named nor stored.
+        least_shared: number of equal first tokens that makes a stored prompt worth using.
+        sample, lengths: prompts that begin alike are found by the `sample` tokens before each of `lengths`.
+        max_bytes: of all prompts, on each side.
     """
 
     min_tokens: int = MIN_TOKENS
@@ -49,7 +55,7 @@ current_prompt_sizes: ContextVar[PromptSizes] = ContextVar("current_prompt_sizes
 
 
 class RememberedPrompts:
-    """Prompts that callers named, in the process that is called. Owned by one event loop."""
+    """Receiver's side: prompts that callers have named. Owned by one event loop."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = current_prompt_sizes.get().max_bytes if max_bytes is None else max_bytes
@@ -57,7 +63,7 @@ class RememberedPrompts:
         self.num_bytes = 0
 
     def whole(self, call: C) -> C:
-        """The call with its whole prompt, which is kept if it is named.
+        """Returns the call with its whole prompt; a named prompt is stored.
 
         Raises:
             UnknownPromptError: the prompt it refers to is not kept (any more).
@@ -97,6 +103,8 @@ class RememberedPrompts:
 
 @dataclass(slots=True)
 class _Told:
+    """A prompt that was sent. `keys`: its samples; `was_received`: the receiver has answered, so it has the prompt."""
+
     prompt: "array[int]"
     keys: tuple[Key, ...]
     was_received: bool = False
@@ -107,7 +115,7 @@ class _Told:
 
 
 class ToldPrompts:
-    """Prompts that this process has sent to others. Shared by its clients, and owned by one event loop."""
+    """Caller's side: prompts that this process has sent. Shared by its clients, and owned by one event loop."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._sizes = current_prompt_sizes.get()
@@ -119,12 +127,12 @@ class ToldPrompts:
         self.num_bytes = 0
 
     def shortened(self, process: str, call: C, *, is_whole: bool = False) -> C:
-        """The call to be sent to this process: with what is new of its prompt, where enough of it is known there, and
-        named if it is long.
+        """Returns the call to send: with only its new tokens if the process has enough of its prompt, and named if it
+        is long.
 
         Args:
             process: an address, with the incarnation where the call is meant for one.
-            is_whole: the call is to have its whole prompt.
+            is_whole: the call must contain its whole prompt.
 
         NOTE: prompts of other scopes are not compared, so that no tenant's call is quicker for another's.
         """
@@ -151,21 +159,21 @@ class ToldPrompts:
         return random_bytes(_KEEPER_BYTES)
 
     def note_received(self, told: ToldPrompt) -> None:
-        """The process has answered, so it has the prompt."""
+        """Records that the process has answered, so it has the prompt."""
         if (entry := self._told.get(told.keep_as)) is not None:
             entry.was_received = True
 
     def note_lost(self, told: ToldPrompt) -> None:
-        """The process does not keep the prompt from which the call goes on (any more)."""
+        """Records that the process no longer has the prompt to which the call refers."""
         if told.known is not None and told.known in self._told:
             self._drop(told.known)
 
     def note_unable(self, process: str) -> None:
-        """The process took a whole call after it had refused a shortened one: its release keeps no prompts."""
+        """Records that the process stores no prompts: it accepted a whole call after it had refused a shortened one."""
         self._unable.add(process)
 
     def _longest(self, keys: Sequence[Key], prompt: "array[int]") -> tuple[int | None, int]:
-        """The prompt there that shares most with this one, and how many tokens."""
+        """The prompt at that process that shares most first tokens with this one, and their number."""
         best: tuple[int | None, int] = (None, 0)
         for key in reversed(keys):
             for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:
@@ -199,7 +207,7 @@ class ToldPrompts:
 
 
 class PromptSender(Generic[C]):
-    """Sends one call: shortened if it can be, and whole if that was refused.
+    """Sends one call: shortened if possible, and whole if that was refused.
 
     Call `next` for what is to be sent, then `note_answer` or `note_error`.
     """
@@ -213,7 +221,7 @@ class PromptSender(Generic[C]):
         self._was_answered = False
 
     def next(self) -> C:
-        """The call to be sent."""
+        """Returns the call to send now."""
         is_unable = isinstance(self._refusal, InvalidRequestError)
         if is_unable:
             self._sent = self._call
@@ -223,7 +231,7 @@ class PromptSender(Generic[C]):
         return self._sent
 
     def note_answer(self) -> None:
-        """The process has answered; further answers change nothing."""
+        """Records that the process has answered; only the first call has an effect."""
         if self._was_answered:
             return
         self._was_answered = True
@@ -233,7 +241,7 @@ class PromptSender(Generic[C]):
             self._prompts.note_unable(self._process)
 
     def note_error(self, error: TandemError) -> None:
-        """The process has refused what was sent. Raises `error` unless the whole call may be answered."""
+        """Records that the process refused the call. Raises `error` unless sending the whole call may help."""
         told = None if self._sent is None else self._sent.told
         if self._was_answered or told is None or told.known is None:
             raise error
@@ -253,7 +261,7 @@ def _with_prompt(call: C, prompt: Sequence[int], told: ToldPrompt | None) -> C:
 
 
 def _num_shared(first: "array[int]", second: "array[int]") -> int:
-    """Tokens with which both begin.
+    """Number of equal first tokens.
 
     NOTE: a gateway has no NumPy, and bytes are compared faster than numbers. Copies of whole prompts would be new pages
     each time, which take ten times as long as comparing.

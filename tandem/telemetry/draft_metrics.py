@@ -1,7 +1,7 @@
-"""Metrics of speculative decoding: drafted and accepted tokens by position, and tokens of a request's decode step.
+"""Prometheus metrics of speculative decoding: drafted and accepted tokens by position, and tokens per decode step.
 
-Created from a worker's totals whenever metrics are read, so no differences have to be kept. Without drafts the counts
-are 0 and every step brings one token.
+Created from a worker's totals whenever metrics are read, so no differences have to be computed. Without drafts the
+counts are 0 and every step brings one token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _LABELS = ("model_name", "engine")
 
 
 class DraftMetrics(Collector):
-    """Exports `counts`, the latest totals; none but the time saved may decrease.
+    """Exports `counts`, the latest totals, which must not decrease, except for the time saved.
 
     Args:
         label_values: of the labels model_name and engine.

@@ -1,4 +1,4 @@
-"""Metrics of one worker: the `vllm:*` names that dashboards and gateways read, and our `tandem_*` ones.
+"""Prometheus metrics of one worker: the `vllm:*` names that dashboards and gateways read, and our `tandem_*` ones.
 
 Takes plain values, so that it needs no engine; every metric belongs to the registry given. Label values are bounded, so
 peers cannot create unlimited time series. A count whose labels are known is exported as 0 from the start: a rate over a
@@ -47,7 +47,7 @@ class ExportedStatus(Protocol):
 
 
 class Promised(Protocol):
-    """The part of `kvcache.promised_blocks.PromisedUsage` that is exported."""
+    """The part of `kvcache.promised_blocks.PromisedUsage`, the use by pinned prefixes, that is exported."""
 
     @property
     def num_host(self) -> int: ...
@@ -79,7 +79,7 @@ class LabelledGauge:
 
 
 class WorkerMetrics:
-    """A worker's metrics. Not thread-safe for `observe_status`: call it from one thread.
+    """A worker's metrics. Not thread-safe: call `observe_status` from one thread only.
 
     Args:
         registry: registry of all metrics; its owner serves it.
@@ -184,16 +184,16 @@ class WorkerMetrics:
         self._leases.set(counts)
 
     def observe_drafts(self, counts: DraftCounts) -> None:
-        """Export the current totals of drafts."""
+        """Exports the current totals of speculative decoding."""
         self._drafts.counts = counts
 
     def observe_reads(self, num_bytes: float) -> None:
-        """Export the state read so far, bytes; it must not decrease."""
+        """Exports the bytes of state (KV and others) that decode steps have read so far; they must not decrease."""
         self._read_bytes.inc(num_bytes - self._last_read_bytes)
         self._last_read_bytes = num_bytes
 
     def observe_experts(self, rows: ExpertRows) -> None:
-        """Export what the experts of each rank have computed so far; totals must not decrease."""
+        """Exports the tokens that each rank's experts have computed so far; totals must not decrease."""
         last = self._last_rows.by_rank or (0,) * len(rows.by_rank)
         for rank, (now, before) in enumerate(zip(rows.by_rank, last, strict=True)):
             self._expert_rows.labels(str(rank)).inc(now - before)
@@ -201,11 +201,11 @@ class WorkerMetrics:
         self._last_rows = rows
 
     def observe_held(self, num_bytes: int, page_bytes: int) -> None:
-        """Export the state that requests hold now, and the pages of it, bytes."""
+        """Exports the bytes of state (KV and others) that running requests need now, and those of all their pages."""
         self._held_bytes.set({"state": num_bytes, "pages": page_bytes})
 
     def observe_promised(self, promised: Promised, block_bytes: int) -> None:
-        """Export the current use by pinned prefixes. Its totals must not decrease."""
+        """Exports the host memory of pinned prefixes and what became of their blocks. Totals must not decrease."""
         self._block_bytes.set(block_bytes)
         self._host_bytes.set(promised.num_host * block_bytes)
         totals = {"moved": promised.num_moved, "restored": promised.num_restored, "broken": promised.num_broken}
@@ -214,7 +214,7 @@ class WorkerMetrics:
         self._last_promised = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
-        """Counts the results of pins of a request that ended here; nothing where another worker computed its prompt."""
+        """Counts a request's pins by what was granted; none if another worker computed its prompt."""
         for wanted, granted in zip(asked, metrics.pins, strict=False):
             num_whole = min(wanted.num_tokens, metrics.num_prompt_tokens) // block_size * block_size
             outcome = "whole" if granted.num_tokens >= num_whole else "part" if granted.num_tokens else "none"

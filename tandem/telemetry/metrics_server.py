@@ -1,4 +1,4 @@
-"""Small HTTP server for one process's metrics and health; owns its connections but not the data it serves.
+"""Small HTTP server for one process's metrics and health; it owns its connections but not the data it serves.
 
 Invariant: a client costs at most one bounded buffer for a few seconds, whatever it sends, and does not block others.
 Every answer closes its connection. It must never serve users' requests.
@@ -105,7 +105,7 @@ class MetricsServer:
 async def serve_metrics(
     registry: CollectorRegistry, host: str, port: int, health: Health, *, client_timeout_s: float = _CLIENT_TIMEOUT_S
 ) -> MetricsServer:
-    """Serve `registry` until closed; `port` 0 takes a free one.
+    """Serves `registry` until the returned server is closed; `port` 0 takes a free one.
 
     Args:
         health: called in the event loop for each /health; returns the HTTP status and the body. Must not block.

@@ -74,7 +74,7 @@ class Span:
 
 
 class Tracing:
-    """Creates spans. Build one by `configure`."""
+    """Creates the spans of one process. Build it by `configure`."""
 
     def __init__(self, process: str, provider: "TracerProvider | None") -> None:
         self._process = process
@@ -83,7 +83,7 @@ class Tracing:
 
     @classmethod
     def configure(cls, process: str, endpoint: str | None, exporter: "SpanExporter | None" = None) -> "Tracing":
-        """Tracing of one process.
+        """Creates the tracing of one process.
 
         Args:
             process: `gateway`, `router` or a worker's id; becomes `service.instance.id`.

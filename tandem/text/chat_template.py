@@ -1,7 +1,8 @@
-"""A checkpoint's chat template: messages in, the one prompt string the model was trained on out.
+"""A checkpoint's chat template: renders messages to the prompt text on which the model was trained.
 
-Equal to transformers' `apply_chat_template(tokenize=False)`. Templates run in Jinja's immutable sandbox: they see
-plain JSON data, no objects. The size of the output and the number of steps are bounded.
+Equal to transformers' `apply_chat_template(tokenize=False)`. Templates run in Jinja's immutable sandbox: they see plain
+JSON data, no objects. The size of the output and the number of steps are bounded. Of a long conversation whose
+beginning was rendered before, only the end can be rendered (`render_from`).
 """
 
 import re
@@ -23,7 +24,7 @@ from tandem.text.seen_messages import NotResumableError
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", BUDGET, TURNS})
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which messages may have reasoning
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 _CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"at": "x"}}}
@@ -32,6 +33,7 @@ _LOOKED = (
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "a", "name": "look", "content": "seen"},
 )
+# Short conversations that a resumable template is tried with.
 _TRIALS = (
     (_QUESTION, _ANSWER, _QUESTION),
     ({"role": "system", "content": "Be brief."}, _QUESTION, *_LOOKED, _ANSWER, _QUESTION, _ANSWER, _QUESTION),
@@ -43,12 +45,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The prompt of a conversation from one of its messages on.
+    """Result of `render_from`: the prompt's text from one of the messages on.
 
     Args:
-        num_before_kept: characters of `text` before those of the message at which a later rendering may begin.
-        num_steps: that rendering it took.
-        resumption: what that rendering needs; None where too much would be kept.
+        num_before_kept: characters of `text` before the message at which a later rendering may begin.
+        num_steps: steps that the template took.
+        resumption: state that the later rendering needs; None where storing it would take too much memory.
     """
 
     text: str
@@ -62,8 +64,8 @@ class ChatTemplate:
 
     Args:
         sources: Jinja source by name; "default" is used, or "tool_use" where there are tools and such a template.
-        tokens: the named special tokens a template may mention, such as `bos_token`.
-        now: what `strftime_now` reads, in local time.
+        tokens: the named special tokens that a template may mention, such as `bos_token`.
+        now: the clock that templates read by `strftime_now`, in local time.
 
     Raises:
         CorruptCheckpointError: a source is not valid Jinja.
@@ -100,7 +102,7 @@ class ChatTemplate:
         return template
 
     def mentions(self, variable: str, *, has_tools: bool) -> bool:
-        """Whether the template's source contains this variable, in its version with or without tools."""
+        """Whether the template's source, in its version with or without tools, contains the name of this variable."""
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         return re.search(rf"\b{re.escape(variable)}\b", self._sources.get(name, "")) is not None
 
@@ -139,16 +141,16 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> Rendered:
-        """Renders `messages` as `render` does, from number `start` on; 0: the whole.
+        """Renders the end of the prompt, from message number `start` on, as `render` would write it; 0: the whole.
 
         Args:
-            messages: those before number `start - 1` may be empty, but for the first.
+            messages: those before number `start - 1` may be empty, except the first.
             kept: number of the message at which a later rendering may begin; the last by default.
-            former: what was kept at number `start`, of a conversation with the same messages up to it and the same
-                variables.
+            former: state stored at message `start` of an earlier conversation with the same variables and earlier
+                messages.
 
         Raises:
-            InvalidRequestError: as `render`, of what is rendered.
+            InvalidRequestError: as `render`, about the part that is rendered.
             NotResumableError: why only `render` can do it. `ChangedFactsError` if another `former` might do.
         """
         template = self._resumable[self._choose(tools)]
@@ -181,9 +183,9 @@ class ChatTemplate:
         return Rendered(before + after, len(before), budget.num_spent, resumption)
 
     def _tried(self, name: str, template: jinja2.Template | str) -> jinja2.Template | str:
-        """The template if it renders short conversations as the one it was made from, or why it does not.
+        """Returns the template if it renders short conversations like the original one, else the reason as text.
 
-        NOTE: a precaution, and tells templates that could never be resumed from those that can.
+        NOTE: a precaution; it also finds templates that can never be resumed.
         """
         if isinstance(template, str):
             return template
@@ -202,7 +204,7 @@ class ChatTemplate:
         return template
 
     def _seen(self, variables: Mapping[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
-        """The variables that a template sees."""
+        """The variables that a template sees, as plain data."""
         if clash := _RESERVED & variables.keys():
             raise InvalidRequestError(f"chat template variables may not be named {sorted(clash)}")
         return {**self._tokens, **_plain(variables), "messages": messages}
@@ -254,7 +256,7 @@ def _is_named_source(entry: Any) -> bool:
 
 
 def _resumable(sandbox: Sandbox, source: str) -> jinja2.Template | str:
-    """The template that can be rendered from a later message on, or why there is none."""
+    """Compiles a template that can be rendered from a later message on; the reason as text where that is impossible."""
     try:
         return sandbox.load_resumable(source)
     except NotQualifiedError as error:

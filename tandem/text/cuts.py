@@ -1,8 +1,8 @@
-"""Places where a text may be cut so that its parts, encoded apart, give the tokens of the whole.
+"""Finds places where a text may be cut so that its pieces, encoded one by one, give the tokens of the whole.
 
-A tokenizer of the `tokenizers` library first splits a text at its added tokens that are not normalised; normaliser,
-pre-tokenizer and model see each piece by itself. So a text may be cut before such a token, if the token is certain to
-be found there whatever surrounds it. `cut_tokens` decides this from the tokenizer's rules alone.
+The gateway's cache of encoded prompts needs them. A tokenizer of the `tokenizers` library first splits a text at its
+added tokens that are not normalised; the later steps see each piece by itself. So a text may be cut before such a
+token, if the token is certain to be found whatever surrounds it. `cut_tokens` decides this from the tokenizer's rules.
 """
 
 import string
@@ -29,15 +29,17 @@ _TRIALS: Sequence[Sequence[Mapping[str, Any]]] = (
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """Rule by which prompts are cut. `token`: before every occurrence of it; None = nowhere, for `reason`."""
+    """Rule by which prompts are cut: before every occurrence of `token`. None = nowhere, for `reason`."""
 
     token: str | None
     reason: str = ""
 
     @classmethod
     def find(cls, tokenizer: Tokenizer, template: ChatTemplate | None) -> "CutRule":
-        """Chooses the token that the template writes most often, of those that are certain to be found; of equals the
-        one that comes last in a prompt, so that most of it lies before the last cut.
+        """Chooses the token that the template writes most often, among those at which cutting is safe.
+
+        Of equally frequent ones it chooses the one that comes last in a prompt, so that most of it lies before the last
+        cut.
         """
         if template is None:
             return cls(None, "the model has no chat template")
@@ -96,7 +98,7 @@ def _rendered(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> 
 
 
 def _holds(tokenizer: Tokenizer, token: str) -> bool:
-    """Whether cutting before `token` changes nothing for a few texts."""
+    """Whether cutting before `token` leaves the tokens of a few test texts unchanged."""
 
     def encoded(text: str) -> Sequence[int]:
         return tokenizer.encode(text, add_special_tokens=False)

@@ -1,6 +1,6 @@
-"""Output text of one request, decoded one token at a time.
+"""Decodes the output tokens of one request to text, one token at a time.
 
-Invariant: the pieces joined equal the text that decoding prompt and output together adds to the prompt's, and no piece
+Invariant: the returned texts joined equal what decoding prompt and output together adds to the prompt's text, and none
 ends inside a character. Work and memory per token do not depend on how many came before.
 """
 
@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
         return self._strip(self._utf8.add(self._piece(token_id)))
 
     def flush(self) -> str:
-        """The text held back, once no token follows: U+FFFD for an unfinished character."""
+        """The text held back, when no token follows: U+FFFD for an unfinished character."""
         return self._strip(self._utf8.flush())
 
     def _piece(self, token_id: int) -> bytes:

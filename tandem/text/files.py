@@ -1,6 +1,6 @@
-"""Reads a checkpoint's text-related JSON. Invariant: files that are too large, damaged or misshapen are refused.
+"""Reads the JSON files of a checkpoint's tokenizer. Invariant: files too large, damaged or misshapen are refused.
 
-Nothing here interprets more than the shape: an object, its strings, and the special tokens it names.
+Only their shape is interpreted here: an object, its strings, and the special tokens it names.
 """
 
 import json
@@ -18,7 +18,7 @@ JsonObject = dict[str, Any]
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The file as UTF-8 text.
+    """Reads a file as UTF-8 text.
 
     Raises:
         CorruptCheckpointError: it is unreadable, larger than `max_bytes` or not UTF-8.
@@ -58,7 +58,7 @@ def read_optional_object(path: Path) -> JsonObject:
 
 
 def read_tokenizer_config(directory: Path) -> JsonObject:
-    """`tokenizer_config.json`, with what older checkpoints keep in `special_tokens_map.json` laid over it.
+    """Reads `tokenizer_config.json`; entries of older checkpoints' `special_tokens_map.json` override it.
 
     As transformers does, the second file counts only where the first has no `added_tokens_decoder`.
     """
@@ -69,7 +69,7 @@ def read_tokenizer_config(directory: Path) -> JsonObject:
 
 
 def token_content(value: Any) -> str | None:
-    """The text of a token given as a string or as an object with `content`; None where it is neither."""
+    """The text of a token given as a string or as an object with `content`; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None

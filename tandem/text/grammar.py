@@ -1,7 +1,7 @@
-"""Grammars of answers in llguidance's format: one text each, which travels with the request.
+"""Writes grammars that constrain answers, in llguidance's format: one text each, which travels with the request.
 
 Invariant: a grammar expresses everything that was requested; parts that cannot be enforced are refused here by name, or
-by the compiler (`Grammars`). Nothing here compiles.
+later by the compiler (`Grammars`).
 """
 
 import json

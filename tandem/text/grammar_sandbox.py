@@ -1,4 +1,4 @@
-"""Checks that a grammar compiles by compiling it in a subprocess first, which it may crash.
+"""Checks that a grammar compiles by compiling it in a subprocess first, since a grammar may crash its compiler.
 
 Invariant: a grammar that makes the compiler hang, crash or run out of memory is reported as invalid and never harms
 this process.
@@ -20,13 +20,15 @@ from typing import IO
 from tandem.core.errors import CapacityError
 
 _TRIAL = Path(__file__).with_name("grammar_trial.py")
-_TIMEOUT_S = 30.0  # the trial counts its own processor time; this is for a machine that gives it none
+# For one grammar; the subprocess limits its own processor time, so this is for a machine that gives it none.
+_TIMEOUT_S = 30.0
 # NOTE: with these a grammar ends its trial: an error of Python's, no time, no memory, no stack
+# NOTE: exit statuses for which the grammar is to blame: an error of Python's, no time, no memory, no stack.
 _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))}
 
 
 class GrammarSandbox:
-    """One subprocess, started on demand and restarted when a grammar ended it. Any thread may call.
+    """Runs the subprocess, which is started on demand and again after a grammar ended it. Any thread may call.
 
     `special_tokens`: those that a grammar may name, by id.
     """
@@ -38,7 +40,7 @@ class GrammarSandbox:
         self._finalizer: weakref.finalize[..., GrammarSandbox] | None = None
 
     def fault(self, grammar: str) -> str | None:
-        """The error in `grammar`; None = it compiles.
+        """The error in `grammar`, as text; None = it compiles.
 
         Raises:
             CapacityError: this machine could not start the process, gave it no processor time, or killed it.

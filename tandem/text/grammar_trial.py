@@ -1,4 +1,4 @@
-"""Script of the subprocess that compiles grammars first: some crash the compiler, some never finish.
+"""Script of the subprocess that compiles grammars first, because some crash the compiler and some never finish.
 
 Its input is first the special tokens, as JSON by id, then grammars: a length of 4 bytes and UTF-8 text each. It answers
 each grammar with one line of JSON: the error, or null; it exits at a grammar that exceeds its limits. It imports no

@@ -1,7 +1,7 @@
-"""Grammars compiled for one model's tokens, and matchers that follow an answer through a grammar.
+"""Compiles grammars for one model's tokens, and creates matchers that follow an answer through its grammar.
 
 Invariant: a matcher allows exactly the tokens whose text may come next; ids without text are never allowed. Masks are
-bit fields, one bit for each token, and after the last token one more: whether the answer may end here.
+bit fields with one bit for each token, and one more after the last token: whether the answer may end here.
 """
 
 import threading
@@ -27,23 +27,23 @@ _REMEDIES = {
 
 
 class GrammarMatcher:
-    """Follows one answer. Not to be shared between threads; made by `Grammars`."""
+    """Position of one answer in its grammar. Not to be shared between threads; made by `Grammars`."""
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
 
     @property
     def error(self) -> str | None:
-        """Reason why it cannot continue, such as a mask that exceeded its limits; None if it can."""
+        """Reason why the matcher cannot continue, such as a mask that exceeded its limits; None if it can."""
         return _shortened(self.inner.get_error()) if self.inner.is_error() else None
 
     def consume(self, token_ids: Sequence[int]) -> bool:
-        """Advances by tokens of the answer. False: they do not match, and its state is invalid from then on."""
+        """Advances by tokens of the answer. False: they do not match, and the matcher is invalid from then on."""
         return self.inner.try_consume_tokens(list(token_ids)) == len(token_ids)
 
 
 class CompiledGrammar:
-    """A compiled grammar; `Grammars` keeps it cached while a caller holds it."""
+    """A compiled grammar; `Grammars` finds it in its cache for as long as a caller holds it."""
 
     def __init__(self, prototype: LLMatcher) -> None:
         self.prototype = prototype
@@ -80,8 +80,9 @@ class Grammars:
         return (self.end_bit // 32 + 1) * 4
 
     def fault(self, grammar: str) -> str | None:
-        """The error that `compiled` would raise, or None. Nothing is cached: a compiled grammar takes 30 to 80 times
-        the memory of its text.
+        """The error that `compiled` would raise, as text, or None.
+
+        Nothing is cached: a compiled grammar takes 30 to 80 times the memory of its text.
 
         Raises:
             CapacityError: as `compiled`.
@@ -91,8 +92,9 @@ class Grammars:
         return _refused(found) if isinstance(found, str) else None
 
     def compiled(self, grammar: str) -> CompiledGrammar:
-        """Compiles a grammar, which takes up to a second of one core. Results are cached for the latest grammars, and
-        for those that a caller holds.
+        """Compiles a grammar, which takes up to a second of one core.
+
+        Results are cached for the latest grammars, and for those that a caller holds.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or no token could begin the answer.
@@ -121,8 +123,10 @@ class Grammars:
             return GrammarMatcher(prototype.deep_copy())
 
     def fill_masks(self, matchers: Sequence[tuple[GrammarMatcher, int]], address: int, num_rows: int) -> None:
-        """Writes the masks of allowed tokens: for each matcher into its row, of `num_rows` rows of `mask_bytes` bytes
-        that begin at `address`. The row of a matcher that has an `error` afterwards is invalid.
+        """Writes masks of allowed tokens into memory: each matcher's into the row given with it.
+
+        There are `num_rows` rows of `mask_bytes` bytes, which begin at `address`. The row of a matcher that has an
+        `error` afterwards is invalid.
 
         Releases the interpreter's lock meanwhile.
         """

@@ -1,7 +1,7 @@
-"""Loops of a chat template that look, for each message, whether a later one fulfils a condition.
+"""Speeds up chat templates that search, for each message, the later messages for one that fulfils a condition.
 
-Such a loop inside the loop over the messages takes time that grows with their square. It is changed to one search for
-the last message that fulfils the condition, before the messages are written: there is a later one if that is later.
+Such a loop inside the loop over the messages takes quadratic time. It is replaced by one search, before the messages
+are written, for the last message that fulfils the condition: a later one exists if the last one is later.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _MEMBERSHIPS = frozenset({"in", "notin"})
 
 
 def look_ahead_once(tree: nodes.Template) -> None:
-    """Changes such loops of a parsed template; what it writes stays the same."""
+    """Replaces such inner loops in a parsed template; the text that it renders stays the same."""
     number = 0
     for siblings, loop in list(_loops(tree.body)):
         if not isinstance(loop.iter, nodes.Name):
@@ -32,7 +32,7 @@ def look_ahead_once(tree: nodes.Template) -> None:
 
 
 def _loops(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.For]]:
-    """Loops that are not inside others of the body or in macros, with the statements that they are among."""
+    """Loops that are not in another loop or in a macro, each with the list of statements that contains it."""
     for node in body:
         if isinstance(node, nodes.For):
             yield body, node
@@ -42,7 +42,7 @@ def _loops(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.For
 
 
 def _is_search(loop: nodes.For, messages: str) -> bool:
-    """Whether it goes over the later messages and does nothing but set a value where one fulfils a condition."""
+    """Whether a loop goes over the later messages and only sets a value where one fulfils a condition."""
     rest = loop.iter
     if not (isinstance(rest, nodes.Getitem) and isinstance(rest.node, nodes.Name) and rest.node.name == messages):
         return False
@@ -67,7 +67,7 @@ def _is_search(loop: nodes.For, messages: str) -> bool:
 
 
 def _is_of(condition: nodes.Node, name: str) -> bool:
-    """Whether a condition reads the message alone, and can be asked of every message without an error."""
+    """Whether a condition reads only the message, and can be evaluated for every message without an error."""
     match condition:
         case nodes.Compare():
             left, (right,) = condition.expr, condition.ops if len(condition.ops) == 1 else (None,)
@@ -106,7 +106,7 @@ def _search(name: str, messages: str, inner: nodes.For) -> list[nodes.Node]:
 
 
 def _found(name: str, inner: nodes.For) -> nodes.If:
-    """Statement that does what the loop did, if a later message fulfils its condition."""
+    """Statement that replaces the loop: sets its value if a later message fulfils its condition."""
     line = inner.lineno
     (only,) = inner.body
     assert isinstance(only, nodes.If)

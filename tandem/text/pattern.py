@@ -1,7 +1,7 @@
 r"""Rewrites patterns of JSON schemas so that llguidance interprets them as they are meant.
 
-NOTE: a class that has every control character, as `[^"]` has, lets llguidance (1.9.1) write any escape, `\"` and `\\`
-among them. So no class here has NUL, which an answer can then not hold where a class would have let it.
+NOTE: a character class that contains every control character, as `[^"]` does, lets llguidance (1.9.1) write any escape,
+`\"` and `\\` among them. So NUL is removed from every class; an answer can then not contain it there.
 """
 
 import re
@@ -12,7 +12,7 @@ _IN_CLASS = re.compile(r"\\.|[\[\]]|[^\\\[\]]+", re.DOTALL)
 
 
 def without_nul(pattern: str) -> str:
-    """`pattern` whose classes leave out NUL. One that is broken stays so, for the compiler to say."""
+    """Removes NUL from the character classes of `pattern`. An invalid one stays invalid, for the compiler to report."""
     return "".join(_rewritten(pattern))
 
 
@@ -28,7 +28,7 @@ def _rewritten(pattern: str) -> Iterator[str]:
 
 
 def _class_end(pattern: str, begin: int) -> int:
-    """Behind the class that begins there. NOTE: a `]` that comes first is no end."""
+    """Index after the class that begins at `begin`. NOTE: a `]` that comes first does not end it."""
     depth, at = 0, begin
     while at < len(pattern):
         part = _IN_CLASS.match(pattern, at)

@@ -1,7 +1,7 @@
 """Bytes that each token adds to the text, derived from the checkpoint's decoder, so that text can be streamed.
 
-Invariant: for valid UTF-8, joining the pieces of any token sequence equals decoding it whole. A decoder whose output
-depends on more than single tokens is refused, never approximated.
+Invariant: for valid UTF-8, joining the bytes of all tokens of a sequence equals decoding it whole. A decoder whose
+output depends on more than single tokens is refused, never approximated.
 """
 
 import re
@@ -34,7 +34,7 @@ class DecoderRules:
 
     @classmethod
     def from_json(cls, decoder: Mapping[str, Any] | None) -> "DecoderRules":
-        """Raises UnsupportedCheckpointError where text cannot be streamed exactly."""
+        """Parses a decoder. Raises UnsupportedCheckpointError if its text cannot be streamed exactly."""
         if decoder is None:
             return cls(separator=" ", num_stripped=1)
         steps = [_Step.parse(step) for step in _flatten(decoder, 0)]
@@ -46,11 +46,11 @@ class DecoderRules:
 
     @property
     def utf8_errors(self) -> str:
-        """Error handler for undecodable bytes: byte fallback replaces each one, byte-level each broken character."""
+        """Python's error handler for undecodable bytes: replaces each byte (byte fallback) or each broken character."""
         return "surrogateescape" if self.byte_fallback else "replace"
 
     def piece(self, token: str) -> bytes:
-        """The bytes of one token string, wherever in the text it stands."""
+        """The bytes of one token string that is not the first of a text."""
         if self.byte_level:
             return _byte_level_bytes(token)
         for old, new in self.replacements:
@@ -59,7 +59,7 @@ class DecoderRules:
         return bytes.fromhex(match[1]) if match else (self.separator + token).encode()
 
     def first_piece(self, token: str) -> bytes:
-        """The bytes of the first token of a text, before `stripped` is taken off."""
+        """The bytes of the first token of a text, before `stripped` is removed."""
         return self.piece(token.replace(self.first_token_drops, "") if self.first_token_drops else token)
 
 
@@ -118,7 +118,7 @@ def _flatten(decoder: Any, depth: int) -> list[Any]:
 
 
 def _byte_of(character: str) -> int | None:
-    """The byte a character stands for in byte-level BPE (GPT-2's `bytes_to_unicode`, inverted), or None.
+    """The byte that a character stands for in byte-level BPE (GPT-2's `bytes_to_unicode`, inverted), or None.
 
     Printable Latin-1 stands for itself; the other 68 bytes were moved, in order, to U+0100 and up.
     """
@@ -134,7 +134,7 @@ def _byte_of(character: str) -> int | None:
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """A token with any character that stands for no byte (an added token) is taken literally."""
+    """Bytes of a byte-level token; one with a character that stands for no byte (an added token) is taken literally."""
     values = [_byte_of(character) for character in token]
     known = [value for value in values if value is not None]
     return bytes(known) if len(known) == len(values) else token.encode()

@@ -1,8 +1,8 @@
-"""Chat templates whose rendering may begin at a later message, decided from the template's source.
+"""Rewrites chat templates so that rendering can begin at a later message, if their source allows it.
 
-A template qualifies if one loop over the messages writes them, and if what its body reads besides the message, its
-neighbours and the loop's first message can be compared with what it read before (`resumption`). What comes before the
-loop and after it may do as it likes with single members of messages; `seen_messages` keeps a record of them.
+A template qualifies if one loop over the messages writes them all, and if the loop's body reads only the message, its
+neighbours, the first message, and values that can be compared with those of an earlier rendering (`resumption`). The
+code before and after the loop may read any single members of messages; `seen_messages` records these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,11 +39,11 @@ _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.
 
 
 class NotQualifiedError(Exception):
-    """A template cannot be resumed; says why."""
+    """A template cannot be resumed; the message says why."""
 
 
 def make_resumable(tree: nodes.Template) -> None:
-    """Changes a parsed template so that its loop over the messages calls the `Turns` in the variable `TURNS`.
+    """Changes a parsed template: its loop over the messages calls the `resumption.Turns` in the variable `TURNS`.
 
     Raises:
         NotQualifiedError: it cannot be resumed.
@@ -65,7 +65,7 @@ def make_resumable(tree: nodes.Template) -> None:
 
 
 class _Body:
-    """The loop's body and the macros it calls, which are checked; places where it indexes the messages are changed."""
+    """Checks the loop's body and the macros it calls, and redirects the places where it indexes the messages."""
 
     def __init__(self, tree: nodes.Template, loop: nodes.For) -> None:
         self._messages = loop.iter.name if isinstance(loop.iter, nodes.Name) else ""
@@ -103,7 +103,7 @@ class _Body:
         )
 
     def arguments(self, line: int) -> list[nodes.Expr]:
-        """Of `Turns.begin` after the first."""
+        """The arguments of `Turns.begin` after the first one."""
         changed = {f"{name}.{member}" for name, member in self._carries}
         places = [
             name
@@ -118,7 +118,7 @@ class _Body:
         ]
 
     def _check_all(self, parts: Sequence[nodes.Node], *, is_outer: bool) -> None:
-        """`is_outer`: the parts belong to the loop over the messages, and `loop` is that loop."""
+        """Checks nodes. `is_outer`: they belong directly to the loop over the messages, so that `loop` is that loop."""
         for part in parts:
             self._check(part, is_outer=is_outer)
 
@@ -198,7 +198,7 @@ class _Body:
 
 
 def _main_loop(tree: nodes.Template) -> tuple[list[nodes.Node], nodes.For]:
-    """The last loop over messages that writes text, and the statements that it is one of."""
+    """The last loop over messages that writes text, and the list of statements that contains it."""
     names = {_MESSAGES}
     for _ in range(4):
         for assign in tree.find_all(nodes.Assign):
@@ -215,7 +215,7 @@ def _main_loop(tree: nodes.Template) -> tuple[list[nodes.Node], nodes.For]:
 
 
 def _statements(body: list[nodes.Node]) -> Iterator[tuple[list[nodes.Node], nodes.Node]]:
-    """Statements that are not in a loop or macro."""
+    """Statements that are not in a loop or macro, each with the list that contains it."""
     for node in list(body):
         yield body, node
         if isinstance(node, nodes.If):
@@ -240,7 +240,7 @@ def _mentions(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _within(parts: Sequence[nodes.Node]) -> Iterator[nodes.Node]:
-    """The nodes and all below them."""
+    """The given nodes and all nodes below them."""
     for part in parts:
         yield part
         yield from part.find_all(nodes.Node)
@@ -254,14 +254,14 @@ def _made_namespaces(node: nodes.Node) -> Iterator[str]:
 
 
 def _locals_of(part: Sequence[nodes.Node], made: set[str], own: Sequence[nodes.Node]) -> set[str]:
-    """Namespaces that a body or macro makes itself, so that they are not carried on."""
+    """Namespaces that a body or macro creates itself, so that they carry nothing to the next message."""
     if part is own:
         return made
     return {name for node in part for name in _made_namespaces(node)}
 
 
 def _place_beside_index(node: nodes.Compare) -> str | None:
-    """The variable that is compared with the number of the message, and nothing else."""
+    """Name of the variable that a comparison compares with the message's number; None if it compares anything else."""
     if len(node.ops) != 1:
         return None
     sides = (node.expr, node.ops[0].expr)

@@ -1,8 +1,8 @@
-"""State of a chat template at a message's beginning, so that a later rendering may begin there.
+"""State of a chat template at the beginning of a message, so that a later rendering may resume there.
 
-A rendering is resumed if the template comes to its loop over the messages with the text and the variables of the
-earlier one. What the loop writes of messages it skips is then what it wrote before: `resumable` has checked that it
-depends on nothing else. Values carried from one message to the next are set to those of the earlier rendering.
+A template qualifies (see `resumable`) if the text that its loop writes for earlier messages depends only on them and on
+the values in `Facts`. A rendering is resumed if the new facts agree with the former ones: the skipped messages would be
+written as before. Values that the loop carries from one message to the next are set to those of the former rendering.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ _MAX_DEPTH = 16
 _SEEN_BYTES = 8  # a pointer for each message
 _FIXED_BYTES = 1024
 # Before the loop, the first message and the kept one. NOTE: no prompt ever has them, so nobody learns them.
+# marks before the loop, the first message and the kept one; NOTE: random, and removed from every prompt.
 _MARKS = tuple(secrets.token_hex(16) for _ in range(3))
 
 Attribute = tuple[str, str]  # a namespace and one of its members
@@ -28,13 +29,13 @@ Attribute = tuple[str, str]  # a namespace and one of its members
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Values that the loop over the messages reads besides them.
+    """Values besides the messages on which the text written by the loop over the messages depends.
 
     Args:
         prologue: digest of the text before the loop.
-        offset: of the messages, so many are not among those of the loop.
-        told: values of variables, as Python writes them.
-        places: integers that are only compared with the number of a message.
+        offset: number of messages at the beginning that the loop leaves out.
+        told: variables by name, as Python writes their values.
+        places: integers that the loop only compares with the number of a message.
     """
 
     prologue: bytes
@@ -43,7 +44,7 @@ class Facts:
     places: Mapping[str, int]
 
     def admits(self, other: "Facts", start: int) -> bool:
-        """Whether both have the same text for messages before number `start`.
+        """Whether the messages before number `start` are written the same under both facts.
 
         NOTE: of two places that are no less than the number of each message before `start`, comparisons are equal.
         """
@@ -57,7 +58,7 @@ class Facts:
 
 
 class ChangedFactsError(NotResumableError):
-    """The template writes earlier messages otherwise than before. `facts`: those of this conversation."""
+    """The template would write earlier messages differently than before. `facts`: those of the new conversation."""
 
     def __init__(self, facts: Facts) -> None:
         super().__init__("the template writes earlier messages otherwise than before")
@@ -66,7 +67,13 @@ class ChangedFactsError(NotResumableError):
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """State of a rendering, from which a later one can begin at one of its messages."""
+    """State of a rendering, from which a later one can begin at one of its messages.
+
+    Args:
+        facts: values on which the text of earlier messages depends.
+        carried: values that the loop carries to the message, by namespace and member.
+        seen: members of messages that the template read outside its loop.
+    """
 
     facts: Facts
     carried: Mapping[Attribute, Any]
@@ -81,12 +88,13 @@ class Resumption:
 
 
 class Turns:
-    """One rendering from message number `start` on, which the rewritten template calls at its loop's places.
+    """One rendering from message number `start` on; the rewritten template calls its methods in the loop over the
+    messages.
 
     Args:
-        messages: None for those that are not read.
+        messages: None for those that were not parsed.
         kept: number of the message at which a later rendering is to begin; not before `start`.
-        former: of the rendering that is resumed; None for the whole.
+        former: state of the rendering that is resumed; None: the whole is rendered.
     """
 
     def __init__(self, messages: Sequence[Message | None], start: int, kept: int, former: Resumption | None) -> None:
@@ -106,7 +114,7 @@ class Turns:
 
     @property
     def shown(self) -> Sequence[Any]:
-        """Messages as the template sees them outside its loop."""
+        """The messages as the template sees them outside its loop."""
         return self._seen.shown
 
     def begin(
@@ -117,13 +125,14 @@ class Turns:
         places: Sequence[str],
         carries: Sequence[Attribute],
     ) -> str:
-        """Called before the loop over `items`; returns the mark of that place.
+        """Called before the loop over `items`; returns a mark to be written there.
 
         Args:
-            variables: what the loop reads.
-            namespaces: that it reads or changes.
-            places: names, as `_named` writes them, that are only compared with the number of a message.
-            carries: members that it changes.
+            variables: variables that the loop reads.
+            namespaces: namespaces that it reads or changes.
+            places: names, as `variable` or `namespace.member`, of values that are only compared with a message's
+                number.
+            carries: members of namespaces that it changes.
         """
         if self._offset is not None or not isinstance(items, list) or not items:
             raise NotResumableError("the template's loop goes over something else than the messages")
@@ -147,11 +156,12 @@ class Turns:
         return _MARKS[0]
 
     def is_shown(self, index: int) -> bool:
+        """Whether the message at this index of the loop is rendered rather than skipped."""
         assert self._offset is not None
         return index + self._offset >= self._start
 
     def enter(self, index: int) -> str:
-        """Called at the beginning of a message, by its number in the loop; returns marks of that place."""
+        """Called at the beginning of a message, with its index in the loop; returns the marks to be written there."""
         assert self._offset is not None
         number = index + self._offset
         first = _MARKS[1] if number == max(self._start, self._offset) else ""
@@ -165,7 +175,7 @@ class Turns:
         return first + _MARKS[2]
 
     def parts(self, text: str) -> tuple[str, str]:
-        """The text that was rendered, from `start` on: before the kept message, and from it on.
+        """Splits the rendered text, from `start` on, into the text before the kept message and the text from it on.
 
         Raises:
             ChangedFactsError: earlier messages would be written otherwise than before.
@@ -186,7 +196,7 @@ class Turns:
         return before, after
 
     def resumption(self) -> Resumption:
-        """Called after `parts`. Raises NotResumableError where too much would have to be kept."""
+        """The state at the kept message; call after `parts`. Raises NotResumableError if it takes too much memory."""
         assert self._carried is not None
         return Resumption(self._facts, self._carried, self._seen.record())
 
@@ -201,7 +211,7 @@ class Turns:
 
 
 class InnerMessages(list[Any]):
-    """The messages of the loop, as its body may index them."""
+    """The messages as the loop's body may index them; an index before the first, or of one not parsed, is an error."""
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, int) or place < 0:
@@ -213,12 +223,12 @@ class InnerMessages(list[Any]):
 
 
 def _members(namespace: Any) -> Mapping[str, Any]:
-    """NOTE: a namespace gives its members alone, and this one by its mangled name."""
+    """Members of a namespace. NOTE: they have no public access as a whole, hence the mangled name."""
     return getattr(namespace, "_Namespace__attrs") if isinstance(namespace, Namespace) else {}  # noqa: B009
 
 
 def _told(value: Any) -> str:
-    """A value as Python writes it, or the digest of that; the same text means the same value.
+    """A value as Python writes it, or the digest of a long one; equal texts mean equal values.
 
     NOTE: 1, 1.0 and true are equal, and written differently by a template as well as here.
     """

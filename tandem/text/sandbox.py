@@ -1,6 +1,6 @@
 """Jinja environment for templates of checkpoints: immutable, without access to objects, and bounded in steps.
 
-Every loop iteration and call spends from the budget of one rendering, and arithmetic with huge results is refused.
+Every loop iteration and call spends one step from the budget of a rendering; arithmetic with huge results is refused.
 NOTE: memory is bounded for products, repetitions and output, not for every filter.
 """
 
@@ -22,10 +22,10 @@ from tandem.text.resumable import BEGIN, ENTER, INNER, IS_SHOWN, ITEMS, make_res
 from tandem.text.resumption import Turns
 from tandem.text.seen_messages import ABSENT, SeenMessage, give_up
 
-BUDGET = "_tandem_budget"
+BUDGET = "_tandem_budget"  # the variable of a template that has its `Budget`
 MAX_STEPS = 1_000_000
-MAX_REPEATED = 32 * 2**20
-_MAX_BITS = 4096
+MAX_REPEATED = 32 * 2**20  # elements or digits of a product
+_MAX_BITS = 4096  # of the result of a power
 
 
 class Budget:
@@ -82,9 +82,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """NOTE: of a plain object in JSON this is the member at once, without the error that looking for an attribute
-        first would raise and catch, and likewise of loops and namespaces. What a dictionary has as attribute, such
-        as `items`, is looked up as ever.
+        """Looks up `object.name` in a template.
+
+        NOTE: members of plain dictionaries, loops and namespaces are returned directly, without the error that Jinja's
+        search for an attribute would raise and catch first. Attributes of dictionaries, such as `items`, are looked up
+        as usual.
         """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES and attribute in obj:
             return obj[attribute]
@@ -99,7 +101,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """NOTE: as `getattr` for a message of which a record is kept."""
+        """Looks up `object[name]` in a template. NOTE: `SeenMessage` objects record what is read of them."""
         return self._seen(obj, argument) if type(obj) is SeenMessage else super().getitem(obj, argument)
 
     def _seen(self, message: SeenMessage, name: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Validates JSON schemas and rewrites them so that llguidance enforces them completely.
+"""Validates JSON schemas and rewrites them so that llguidance, the grammar compiler, enforces them completely.
 
-Invariant: a keyword is enforced, or is an annotation and left out; all others are refused by name. Nothing recurses
+Invariant: every keyword is either enforced, or an annotation that is left out, or refused by name. Nothing recurses
 before the depth is known.
 """
 
@@ -18,8 +18,8 @@ MAX_SCHEMA_DEPTH = 100
 MAX_SCHEMA_CHARACTERS = 2**18
 MAX_SCHEMA_REFERENCES = 256
 MAX_PATTERN_CHARACTERS = 4096
-MAX_MULTIPLE = 10_000
-_MAX_COMPARED = 2**16  # options of oneOf and texts that tell them apart
+MAX_MULTIPLE = 10_000  # largest `multipleOf`, counted in its last decimal place
+_MAX_COMPARED = 2**16  # options of all oneOf, and texts that distinguish them, that are compared
 _MAX_EXACT = 2**53
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # NOTE: between tokens of JSON; unbounded, a model may never leave it
 
@@ -95,7 +95,7 @@ def _check_depth(value: object) -> None:
 
 
 class _Walk:
-    """One pass over one schema."""
+    """One pass over a schema: rewrites its parts and collects its references."""
 
     def __init__(self) -> None:
         self._schemas: dict[_Path, object] = {}
@@ -105,7 +105,7 @@ class _Walk:
         self._options: dict[int, _Option] = {}  # by the schema's identity
 
     def rewrite(self, schema: object, path: _Path) -> dict[str, Any] | bool:
-        """The schema at `path` without its annotations."""
+        """Rewrites the schema at `path`, without its annotations."""
         self._schemas[path] = schema
         if isinstance(schema, bool):
             return schema
@@ -117,7 +117,7 @@ class _Walk:
         return rewritten
 
     def widen_exclusive(self) -> None:
-        """Replaces oneOf by anyOf where the options exclude each other, which llguidance does not detect behind
+        """Replaces oneOf by anyOf where the options exclude each other; llguidance does not detect this behind
         references.
 
         NOTE: too large comparisons are skipped; llguidance then refuses the oneOf unless it can tell itself.
@@ -220,7 +220,7 @@ def _check_values(schema: Mapping[str, Any], path: _Path) -> None:
 
 
 def _num_steps(multiple: float) -> int:
-    """The multiple without its decimal point: 0.25 → 25."""
+    """The multiple without its decimal point, such as 25 for 0.25."""
     sign, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()
     assert isinstance(exponent, int)
     return 0 if sign or exponent > 9 else int("".join(map(str, digits))) * 10 ** max(exponent, 0)
@@ -272,8 +272,9 @@ class _Option:
 
 
 def _exclude_each_other(options: Sequence[_Option]) -> bool:
-    """Whether no value can match two of the options: their types are disjoint, or those that are objects require
-    different texts for one common key.
+    """Whether no value can match two of the options.
+
+    So it is if their types are disjoint, or if those that are objects require different texts for one common key.
     """
     objects = [option for option in options if option.types == {"object"}]
     types = [option.types for option in options if option.types != {"object"}]
@@ -293,7 +294,7 @@ def _required(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _texts(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The texts a property may be; none where it is not limited to texts."""
+    """The texts to which a property is limited; none where it is not limited to texts."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(found, Mapping):

@@ -1,33 +1,33 @@
-"""Messages as a chat template sees them outside its main loop, with a record of what it looks at.
+"""Messages as a chat template sees them outside its main loop, with a record of the members that it reads.
 
-Invariant: whatever depends on a member of a message that is not recorded raises `NotResumableError`, or marks the
-record as broken where the template could not be stopped. So a rendering with recorded members in place of messages
-equals one with the messages.
+A later rendering gets the recorded members in place of messages that were not parsed. Invariant: reading a member that
+is not recorded raises `NotResumableError`, or marks the record as broken where the template could not be stopped. So a
+rendering from records equals one from the messages themselves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-MAX_SEEN_BYTES = 64 * 1024  # of members that a template looks at, of all messages
+MAX_SEEN_BYTES = 64 * 1024  # of recorded members of all messages
 _FIELDS_BYTES = 400  # measured: an object with its dictionary of one or two members
-_SHORT = 32  # characters of a text that messages are likely to share, as a role
+_SHORT = 32  # characters; records of messages whose texts are at most as long, such as roles, are shared
 
 Message = Mapping[str, Any]
 
 
 class NotResumableError(Exception):
-    """A conversation cannot be rendered from a later message on; says why."""
+    """A conversation cannot be rendered from a later message on; the message says why."""
 
 
 class _Mark:
-    """A value that stands for what was not looked at."""
+    """Stands for a member whose value was not read: it was absent, or only its presence was checked."""
 
 
 _ABSENT, _PRESENT = _Mark(), _Mark()
 
 
 class SeenFields:
-    """Members of one message that a template looked at: their values, or whether they are there."""
+    """Members of one message that a template read: their values, or marks for absent and present ones."""
 
     __slots__ = ("num_bytes", "values")
 
@@ -37,11 +37,11 @@ class SeenFields:
 
 
 class SeenMessages:
-    """The messages of one rendering. `shown`: what the template sees in place of the list of messages.
+    """The messages of one rendering. `shown`: the objects that the template gets in place of the messages.
 
     Args:
-        messages: None for those that are not read.
-        recorded: of an earlier rendering, for the messages that are not read.
+        messages: None for those that were not parsed.
+        recorded: members that an earlier rendering read, for the messages that were not parsed.
     """
 
     def __init__(self, messages: Sequence[Message | None], recorded: Sequence[SeenFields | None] = ()) -> None:
@@ -52,7 +52,7 @@ class SeenMessages:
         self.shown = [SeenMessage(self, number) for number in range(len(messages))]
 
     def record(self) -> tuple[SeenFields | None, ...]:
-        """Fields that were looked at, by message. Raises NotResumableError if they are too many to be kept."""
+        """Members that were read, by message. Raises NotResumableError if they take too much memory."""
         same: dict[tuple[Any, ...], SeenFields] = {}
         found: list[SeenFields | None] = []
         num_bytes = 0
@@ -73,6 +73,7 @@ class SeenMessages:
         return tuple(found)
 
     def has(self, number: int, name: str) -> bool:
+        """Whether a message has this member; recorded."""
         message = self._messages[number]
         if message is None:
             return self._recalled(number, name) is not _ABSENT
@@ -80,7 +81,7 @@ class SeenMessages:
         return name in message
 
     def read(self, number: int, name: str) -> Any:
-        """The member, or `ABSENT`."""
+        """The value of a message's member, or `ABSENT`; recorded."""
         message = self._messages[number]
         if message is None:
             value = self._recalled(number, name)
@@ -92,6 +93,7 @@ class SeenMessages:
         return value
 
     def give_up(self) -> NoReturn:
+        """Marks the record as broken and raises NotResumableError."""
         self.is_broken = True
         raise NotResumableError("the template takes whole messages outside its loop over them")
 
@@ -114,7 +116,7 @@ ABSENT = _ABSENT
 
 @Mapping.register
 class SeenMessage:
-    """One message. Jinja's sandbox asks `member` and `get_member` for `message.name` and `message['name']`."""
+    """One message as the template sees it. The sandbox reads members by `get`; any other use breaks the record."""
 
     __slots__ = ("_messages", "_number")
 
@@ -159,12 +161,12 @@ class SeenMessage:
 
 
 def number_of(message: "SeenMessage") -> int:
-    """Its place in the conversation."""
+    """The message's index in the conversation."""
     return message._number
 
 
 def give_up(message: "SeenMessage") -> NoReturn:
-    """Raises NotResumableError, for what a template does with a whole message."""
+    """Marks the record as broken and raises NotResumableError, because the template uses a whole message."""
     message._messages.give_up()
 
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 class StopResult(NamedTuple):
-    """Text that may be shown, and the stop string found, after which nothing more is emitted."""
+    """Text that may be shown, and the stop string that was found; after it nothing more is emitted."""
 
     emit: str
     matched: str | None = None
 
 
 class StopStrings:
-    """Searches one request's text. The match that is complete first wins; of those, the one that began first.
+    """Searches one request's text. The match that is completed first wins; of several, the one that began first.
 
     So a request stops at the first character where it can, and the answer does not depend on how the text was cut
     into tokens. The cost is linear in the text, once for each stop string.
@@ -42,7 +42,7 @@ class StopStrings:
         return StopResult(self._release(text))
 
     def flush(self) -> str:
-        """Returns the text held back, which can no longer become a match: no text follows, or matching starts anew."""
+        """Returns the text held back, which cannot become a match: no text follows, or matching starts anew."""
         for matcher in self._matchers:
             matcher.reset()
         held, self._held = self._held, ""

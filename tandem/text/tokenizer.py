@@ -1,8 +1,7 @@
 """A checkpoint's tokenizer: text to token ids and back, equal to transformers' fast tokenizers.
 
-Owns the loaded `tokenizers` object; immutable after loading, but for a memory of tokens' bytes, and safe to share
-between threads. Never truncates, pads or "cleans up" text: what goes in is what the model sees, and what the model says
-comes out.
+Owns the loaded `tokenizers` object. Immutable after loading, except for a cache of tokens' bytes, and safe to share
+between threads. Never truncates, pads or "cleans up" text in either direction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from tandem.text.pieces import DecoderRules
 
 
 class Tokenizer:
-    """Encodes and decodes. `vocab_size` is the largest known id + 1, which a model's logits may exceed (padding)."""
+    """Encodes and decodes. `vocab_size` is the largest known id + 1; a model may have more logits (padding)."""
 
     def __init__(self, backend: tokenizers.Tokenizer, rules: DecoderRules, names: Mapping[str, str]) -> None:
         self.backend = backend
@@ -42,7 +41,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """The tokenizer in the checkpoint directory `path`.
+        """Loads the tokenizer of the checkpoint directory `path`.
 
         Raises:
             UnsupportedCheckpointError: there is no tokenizer.json, or its decoder cannot be streamed exactly.
@@ -75,7 +74,7 @@ class Tokenizer:
         return [found.ids for found in self._encodings(self.backend.encode_batch_fast, list(texts), False)]
 
     def token_ends(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """For each token that `encode` makes, the number of characters of `text` before its end."""
+        """For each token that `encode` returns, the number of characters of `text` up to its end."""
         return [end for _, end in self._encodings(self.backend.encode_batch, [text], add_special_tokens)[0].offsets]
 
     def _encodings(self, encode: Callable[..., Any], texts: list[str], add_special_tokens: bool) -> Sequence[Any]:
@@ -109,7 +108,7 @@ class Tokenizer:
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that `token_id` adds to a text that it does not begin; empty where it names no token."""
+        """The bytes that `token_id` adds to a text that has begun before it; empty for an id that names no token."""
         known = self._bytes.get(token_id)
         if known is None:
             token = self.token(token_id)
@@ -180,7 +179,7 @@ def _is_id(key: str) -> bool:
 
 
 def _legacy_tokens(config: JsonObject, names: set[str], path: Path) -> list[AddedToken]:
-    """Tokens of `added_tokens.json`, which tokenizer.json repeats in every checkpoint that has both."""
+    """Tokens of `added_tokens.json`; in checkpoints that have both files, tokenizer.json repeats them."""
     ids = read_optional_object(path / "added_tokens.json")
     if not all(isinstance(token_id, int) for token_id in ids.values()):
         raise CorruptCheckpointError(f"{path / 'added_tokens.json'} must map token strings to integer ids")

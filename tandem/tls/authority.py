@@ -1,4 +1,4 @@
-"""A certificate authority made for one run: its key is never written, and goes with the object."""
+"""A certificate authority created for one run: its key is never written, and is lost with the object."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ _CLOCK_SKEW = timedelta(minutes=5)
 
 
 class Authority:
-    """Signs certificates, ECDSA P-256, for the processes of one deployment."""
+    """Signs certificates (ECDSA P-256) for the processes of one deployment."""
 
     def __init__(self, deployment: str, valid_for: timedelta = VALID_FOR) -> None:
         self._deployment = deployment
@@ -37,11 +37,11 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """The certificate in PEM."""
+        """The authority's own certificate, in PEM."""
         return self._certificate.public_bytes(Encoding.PEM)
 
     def write(self, directory: Path, role: CertifiedRole, *, ca: bytes = b"") -> None:
-        """Writes the files that `TlsFiles` reads, for a process of this deployment; only this user may read the key.
+        """Writes the files that `TlsFiles` reads, for a process of this role; only this user may read the key.
 
         Args:
             directory: created if missing.
@@ -50,7 +50,7 @@ class Authority:
         self.write_named(directory, dns_name(role, self._deployment), ca=ca)
 
     def write_named(self, directory: Path, name: str, *, ca: bytes = b"") -> None:
-        """As `write`, for a server that clients find by this DNS name."""
+        """Like `write`, for a server that clients reach by this DNS name."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

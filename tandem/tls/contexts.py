@@ -1,4 +1,4 @@
-"""TLS 1.3 contexts of a process, and the check that its certificate would be accepted by one like itself."""
+"""Creates a process's TLS 1.3 contexts, and checks that a process with the same files would accept its certificate."""
 
 import ssl
 from pathlib import Path
@@ -10,8 +10,9 @@ _MAX_FLIGHTS = 8
 
 
 def server_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
-    """Context of a server; requires client certificates of `ca` (DER). Raises `ssl.SSLError` or OSError for unusable
-    files.
+    """Context of a server that requires client certificates signed by `ca` (DER).
+
+    Raises `ssl.SSLError` or OSError for unusable files.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
     context.verify_mode = ssl.CERT_REQUIRED

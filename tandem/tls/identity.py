@@ -1,4 +1,4 @@
-"""The identity in a certificate: one DNS name, `ROLE.DEPLOYMENT.tandem.internal`. No I/O.
+"""The identity in a process's certificate: one DNS name, `ROLE.DEPLOYMENT.tandem.internal`. No I/O.
 
 A name rather than a URI, so that every issuer can write it (Helm's functions write no URIs) and gRPC can check it in
 place of a host name, which changes with each pod. A deployment is one release of Tandem, `RELEASE.NAMESPACE`.
@@ -42,13 +42,13 @@ def dns_name(role: str, deployment: str) -> str:
 
 
 def is_deployment(name: str) -> bool:
-    """Whether a name can be a deployment's in a certificate."""
+    """Whether `name` is a valid name of a deployment in certificates."""
     longest = max(len(dns_name(role, name)) for role in CertifiedRole)
     return longest <= _MAX_CHARACTERS and _DEPLOYMENT.fullmatch(name) is not None
 
 
 def certified_name(dns_names: Iterable[str]) -> CertifiedName | None:
-    """The only identity among the DNS names of a certificate. None if there is none, or more than one."""
+    """The identity among the DNS names of a certificate. None if there is none, or more than one."""
     found = {name for each in dns_names if (name := _parsed(each)) is not None}
     return found.pop() if len(found) == 1 else None
 

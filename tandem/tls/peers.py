@@ -1,4 +1,4 @@
-"""Certificate of the other side of a connection that exists: whether the files of this process still accept it."""
+"""Rechecks the certificate of a peer on an open connection: whether this process's current files still accept it."""
 
 import ssl
 import time
@@ -11,7 +11,7 @@ from tandem.tls.files import Material, TlsFiles
 
 
 class PeerCertificate:
-    """Certificates that a handshake has verified, and are asked about later.
+    """Certificates of a peer, which its handshake has verified; they can be checked again later.
 
     NOTE: only signatures and the end are looked at again. Usages and names were verified by the handshake, and stay.
 
@@ -30,7 +30,7 @@ class PeerCertificate:
         self._is_signed = False
 
     def is_accepted(self) -> bool:
-        """Whether an authority in `ca.crt` has signed it, and it has not ended. Costs three `stat` calls."""
+        """Whether an authority in `ca.crt` signed the certificate and it has not expired. Costs three `stat` calls."""
         material = self._tls.current()
         if material is not self._material:
             self._is_signed = is_signed(self._chain, x509.load_pem_x509_certificates(material.ca))
@@ -59,6 +59,6 @@ def _has_issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool
 
 
 def chain_of(connection: ssl.SSLSocket) -> list[x509.Certificate]:
-    """The certificates that the other side has sent, its own first. NOTE: in public only from Python 3.13 on."""
+    """The certificates that the peer has sent, its own first. NOTE: Python has a public function only from 3.13 on."""
     sent = connection._sslobj.get_unverified_chain()  # type: ignore[attr-defined]
     return [x509.load_pem_x509_certificate(each.public_bytes().encode()) for each in sent]

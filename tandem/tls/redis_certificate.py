@@ -1,7 +1,7 @@
-"""Certificate of the Redis of docker compose: `python -m tandem.tls.redis_certificate NAME SERVER CLIENTS` draws it.
+"""Creates the certificate of docker compose's Redis: `python -m tandem.tls.redis_certificate NAME SERVER CLIENTS`.
 
-NAME: what clients call the server. SERVER: directory of `tls.crt`, `tls.key` and `ca.crt`, for the server alone.
-CLIENTS: directory of `ca.crt` alone, for those who trust it. What was drawn before stays, unless it has ended.
+NAME: DNS name by which clients call the server. SERVER: directory of `tls.crt`, `tls.key` and `ca.crt`, for the server
+alone. CLIENTS: directory of `ca.crt` alone, for clients. Existing files stay unless the certificate has expired.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _FOR_ALL = 0o644  # NOTE: the server is another user, and nobody else is given t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tandem.tls.redis_certificate", description=__doc__)
     parser.add_argument("name")
     parser.add_argument("server", type=Path)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def draw(name: str, server: Path, clients: Path, now_s: Callable[[], float] = time.time) -> None:
-    """Writes what is missing or has ended; of an authority whose key is kept nowhere.
+    """Creates a certificate if there is none or it has expired. Its authority's key is not stored.
 
     Raises:
         OSError: a file cannot be read or written.

@@ -1,7 +1,7 @@
-"""Certificates of one run, made here and renewed before they end.
+"""Certificates of one run of `tandem up`: created here, and renewed before they expire.
 
-Invariant: every directory trusts the authority that signs next before it signs anything. A process that has read the
-new files and one that has the old accept each other, so a renewal needs no order among them.
+Invariant: every directory trusts the next authority before that signs anything. A process that has read the new files
+and one that still has the old ones accept each other, so processes may reread their files in any order.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from pathlib import Path
 from tandem.tls.authority import VALID_FOR, Authority
 from tandem.tls.identity import CertifiedRole
 
-LOOK_S = 3600.0
+LOOK_S = 3600.0  # longest time between two checks
 _logger = logging.getLogger(__name__)
 
 
 class RenewedCertificates:
     """A directory of certificates for each role, below `directory` and named after it.
 
-    What signs them is replaced each time by what was drawn a third of its life before, so a certificate in use has at
-    least a third of its life left.
+    Each renewal replaces the signing authority by one that was created a third of a lifetime before, so a certificate
+    in use has at least a third of its lifetime left.
 
     Args:
-        deployment: of the names in the certificates.
-        valid_for: the life of a certificate and of its authority.
+        deployment: name of the deployment in the certificates.
+        valid_for: lifetime of a certificate and of its authority.
         now_s: seconds since 1970.
     """
 
@@ -44,7 +44,7 @@ class RenewedCertificates:
         self._write([self._signing, self._next])
 
     async def keep(self) -> None:
-        """Renews them for as long as it runs."""
+        """Renews the certificates whenever a third of their lifetime has passed, until cancelled."""
         third_s = self._valid_for.total_seconds() / 3
         while True:
             await asyncio.sleep(min(LOOK_S, third_s))
@@ -56,8 +56,8 @@ class RenewedCertificates:
                 _logger.error("the certificates in %s are renewed later: %s", self.directory, error)
 
     def renew(self) -> None:
-        """Replaces all certificates, and the authority that signs them by the next one. The former one is trusted until
-        the renewal after this.
+        """Replaces all certificates, now signed by the next authority. The former one stays trusted until the next
+        renewal.
 
         Raises:
             OSError: a file cannot be written; then it may be called again.
@@ -71,7 +71,7 @@ class RenewedCertificates:
         return Authority(self._deployment, self._valid_for)
 
     def _write(self, trusted: Sequence[Authority]) -> None:
-        """By the first of those that are trusted."""
+        """Writes the certificates of all roles, signed by the first of the trusted authorities."""
         ca = b"".join(each.certificate for each in trusted)
         for role in CertifiedRole:
             trusted[0].write(self.directory / role, role, ca=ca)

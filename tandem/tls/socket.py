@@ -1,4 +1,4 @@
-"""A TLS socket that fills many buffers, bounds each wait, and may be shut down by any thread."""
+"""A TLS socket that reads into many buffers, bounds each wait, and may be shut down by any thread."""
 
 import socket
 import ssl
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class EncryptedSocket(ssl.SSLSocket):
-    """Socket created by `SSLContext.wrap_socket` here. One thread reads and writes; any may shut down.
+    """Socket that `SSLContext.wrap_socket` creates in `contexts`. One thread reads and writes; any may shut down.
 
     NOTE: a TLS record has at most 16 KiB, so each call of the library moves no more.
     """
@@ -46,7 +46,7 @@ class EncryptedSocket(ssl.SSLSocket):
         super().sendall(data, flags)
 
     def shutdown(self, how: int) -> None:
-        """Wakes the thread that reads or writes.
+        """Shuts the connection down, which wakes the thread that reads or writes.
 
         NOTE: the base class drops the TLS state first, after which a running read would return bytes that were neither
         decrypted nor authenticated.
@@ -55,7 +55,7 @@ class EncryptedSocket(ssl.SSLSocket):
 
 
 def dns_names(connection: ssl.SSLSocket) -> Sequence[str]:
-    """DNS names in the verified certificate of the other side."""
+    """DNS names in the verified certificate of the peer."""
     certificate = connection.getpeercert() or {}
     entries: Any = certificate.get("subjectAltName", ())
     return [value for kind, value in entries if kind == "DNS"]

@@ -1,4 +1,7 @@
-"""Reads Anthropic's content blocks. Invariant: a block that the model cannot be shown is refused, naming its place."""
+"""Reads the content blocks of Anthropic's messages into values.
+
+Invariant: a block that the model cannot be shown is refused, naming its place in the body.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ _ERROR = "Error: "  # before the result of a tool that failed
 
 @dataclass(frozen=True, slots=True)
 class CacheControl:
-    """A `cache_control` on a block. `where`: the block's path in the body."""
+    """A `cache_control` on a block, which sets a cache breakpoint there. `where`: the block's path in the body."""
 
     ttl_s: float
     where: str

@@ -1,6 +1,7 @@
-"""`cache_control` as breakpoints. Invariant: at most four, and those of an hour before those of five minutes.
+"""Reads `cache_control` of Anthropic's bodies as cache breakpoints: places up to which the prompt's KV stays cached.
 
-Breakpoints are added, and checked, in the order tools, system, messages.
+Invariant: at most four breakpoints, and those of an hour come before those of five minutes. They are added, and
+checked, in the order tools, system, messages.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def read_ttl_s(value: Any, where: str) -> float | None:
 
 
 class BreakpointList:
-    """Breakpoints so far. `add` raises RequestError for one too many, or one that lives longer than one before it."""
+    """The breakpoints read so far, in order."""
 
     def __init__(self) -> None:
         self._points: list[Breakpoint] = []
@@ -40,6 +41,7 @@ class BreakpointList:
         return tuple(self._points)
 
     def add(self, point: Breakpoint, where: str) -> None:
+        """Adds a breakpoint. Raises RequestError if it is one too many or lives longer than an earlier one."""
         if len(self._points) == MAX_BREAKPOINTS:
             raise RequestError(
                 f"cache_control is set on more than {MAX_BREAKPOINTS} blocks; {where} is one too many", param=where

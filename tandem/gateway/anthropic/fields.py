@@ -1,7 +1,7 @@
 """Fields of Anthropic's request bodies, and a list of fields that are safe to ignore.
 
 Invariant: a field that would change the answer is honoured or refused by name, never ignored. Fields that are ignored
-only name, bill, diagnose or speed up.
+only identify, bill, diagnose or speed up a request.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbac
 
 
 class MessagesPromptBody(BaseModel):
-    """Fields of which the prompt is made; enough to count its tokens."""
+    """Fields that determine the prompt; they suffice to count its tokens."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     model: str

@@ -1,6 +1,6 @@
 """Formats server-sent events and error bodies of Anthropic's API. Pure.
 
-Every event has its name twice: clients drop one without its `event:` line.
+Every event has its name twice, in its `event:` line and in its data, because clients drop events without the line.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Translates a body into a conversation. Invariant: everything a body asks for is in the conversation or is refused."""
+"""Translates a body of Anthropic's Messages API into a `Conversation`.
+
+Invariant: everything that a body asks for is in the conversation or is refused.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ class ParsedPrompt:
     """The conversation of a body, and the thinking that the body asked for.
 
     Args:
-        kept: where a later body may be resumed, if it may.
+        kept: turn at which a later body may be resumed, if there is one.
     """
 
     conversation: Conversation
@@ -33,10 +36,10 @@ class ParsedPrompt:
 
 
 def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConversation | None = None) -> ParsedPrompt:
-    """The conversation of a body; the system prompt is its first message.
+    """Returns the conversation of a body; the system prompt is its first message.
 
     Args:
-        known: of which the body lacks messages.
+        known: known conversation whose messages the body lacks.
 
     Raises:
         RequestError: naming the part of the body that is not supported.
@@ -104,7 +107,7 @@ def _is_continued(turns: Sequence[Turn], asked: RequestedThinking) -> bool:
 
 
 def _mark_last(body: MessagesPromptBody, messages: Sequence[Mapping[str, Any]], points: BreakpointList) -> None:
-    """Adds the request's own breakpoint at the end of the last message."""
+    """Adds the breakpoint of the request's own `cache_control` at the end of the last message."""
     ttl_s = read_ttl_s(body.cache_control, "the request")
     if ttl_s is not None and messages[-1]["content"]:
         last = len(messages) - 1

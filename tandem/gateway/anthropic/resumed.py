@@ -1,7 +1,8 @@
-"""Turns at which a later body may be resumed, and checks that one that is resumed has the messages it had.
+"""Resumes known conversations of the Messages API (`known_conversations`): finds turns to resume at, and checks bodies.
 
-Invariant: of the messages that are not read, the template sees the same as if they were. Their thinking is shown or
-not by which question is the last, so an entry tells whether any of theirs is shown.
+A turn is a run of messages of one role. A shortened body lacks the turns that are known. Invariant: the template sees
+these as if they had been parsed. A new question may hide the thinking before it, so each cache entry records whether
+thinking is shown in the turns that later bodies lack.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +14,19 @@ from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.resuming import OtherBeginningError
 
-_READ_BEFORE = 2  # turns of a resumed body before the one that is known and read again: the first, and its predecessor
+# Turns of a shortened body up to the known one that is parsed again: the first turn, and the known one's predecessor.
+_READ_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTurns:
-    """Properties of the turns that are not read, which the reader has to know.
+    """Properties of the turns that a shortened body lacks, as far as reading its other turns depends on them.
 
     Args:
-        num_unread: messages of theirs.
-        num_thinking_turns: `read_thinking_turns` of the body.
-        is_question: the turn that is known, and read again, begins something new.
-        has_thinking: a message before that turn shows some.
+        num_unread: number of their messages.
+        num_thinking_turns: as returned by `read_thinking_turns` for the body.
+        is_question: whether the known turn that is parsed again is a question rather than an answer to tool calls.
+        has_thinking: whether a message before that turn shows thinking.
     """
 
     num_unread: int
@@ -34,13 +36,20 @@ class ReadTurns:
 
     @property
     def admits_question(self) -> bool:
-        """Whether messages before the turn stay as they are when another question follows."""
+        """Whether the messages before the known turn are rendered unchanged when another question follows it."""
         return self.num_thinking_turns is None or self.is_question or not self.has_thinking
 
 
 @dataclass(frozen=True, slots=True)
 class ResumableTurn:
-    """The turn at which a later body may be resumed. `number`: of its first message."""
+    """The turn at which a later body may be resumed.
+
+    Args:
+        number: index of its first message in the conversation.
+        places: its messages in the parsed body.
+        calls: tool names by id, of the calls before it that a later body lacks.
+        reader: properties of the turns that a later body lacks.
+    """
 
     number: int
     places: ResumePlaces
@@ -48,7 +57,7 @@ class ResumableTurn:
     reader: ReadTurns
 
     def entry(self, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning) -> KnownConversation:
-        """The entry to be kept. `spans`: of the messages that were read. `known`: what this body was resumed from."""
+        """Creates the cache entry. `spans`: offsets of parsed messages; `known`: entry this body was resumed from."""
         shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
         return KnownConversation.of(
             shown, self.places, self.calls, beginning, num_left_out=left_out, reader=self.reader
@@ -56,7 +65,8 @@ class ResumableTurn:
 
 
 def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: KnownConversation) -> ReadTurns:
-    """Returns the properties of the turns that are not read, if the body may be resumed behind them.
+    """Checks that a shortened body may be resumed at its known turn; returns the properties of the turns that it
+    lacks.
 
     Raises:
         NotKnownError: the body has to be read as a whole, or from another known turn.
@@ -78,7 +88,8 @@ def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: 
 def find_resumable(
     turns: Sequence[Turn], writer: TurnWriter, num_thinking_turns: int | None, former: ReadTurns | None
 ) -> ResumableTurn | None:
-    """The last turn of the user's at which a later body may be resumed. `former`: of turns that were not read.
+    """The last turn of the user at which a later body may be resumed. `former`: properties of the turns this body
+    lacks.
 
     NOTE: turns with breakpoints are left out, as these move on with the conversation.
     """

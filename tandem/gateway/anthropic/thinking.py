@@ -1,4 +1,4 @@
-"""Thinking options of Anthropic's bodies, and the choice of earlier thinking that the model is shown again. Pure."""
+"""Reads the thinking options of Anthropic's bodies, and how much earlier thinking is shown to the model again. Pure."""
 
 import base64
 import hashlib
@@ -11,16 +11,16 @@ from tandem.gateway.anthropic.fields import MessagesPromptBody, refuse_unknown, 
 from tandem.gateway.conversation import Effort, Thinking
 from tandem.gateway.errors import RequestError
 
-MIN_BUDGET = 1024
+MIN_BUDGET = 1024  # least number of thinking tokens that a body may ask for
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 KINDS = ("enabled", "adaptive", "disabled")
 _DISPLAYS = (None, "summarized", "omitted")
-CLEAR_THINKING = "clear_thinking_20251015"
+CLEAR_THINKING = "clear_thinking_20251015"  # type of the context edit that limits the earlier thinking that is shown
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedThinking:
-    """Thinking options. `is_required`: models that cannot think must refuse; `is_shown`: clients receive the text."""
+    """Thinking options. `is_required`: refused for models that cannot think; `is_shown`: clients receive its text."""
 
     thinking: Thinking
     is_required: bool = False
@@ -59,7 +59,8 @@ def check_budget(asked: RequestedThinking, max_tokens: int) -> None:
 
 
 def read_thinking_turns(body: MessagesPromptBody) -> int | None:
-    """Number of latest turns whose thinking is shown to the model again; None = all, 0 = the unfinished one only.
+    """Number of latest turns whose thinking is shown to the model again; None = all, 0 = only the turn still being
+    answered.
 
     Raises:
         RequestError: an edit of another kind, or one that is no such edit.
@@ -93,7 +94,7 @@ def _kept_turns(edit: Any) -> int | None:
 
 
 class Signature:
-    """The signature of a thinking block: a digest that grows with its text.
+    """Signature of a thinking block: a running digest of its text.
 
     NOTE: it authenticates nothing and is not checked when a block comes back: clients may write any text as the
     assistant's, conversations begun elsewhere may continue here, and gateways need no shared key.

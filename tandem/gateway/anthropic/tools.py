@@ -1,4 +1,7 @@
-"""Translates Anthropic's tools, tool_choice and output format. Invariant: a provider's own tools are refused."""
+"""Translates the tools, `tool_choice` and output format of Anthropic's bodies.
+
+Invariant: tools that the provider itself would run, such as web search, are refused.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""Translates Anthropic's messages into those of a chat template, with the places of their breakpoints.
+"""Groups Anthropic's messages into turns and translates these into the messages of a chat template.
 
-Invariant: every tool result answers a call of the turn before it, and every call is answered in the turn after it.
-Consecutive messages of one role form one turn.
+A turn is a run of messages of one role. Invariant: every tool result answers a call of the turn before it, and every
+call is answered in the turn after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ OUR_IDS = "toolu_"  # what a call's own id begins with in this API
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Consecutive messages of one role. `number`: of the first in the body."""
+    """Consecutive messages of one role. `number`: index of the first one in the body."""
 
     role: str
     blocks: tuple[Block, ...]
@@ -52,12 +52,12 @@ class Turn:
 
     @property
     def is_question(self) -> bool:
-        """Whether it begins something new, rather than to answer a call."""
+        """Whether the turn is a new question of the user rather than the results of tool calls."""
         return self.role == "user" and not self.results
 
     @property
     def is_marked(self) -> bool:
-        """Whether it has a cache breakpoint."""
+        """Whether the turn has a cache breakpoint."""
         return any(getattr(block, "mark", None) or getattr(block, "marks", ()) for block in self.blocks)
 
     @property
@@ -66,7 +66,7 @@ class Turn:
 
 
 def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Groups the messages into turns: neighbours of one role are joined.
+    """Groups the messages into turns; system messages stay turns of their own.
 
     Raises:
         RequestError: naming the message, and the part of it, that is not supported.
@@ -84,10 +84,10 @@ def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
 
 
 class TurnWriter:
-    """Writes turns as `messages` for a chat template; their breakpoints are added to `points`.
+    """Writes turns as `messages` for a chat template, and adds their breakpoints to `points`.
 
     Args:
-        names: of the tools by their calls' ids, in turns that are not read.
+        names: tool names by call id, of the calls in turns that are not parsed.
     """
 
     def __init__(self, points: BreakpointList, names: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -119,11 +119,11 @@ class TurnWriter:
         self._close()
 
     def number_of(self, turn: int) -> int:
-        """Number of the first message of a turn that was written."""
+        """Index of the first message that was written for turn number `turn`."""
         return self._numbers[turn][0]
 
     def names_before(self, turn: int) -> dict[str, str]:
-        """Names of the tools by their calls' ids, in earlier turns."""
+        """Tool names by call id, of the calls before turn number `turn`."""
         return dict(islice(self._names.items(), self._numbers[turn][1]))
 
     def write_texts(self, role: str, blocks: Sequence[TextBlock]) -> None:

@@ -1,7 +1,7 @@
 """Writes an answer in Anthropic's format, streamed or whole: one message of thinking, text and tool_use blocks.
 
 Streams: message_start, each block's start, deltas and stop, then message_delta with the stop reason, and message_stop.
-Invariant: one block is open at a time, and indexes are dense.
+Invariant: one block is open at a time, and blocks are numbered without gaps.
 """
 
 import json

@@ -12,8 +12,8 @@ from tandem.gateway.moderation.base import ModerationVerdict
 
 MAX_TERMS = 10_000
 MAX_TERM_CHARACTERS = 200
-MAX_SPACES = 8  # that stand for one
-_LONG = 2000  # characters that take a millisecond
+MAX_SPACES = 8  # characters of white space that one space of a term matches
+_LONG = 2000  # characters, which take a millisecond; longer texts are searched in a thread
 _BEGINNING = re.compile(r"(?<!\w)\S")
 _IN_WORD = re.compile(r"\w")
 _SPACES = re.compile(r"\s{2,}")

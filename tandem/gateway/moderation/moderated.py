@@ -1,4 +1,4 @@
-"""Moderation of one answer, piece by piece. Invariant: no text is shown before it was judged.
+"""Moderates one answer piece by piece. Invariant: no text is shown before it was judged.
 
 Token ids and logprobs would reveal text that is still held back, so they come with the last update.
 """
@@ -13,7 +13,7 @@ from tandem.gateway.request import ChoiceUpdate
 
 
 class ModeratedAnswer:
-    """Holds back text that was not judged yet. `is_stopped`: moderation has ended the answer."""
+    """Holds back the text of one answer until it was judged. `is_stopped`: moderation has ended the answer."""
 
     def __init__(self, moderator: Moderator) -> None:
         self._moderator = moderator

@@ -45,7 +45,7 @@ class ChatDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Reads a body, without the messages that are known. Raises NotKnownError if it has to be read as a whole."""
+        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
         asked, spans = await known_body.parsed(known, self._context.off_loop, partial(read_body, ChatBody), "messages")
         if known is not None and asked.cache_salt:
             raise NotKnownError("the conversation has a salt of its own")
@@ -95,7 +95,7 @@ class ChatDialect:
         return problem.status, error_body(problem)
 
     def _conversation(self, asked: ChatBody, reader: MessageReader, num_left_out: int) -> Conversation:
-        """`num_left_out`: messages after the first that the body does not have."""
+        """Translates the body. `num_left_out`: number of messages after the first that a shortened body lacks."""
         tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         first, *later = reader.read(asked.messages, self._context.limits.max_messages - num_left_out)
         messages = [first, *([UNREAD] * num_left_out), *later]
@@ -131,9 +131,7 @@ class ChatDialect:
 
 
 def _resume_places(reader: MessageReader, num_messages: int) -> ResumePlaces | None:
-    """Places at which the next body may be resumed: before the messages that have breakpoints, as these move on with
-    it.
-    """
+    """The last message at which the next body may be resumed: before any cache breakpoint, as clients move these on."""
     marked = [point.message for point in reader.breakpoints if point.message]
     last = min(marked, default=num_messages) - 1
     return ResumePlaces(last, last - 1) if last > 1 else None
@@ -147,7 +145,7 @@ def _default_lifetime_s(asked: ChatBody) -> float:
 
 
 def _max_tokens(asked: ChatBody) -> int | None:
-    """The limit under either of its two names; refused if they differ."""
+    """The limit on output tokens, under either of its two names; refused if they differ."""
     newer, older = asked.max_completion_tokens, asked.max_tokens
     if newer is not None and older is not None and newer != older:
         raise RequestError(

@@ -99,8 +99,10 @@ class CompletionDialect:
 
 
 def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
-    """Sampling parameters of a body. NOTE: an echo with logprobs needs prompt logprobs, which are computed with the
-    request; computing a prompt generates one token, which is dropped if none was requested.
+    """Sampling parameters of a body.
+
+    NOTE: an echo with logprobs needs prompt logprobs, which are computed with the request; computing a prompt generates
+    one token, which is dropped if none was requested.
     """
     max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     if max_tokens == 0:

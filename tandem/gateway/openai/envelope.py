@@ -1,4 +1,4 @@
-"""Common fields of OpenAI's answers, streamed or whole: id, object, model, usage. Same in both APIs."""
+"""Common fields of OpenAI's answers: id, object, model and usage. Chat and plain completions share them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ FINGERPRINT_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Common fields of one answer.
+    """Common fields of one answer, streamed or whole.
 
     Args:
-        fields: of a whole answer and, except `object`, of each chunk.
-        num_per_prompt: answers each prompt gets.
+        fields: fields of a whole answer and, except `object`, of each chunk.
+        chunk_object: the `object` of each chunk.
+        num_per_prompt: number of answers to each prompt.
         has_last_usage: a stream ends with its usage.
         running: usage for each chunk of a stream; None: not requested.
     """
@@ -42,6 +43,7 @@ class Envelope:
         results: Sequence[ChoiceResult],
         num_per_prompt: int,
     ) -> "Envelope":
+        """Creates the envelope of an answer. `kind`: the `object` of a whole answer."""
         options = asked.stream_options
         fields = {
             "id": answer_id,
@@ -63,6 +65,7 @@ class Envelope:
             self.running.recount({update.index for update in batch})
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A chunk with these choices."""
         value = {**self.fields, "object": self.chunk_object, "choices": choices}
         if self.has_last_usage:
             value["usage"] = None if self.running is None else self.running.value()
@@ -75,6 +78,7 @@ class Envelope:
         return frame({**self.fields, "object": self.chunk_object, "choices": [], "usage": self._usage()}) + DONE
 
     def whole(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A whole answer with these choices."""
         return {**self.fields, "choices": choices, "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:

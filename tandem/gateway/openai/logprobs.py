@@ -35,7 +35,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_to
 def completion_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. The first token of an echoed prompt has none: its entry is None.
+    """`choices[].logprobs` of completions. The first token of an echoed prompt has no logprobs: its entry is None.
 
     `offset`: where the first of these tokens begins in the answer's text, in characters.
     """

@@ -1,4 +1,4 @@
-"""Translates OpenAI's chat messages for a text model's template. Invariant: parts that it cannot show are refused.
+"""Translates OpenAI's chat messages into those of a chat template. Parts that a text model cannot be shown are refused.
 
 `developer` becomes `system`, the role that templates know; text parts are joined by line feeds; the arguments of a call
 are parsed into an object, or wrapped in one where they are not valid JSON.
@@ -16,7 +16,7 @@ from tandem.gateway.exact import read_exactly
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 DEFAULT_LIFETIME_S = LIFETIMES_S["30m"]  # as OpenAI has it
-MAX_CALLS = 128
+MAX_CALLS = 128  # tool calls in one message
 _KNOWN = frozenset({"role", "content", "name", "refusal", "reasoning", "reasoning_content", "thinking", "tool_call_id"})
 # What clients keep of an answer besides what it says, and send back with it.
 _KEPT = frozenset(
@@ -30,8 +30,8 @@ _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_cont
 class MessageReader:
     """Translates the messages of one request.
 
-    `breakpoints`: those found so far. `call_ids`: of the calls found so far, and the numbers of their messages; -1 for
-    messages that are not read.
+    `breakpoints`: cache breakpoints found so far. `call_ids`: for each call found so far, the index of its message; -1
+    for calls in messages that a shortened body lacks.
     """
 
     def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S, call_ids: Iterable[str] = ()) -> None:
@@ -88,7 +88,7 @@ class MessageReader:
         return read
 
     def calls_before(self, index: int) -> dict[str, str]:
-        """The ids of calls in messages before number `index`, as `KnownConversation.calls`."""
+        """Ids of the calls in messages before number `index`, in the form of `KnownConversation.calls`."""
         return {call_id: "" for call_id, number in self.call_ids.items() if number < index}
 
     def _content(self, content: Any, role: str, index: int) -> str:
@@ -120,7 +120,7 @@ class MessageReader:
         self.breakpoints.append(point)
 
     def _lifetime(self, part: Mapping[str, Any], where: str) -> float | None:
-        """Lifetime of a part's breakpoint, in OpenAI's form or in Anthropic's, which upstream gateways may pass on."""
+        """Lifetime of a part's breakpoint in OpenAI's form, or in Anthropic's, which proxies may pass on."""
         point, control = part.get("prompt_cache_breakpoint"), part.get("cache_control")
         if point is not None:
             if not isinstance(point, Mapping) or point.get("mode") != "explicit" or point.keys() - {"mode", "ttl"}:
@@ -144,13 +144,13 @@ def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> l
 
 
 def moved(point: Breakpoint, head: int, num_unread: int) -> Breakpoint:
-    """`point` with its message's number among all messages: `num_unread` behind the first `head` were skipped."""
+    """Returns `point` with its message's index in the whole body: `num_unread` messages follow the first `head`."""
     is_later = point.message is not None and point.message >= head
     return replace(point, message=(point.message or 0) + num_unread) if is_later else point
 
 
 def _text_of_role(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A message that has a role and text alone, translated at once, as most of a long chat can be; None for others."""
+    """Translates a message with a role and text only, the fast path for most of a long chat; None for others."""
     if message.keys() != _ROLE_AND_TEXT or not isinstance(message["content"], str):
         return None
     role = message["role"]

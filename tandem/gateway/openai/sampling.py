@@ -31,7 +31,7 @@ _SAME_NAME = (
 def read_params(
     body: GenerateBody, info: ModelInfo, tokenizer: Tokenizer, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
-    """The request's fields over the model's defaults over ours. `seed` may still be None.
+    """Sampling parameters: fields of the request, else the model's defaults, else ours. `seed` may still be None.
 
     Raises:
         InvalidRequestError: naming the field that cannot be honoured.

@@ -15,8 +15,10 @@ def usage_of(results: Sequence[ChoiceResult], num_per_prompt: int) -> dict[str, 
 
 
 class RunningUsage:
-    """`usage` of growing answers. `recount` updates it at a cost proportional to the choices that changed: a stream may
-    report it with every chunk and have hundreds of choices.
+    """`usage` of answers that are still growing.
+
+    A stream may report it with every chunk and have hundreds of choices, so `recount` costs time only for the choices
+    that changed.
     """
 
     def __init__(self, results: Sequence[ChoiceResult], num_per_prompt: int) -> None:
@@ -27,6 +29,7 @@ class RunningUsage:
         self.recount(range(len(results)))
 
     def recount(self, indexes: Iterable[int]) -> None:
+        """Updates the usage after these choices have changed."""
         for index in indexes:
             before, now = self._counts[index], self._count(index)
             self._counts[index] = now
@@ -43,7 +46,7 @@ class RunningUsage:
         }
 
     def _count(self, index: int) -> tuple[int, ...]:
-        """Tokens of the prompt, and of those read and written; tokens of the answer, and of those thinking."""
+        """Tokens of the prompt, and those of it read from and written to the cache; tokens of answer and thinking."""
         result = self._results[index]
         of_answer = result.num_output_tokens, result.num_reasoning_tokens
         if index % self._num_per_prompt:

@@ -97,5 +97,5 @@ class AnswerFormat:
         return answer_grammar(self.tools, self.lark, tools, choice, output, may_think=may_think, free=free)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """Detection of thinking among tokens; None if the model does not think or its marks are not unique tokens."""
+        """Rule that detects thinking among tokens; None without thinking, or if its marks are no unique tokens."""
         return None if self.thinking is None else self.thinking.reasoning(tokenizer, is_open=is_open, budget=budget)

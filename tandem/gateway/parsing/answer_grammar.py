@@ -1,7 +1,7 @@
-"""Grammar of an answer that must or may call tools, or must have a given format, in the notation of the model's family.
+"""Writes the grammar of an answer that must or may call tools, or must have a given format. Pure text.
 
-Invariant: the family's parser reads everything that the grammar admits as it was meant. The grammar begins after the
-thinking. Pure text.
+Calls have the notation of the model's family. Invariant: the family's parser reads everything that the grammar admits
+as it was meant. The grammar applies to the text after the thinking.
 """
 
 import json
@@ -54,7 +54,7 @@ def answer_grammar(
 
 
 def _binds(tools: Sequence[Tool], choice: ToolChoice) -> bool:
-    """Whether there are constraints although the model is free to call or not."""
+    """Whether the answer is constrained although the model is free to call tools or not."""
     return bool(choice.names) or not choice.is_parallel or any(tool.strict for tool in tools)
 
 
@@ -63,13 +63,13 @@ def _calls(rules: CallRules, lark: Lark) -> str:
 
 
 def _unmistakable(rules: CallRules) -> CallRules:
-    """Rules that require a mark, where there is one: without it a call could be taken for an answer in JSON."""
+    """Rules that require an opening mark, if there is one: without it a call could be taken for JSON output."""
     marks = tuple(mark for mark in rules.openings if mark)
     return replace(rules, openings=marks)
 
 
 def _free(rules: CallRules, lark: Lark) -> str:
-    """Any text, then calls or none. NOTE: a mark spelled out as text begins calls too, as in the parser."""
+    """Grammar of any text, with or without calls after it. NOTE: a mark spelled out as text begins calls too."""
     first = rf"[ \t\r\n]*[^ \t\r\n\{rules.first_character}]" if rules.first_character else "(?s:.)"
     ways, heads = ["TEXT?"], []
     for index, mark in enumerate(rules.openings):

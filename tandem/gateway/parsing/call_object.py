@@ -1,7 +1,7 @@
-"""Parses one call, a JSON object of name and arguments, while it arrives.
+"""Parses one tool call, a JSON object with name and arguments, while its text arrives.
 
-Invariant: the arguments passed on are the object's own text. The call begins when its name is known or, where any JSON
-object may appear, when its arguments begin too; until then it may still turn out to be text.
+Invariant: the arguments are passed on as the object's own text. The call begins when its name is known or, where any
+JSON object may appear, when its arguments begin too; until then it may still turn out to be text.
 """
 
 import json
@@ -15,7 +15,7 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 class CallObject:
-    """Parser of one object. `is_marked`: a mark before it said that it is a call.
+    """Parser of one object. `is_marked`: a mark before the object says that it is a call.
 
     `has_begun` and `is_complete` (all arguments were read) are valid also after `read` raised Malformed.
     """
@@ -31,7 +31,7 @@ class CallObject:
         self.is_complete = False
 
     def read(self) -> Wait[None]:
-        """Reads the object. Raises Malformed where it is no call or breaks off; Overlong past the argument limit."""
+        """Reads the object. Raises Malformed if it is no call or breaks off; Overlong past the limit on arguments."""
         source = self._source
         yield from source.expect("{")
         while True:

@@ -11,7 +11,7 @@ from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
 from tandem.gateway.parsing.lark import json_rule, literal
 from tandem.text.grammar import enforceable
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}  # schema of a callee whose arguments are not constrained
 _NO_ARGUMENTS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 
 
@@ -31,13 +31,13 @@ class Callee:
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Rules of calls in Lark, llguidance's grammar language.
+    """Grammar rules of tool calls in Lark, llguidance's grammar language.
 
     Args:
         openings: marks that calls begin with; "" = none.
         body: the rule for the text after the opening: one call or several.
         rules: definitions that `body` refers to.
-        first_character: of a call without an opening.
+        first_character: first character of a call without an opening.
     """
 
     openings: tuple[str, ...]
@@ -54,10 +54,10 @@ def enforced_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
 def callees(tools: Sequence[Tool], choice: ToolChoice, free: Collection[str] = ()) -> list[Callee]:
     """The tools that `choice` admits, with the schemas to enforce.
 
-    Strict tools enforce their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
+    Schemas of strict tools are enforced. Other schemas are enforced where a call is forced, as far as that is possible.
 
     Args:
-        free: names of tools that are not strict and enforce none.
+        free: names of non-strict tools whose schemas are not enforced.
 
     Raises:
         InvalidRequestError: a strict tool's schema cannot be enforced, or all of them are too long together.
@@ -94,7 +94,7 @@ def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any]:
 
 
 def _without_text_rules(schema: Any) -> Any:
-    """The schema without formats and patterns. NOTE: only the compiler knows whether one can be enforced."""
+    """The schema without formats and patterns of strings. NOTE: only the compiler knows whether one can be enforced."""
     if isinstance(schema, list):
         return [_without_text_rules(inner) for inner in schema]
     if not isinstance(schema, Mapping):

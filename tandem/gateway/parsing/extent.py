@@ -14,13 +14,13 @@ _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 
 class Extent(Protocol):
-    """Follows one value from its opening bracket to its end."""
+    """Follows one bracketed value from its opening bracket to its end. `is_broken`: the text cannot be such a value."""
 
     is_closed: bool
     is_broken: bool
 
     def take(self, text: str, at: int) -> tuple[int, str]:
-        """Consumes `text` from `at` on. Returns the end of the value's part in it, and that part to pass on."""
+        """Consumes `text` from `at` on. Returns the end of the value's part, and the consumed text to pass on."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Calls of Qwen and Hermes models: JSON objects of name and arguments, each between two marks."""
+"""Tool-call format of Qwen and Hermes models: JSON objects of name and arguments, each between two marks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class HermesParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class HermesFormat:
-    """Calls between `<tool_call>` and `</tool_call>`."""
+    """A `ToolFormat`: calls between `<tool_call>` and `</tool_call>`."""
 
     name: str = "hermes"
     markers: tuple[str, ...] = (START, END)

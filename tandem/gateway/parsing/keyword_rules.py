@@ -1,6 +1,6 @@
-"""Grammar rules for keyword arguments from a tool's schema: each property's name, `=`, and its value.
+"""Writes grammar rules for keyword arguments (`name=value`) from a tool's JSON schema. Pure text.
 
-Values are JSON except for True, False and None, which the models write instead of true, false and null. Pure text.
+Values are JSON except for True, False and None, which the models write instead of true, false and null.
 """
 
 import re
@@ -20,7 +20,7 @@ _UNDERSTOOD = frozenset({"type", "properties", "required", "additionalProperties
 
 
 def keyword_rules(callee: Callee, rule: str) -> str:
-    """Rules for the text between the parentheses; properties come in the schema's order.
+    """Rules for the text between a call's parentheses; arguments come in the order of the schema's properties.
 
     Raises:
         InvalidRequestError: keyword arguments cannot express the schema of a strict tool.
@@ -69,7 +69,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _sequence(rule: str, names: Sequence[str], required: frozenset[str]) -> str:
-    """Rules for all properties. `{rule}_f{i}`: from i on, none written before; `{rule}_m{i}`: some written before."""
+    """Rules for all properties. `{rule}_f{i}`: property i and later, none written yet; `{rule}_m{i}`: some written."""
     rules = [f"{rule}: {rule}_f0\n", f'{rule}_f{len(names)}: ""\n', f'{rule}_m{len(names)}: ""\n']
     for index, name in enumerate(names):
         pair = f"{rule}_v{index} {rule}_m{index + 1}"

@@ -1,4 +1,7 @@
-"""Elements of llguidance's grammar language: literals, marks, JSON by schema. Pure text."""
+"""Writes elements of Lark, llguidance's grammar language: literals, marks, JSON that matches a schema. Pure text.
+
+Marks are the fixed texts around a model's tool calls and thinking, such as `<tool_call>`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +16,7 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Writes marks as grammar elements. `special_ids`: marks that are special tokens, which text cannot spell."""
+    """Writes marks as grammar elements. `special_ids`: marks that are special tokens, which text cannot match."""
 
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
@@ -30,7 +33,7 @@ def literal(text: str) -> str:
 
 
 def up_to_limit(sequence: str) -> str:
-    """Repeats `sequence` up to the limit on further calls."""
+    """Repeats `sequence` as often as the limit on calls in an answer allows after the first call."""
     return f"({sequence}){{0,{MAX_CALLS - 1}}}"
 
 

@@ -38,6 +38,8 @@ def arguments_as_json(text: str, positions: Sequence[str]) -> str:
 
 
 class _Reader:
+    """Recursive-descent parser of the arguments' text."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0

@@ -1,4 +1,4 @@
-"""Calls of Llama 3: JSON objects of name and parameters, alone or after a mark, several separated by `; `."""
+"""Tool-call format of Llama 3: JSON objects of name and parameters, alone or after a mark; `; ` separates several."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class LlamaJsonParser(ToolParser):
             yield from self._calls(tag, is_marked=True)
 
     def _calls(self, tag: Markers, *, is_marked: bool) -> Wait[None]:
-        """Reads calls; other text is emitted as text. NOTE: after a mark, the mark has been recorded."""
+        """Reads calls; other text is emitted as text. NOTE: with `is_marked`, the mark was recorded before."""
         if not is_marked:
             self._source.record()
             yield from self._source.spaces()
@@ -46,7 +46,7 @@ class LlamaJsonParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class LlamaJsonFormat:
-    """JSON calls with `parameters`. `is_parallel`: an answer may have several calls, else only the first counts."""
+    """A `ToolFormat`: JSON calls with `parameters`. `is_parallel`: there may be several calls in an answer."""
 
     name: str = "llama3_json"
     markers: tuple[str, ...] = (TAG,)

@@ -1,4 +1,4 @@
-"""Calls of Llama 3.2 and 4: a Python list of calls with keyword arguments, alone or between marks."""
+"""Tool-call format of Llama 3.2 and 4: a Python list of calls with keyword arguments, alone or between marks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class PythonicParser(ToolParser):
-    """Parses calls; arguments are emitted at a call's end. Without marks, only an answer that begins with a list has
+    """Parses calls. Arguments are emitted at a call's end. Without marks, only an answer that begins with a list has
     calls.
     """
 
@@ -44,7 +44,7 @@ class PythonicParser(ToolParser):
                 is_inside = False
 
     def _list(self) -> Wait[bool]:
-        """Reads a list; returns whether it had a call. Other text, recorded text included, is emitted as text."""
+        """Reads a list; returns whether it had a call. Other text, the recorded one included, is emitted as text."""
         source = self._source
         yield from source.spaces()
         if (yield from source.peek()) != "[":
@@ -107,7 +107,7 @@ def _properties(tool: Tool) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonicFormat:
-    """Python calls in a list."""
+    """A `ToolFormat`: Python calls in a list."""
 
     name: str = "llama_pythonic"
     markers: tuple[str, ...] = (START, END)

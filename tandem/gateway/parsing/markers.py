@@ -1,10 +1,10 @@
-"""Fixed texts to search for in an answer, and how much of the text read so far may be the beginning of one."""
+"""Searches an answer for markers: fixed texts such as `<tool_call>`, which may arrive in pieces."""
 
 import re
 
 
 class Markers:
-    """A set of marker texts. Immutable. `pattern` finds the one that comes first."""
+    """A set of marker texts. Immutable. `pattern` matches any of them."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = texts
@@ -13,7 +13,7 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, texts)))
 
     def held_back(self, text: str, at: int) -> int:
-        """Number of last characters of `text`, from `at` on, that may be the beginning of a marker."""
+        """Number of characters at the end of `text`, from `at` on, that may be the beginning of a marker."""
         end = text[max(at, len(text) - self._longest + 1) :]
         if self._firsts.isdisjoint(end):
             return 0

@@ -1,4 +1,4 @@
-"""Calls of Mistral models: after a mark either a JSON list of calls, or a name, a mark and the arguments.
+"""Tool-call format of Mistral models: after a mark either a JSON list of calls, or a name, a mark and the arguments.
 
 NOTE: their templates accept only call ids of nine letters or digits.
 """
@@ -89,7 +89,7 @@ class MistralParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class MistralFormat:
-    """Calls after `[TOOL_CALLS]`. `is_named`: the newer form, without a list; `has_ids`: with call ids."""
+    """A `ToolFormat`: calls after `[TOOL_CALLS]`. `is_named`: newer form, without a list; `has_ids`: calls have ids."""
 
     name: str = "mistral"
     markers: tuple[str, ...] = (START, CALL_ID, ARGS)

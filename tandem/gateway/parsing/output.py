@@ -1,6 +1,7 @@
-"""Output of a parser: parts in order, calls numbered from 0, within the limits on calls and arguments.
+"""Collects the parts that a parser finds in an answer (text and numbered tool calls), within limits on calls.
 
-Invariant: white space beside a call is markup and dropped; all other text is emitted. A call that has begun stays one.
+Invariant: white space beside a call is markup and dropped; all other text is emitted. A call that has begun is never
+turned back into text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,8 @@ from itertools import groupby
 from tandem.gateway.parsing.source import Malformed
 from tandem.gateway.parts import CallArguments, CallBegun, Part, Said
 
-MAX_CALLS = 128
-MAX_ARGUMENTS_CHARACTERS = 2**20
+MAX_CALLS = 128  # in one answer
+MAX_ARGUMENTS_CHARACTERS = 2**20  # of one call
 _SPACES = " \t\r\n"
 
 
@@ -19,7 +20,7 @@ class Overlong(Malformed):
 
 
 class AnswerOutput:
-    """Collects parts. `call_ids`: the ids of calls, in order."""
+    """Collects the parts of one answer; holds white space that may be markup. `call_ids`: ids of calls, in order."""
 
     def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._call_ids = call_ids
@@ -49,6 +50,7 @@ class AnswerOutput:
         self._spaces.clear()
 
     def begin(self, name: str, call_id: str | None = None) -> None:
+        """Begins a call."""
         assert self.has_room
         self._spaces.clear()
         self._parts.append(CallBegun(self.num_calls, call_id or next(self._call_ids), name))
@@ -67,7 +69,7 @@ class AnswerOutput:
             raise Overlong
 
     def flush(self) -> None:
-        """Emits what is held, because the answer has ended."""
+        """Emits held white space, because the answer has ended."""
         if self._spaces and not self._is_after_call:
             self._parts.append(Said("".join(self._spaces)))
         self._spaces.clear()

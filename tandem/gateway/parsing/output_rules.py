@@ -1,4 +1,4 @@
-"""Grammar of an output format. Pure text; its compiler decides whether it can be enforced."""
+"""Writes the grammar of an output format. Pure text; the grammar compiler decides whether it can be enforced."""
 
 from tandem.core.errors import InvalidRequestError
 from tandem.gateway.conversation import FormatKind, OutputFormat
@@ -7,7 +7,7 @@ from tandem.text.grammar import choice_grammar, json_object_grammar, lark_gramma
 
 
 def output_grammar(output: OutputFormat) -> str:
-    """The grammar of a format. Raises RequestError naming the field and its part that cannot be enforced."""
+    """The grammar of a format. Raises RequestError naming the field, and the part that cannot be enforced."""
     try:
         return _grammar(output)
     except InvalidRequestError as error:

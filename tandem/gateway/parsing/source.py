@@ -1,4 +1,4 @@
-"""Text of an answer as it arrives, read by generators that yield wherever they need more.
+"""The unread text of an answer, for parsers that are generators: they yield wherever they have to wait for more text.
 
 Invariant: the result does not depend on how the text was split into pieces; each character is copied a bounded number
 of times. Readers never wait once the answer has ended.
@@ -28,7 +28,7 @@ class Malformed(Exception):  # noqa: N818 - it steers a parser and never leaves 
 
 
 class UnreadText:
-    """The text that was not consumed yet. Generators wait for more; other methods use what is there."""
+    """The text that was not consumed yet. Methods that return `Wait` are generators and wait for more text."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -74,7 +74,7 @@ class UnreadText:
         return self._take_to(len(self._text) - num_held), None
 
     def take_extent(self, extent: Extent) -> str:
-        """Consumes the available text of a value; returns it in the form to pass on."""
+        """Consumes the text of a bracketed value that is available; returns it in the form to pass on."""
         end, text = extent.take(self._text, self._at)
         self._take_to(end)
         return text
@@ -118,12 +118,15 @@ class UnreadText:
         return "".join(taken)
 
     def spaces(self) -> Wait[None]:
+        """Consumes white space."""
         yield from self.run(_SPACES)
 
     def scalar(self) -> Wait[str]:
+        """Consumes a number or a bare word such as `true` or `null`; may be empty."""
         return (yield from self.run(_SCALAR))
 
     def word(self) -> Wait[str]:
+        """Consumes a run of characters that names and ids consist of; may be empty."""
         return (yield from self.run(_WORD))
 
     def expect(self, text: str) -> Wait[None]:
@@ -147,7 +150,7 @@ class UnreadText:
         raise Malformed
 
     def _escape(self) -> Wait[None]:
-        """Waits for the character after a backslash, where one is next. Raises Malformed where there is none."""
+        """Waits for the character after a backslash, if one comes next. Raises Malformed where none follows."""
         while self._text[self._at : self._at + 2] == "\\":
             if self.is_ended:
                 self.take_all()
@@ -155,7 +158,7 @@ class UnreadText:
             yield
 
     def value(self, extent: Extent) -> Wait[list[str]]:
-        """Consumes a whole bracketed value. Raises Malformed where it breaks off."""
+        """Consumes a whole bracketed value and returns its pieces. Raises Malformed where it breaks off."""
         taken: list[str] = []
         while not extent.is_closed:
             if extent.is_broken or not (yield from self.more()):

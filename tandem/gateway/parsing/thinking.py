@@ -1,4 +1,4 @@
-"""Format of a model's thinking: its marks, the template's switch for it, and the token budget of each effort.
+"""Format of a model's thinking: its marks, the template variable that switches it, and the token budget of each effort.
 
 NOTE: supports one pair of marks around thinking at the beginning of an answer. Channels, as some models write them, are
 not supported.
@@ -17,7 +17,7 @@ from tandem.gateway.parsing.trial import trial
 from tandem.text.tokenizer import Tokenizer
 
 KNOWN_MARKS: Mapping[str, tuple[str, str]] = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
-_AROUND = (*string.printable, "\n\n", ".\n", "é")
+_AROUND = (*string.printable, "\n\n", ".\n", "é")  # texts beside a mark, to test whether its tokens stay the same
 _VARIABLES = ("enable_thinking", "thinking")
 _HINTS = re.compile(r"enable_thinking|reasoning_content")
 
@@ -62,11 +62,11 @@ class ThinkingFormat:
         return cls(*marks, *_switch(template or ""), budgets, is_followed)
 
     def is_open(self, prompt: str) -> bool:
-        """Whether `prompt` ends with the opening mark. NOTE: thinking that already follows it is not looked for."""
+        """Whether `prompt` ends with the opening mark. NOTE: a prompt with thinking after it does not count as open."""
         return bool(self.start) and prompt.rstrip().endswith(self.start)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """Detection of thinking in tokens; None where it is impossible. `budget`: maximum tokens; None = any number."""
+        """Rule that detects thinking among tokens; None if that is impossible. `budget`: maximum tokens; None = any."""
         if not self.is_followed:
             return None
         start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)

@@ -15,7 +15,7 @@ _BREAKS = re.compile(r"\n*")
 
 
 class ThinkingParser:
-    """An `AnswerParser`. `is_open`: the prompt ends inside thinking; a model may repeat the opening mark."""
+    """An `AnswerParser`. `is_open`: the prompt ends inside thinking; a model may still repeat the opening mark."""
 
     def __init__(self, start: str, end: str, inner: AnswerParser, *, is_open: bool) -> None:
         self._start = start

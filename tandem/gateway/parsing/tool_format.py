@@ -1,4 +1,4 @@
-"""Interface of a model family's format of tool calls: one description for parsing and for constraining them."""
+"""Interface of a model family's tool-call format, from which both parsers and grammars of answers are made."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from tandem.gateway.parts import AnswerParser
 
 
 class ToolFormat(Protocol):
-    """The format of one family's calls. Plain values; safe to share."""
+    """The format of one family's calls. Immutable; safe to share."""
 
     @property
     def name(self) -> str: ...

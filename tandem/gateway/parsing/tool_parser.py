@@ -1,7 +1,7 @@
-"""Base of all families' parsers: text until a marker, then a call; recovers from calls that break off.
+"""Base class of the parsers of all model families: text until a marker, then a tool call.
 
-Invariant: parts do not depend on how the answer was split into pieces. Nothing raises, whatever the model wrote; no
-text is lost except the marks around calls.
+Recovers from calls that break off. Invariant: parts do not depend on how the answer was split into pieces. Nothing
+raises, whatever the model wrote; no text is lost except the marks around calls.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class ToolCallEnding(Enum):
 
 
 class ToolParser(ABC):
-    """An `AnswerParser`; each family's `_answer` finds its calls. `max_calls`: text after that many calls is text."""
+    """An `AnswerParser`; each family's `_answer` finds its calls. `max_calls`: further calls are emitted as text."""
 
     def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -55,7 +55,7 @@ class ToolParser(ABC):
         """Reads until no further call can come; the rest is text."""
 
     def _say_until(self, markers: Markers | None) -> Wait[str | None]:
-        """Emits text before the first marker and consumes and records the marker; None at the end of the answer."""
+        """Emits the text before the first marker; consumes, records and returns the marker. None at the end."""
         while True:
             text, marker = self._source.take_before(markers)
             self._output.say(text)

@@ -18,7 +18,7 @@ def trial(
     *,
     begins_with_user: bool = True,
 ) -> str | None:
-    """The prompt of a user's message, then `messages`; None if the template refuses them. `said`: its variables."""
+    """Renders a user's message, then `messages`; None if the template refuses them. `said`: its other variables."""
     first = (_USER,) if begins_with_user else ()
     try:
         return ChatTemplate({"default": template}, _TOKENS).render([*first, *messages], **said)

@@ -1,4 +1,7 @@
-"""A response over ASGI: its answer is stored before the client has its last byte, so that the next request finds it."""
+"""Serves one request of the Responses API over ASGI and stores its answer.
+
+The answer is stored before the client has its last byte, so that a request that refers to it finds it.
+"""
 
 from collections.abc import MutableMapping
 from typing import Any

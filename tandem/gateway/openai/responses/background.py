@@ -1,7 +1,8 @@
-"""Responses that run on without their client.
+"""Background responses: they are generated without a client that waits, and polled from the store.
 
-Invariant: each is either running here and renewed in the store, or ended there. One that was cancelled or deleted, by
-any gateway, stops within `BEAT_S`; one whose gateway stops is stored as failed.
+Invariant: each one is either running in this process, which then renews its lease in the store, or has ended in the
+store. One that was cancelled or deleted through any gateway stops within `BEAT_S`; one whose gateway stops is stored as
+failed.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.openai.responses.dialect import ResponsesDialect
 from tandem.gateway.openai.responses.store import ResponseStore
 
-BEAT_S = 1.0
+BEAT_S = 1.0  # seconds between two renewals of a running response's lease
 _STOPPED = Problem(503, "service_unavailable_error", "unavailable", "this gateway stopped before the answer was done")
 
 _logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ Serve = Callable[[Receive, Send], Awaitable[None]]
 
 
 class Job:
-    """One background response: a connection whose client is this process. `messages`: the ASGI messages sent to it."""
+    """One background response, served like a connection of a client. `messages`: ASGI messages it was sent."""
 
     def __init__(self, dialect: ResponsesDialect, body: bytes) -> None:
         self.dialect = dialect
@@ -45,11 +46,11 @@ class Job:
         self.messages.append(message)
 
     def leave(self) -> None:
-        """Stops it by disconnecting."""
+        """Stops the response as if its client had disconnected."""
         self._left.set()
 
     def call_off(self) -> None:
-        """Stops it; the store already has its final state."""
+        """Stops a response whose final state is already in the store."""
         self.is_called_off = True
         self.leave()
 
@@ -67,7 +68,7 @@ class BackgroundResponses:
         return len(self._jobs)
 
     async def begin(self, tenant: str, dialect: ResponsesDialect, body: bytes, serve: Serve) -> Job:
-        """Starts one. Returns once it is stored or was refused; `dialect.queued` is None in the latter case."""
+        """Starts a response. Returns once it is stored or was refused; in the latter case `dialect.queued` is None."""
         job = Job(dialect, body)
         queued = asyncio.Event()
         task = asyncio.create_task(self._run(tenant, job, serve, queued), name="background response")

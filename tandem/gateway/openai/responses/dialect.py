@@ -36,7 +36,7 @@ from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.request import ServeRequest
 
-MAX_REFERRED_RESPONSES = 32
+MAX_REFERRED_RESPONSES = 32  # responses whose items one request may refer to
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ResponsesDialect:
     async def _read(
         self, known_body: KnownBody, request_id: str, isolate: Isolate, known: KnownConversation | None
     ) -> ParsedRequest:
-        """Reads a body, without the items that are known. Raises NotKnownError if it has to be read as a whole."""
+        """Parses a body, shortened if `known` is given. Raises NotKnownError if the whole body has to be parsed."""
         parse = partial(read_body, ResponsesBody)
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "input")
         is_kept = spans is not None and _may_be_kept(asked)
@@ -127,7 +127,7 @@ class ResponsesDialect:
         return None
 
     async def abandon(self, problem: Problem) -> None:
-        """Stores a background response that ends without an answer as failed."""
+        """Stores a background response that ends without an answer; its state is then `failed`."""
         if self._writer is not None and self._writer.final is None:
             self._writer.fail(problem)
             await self.settle()
@@ -160,7 +160,7 @@ class ResponsesDialect:
 async def count_input_tokens(
     body: bytes, context: DialectContext, store: ResponseStore, tenant: str, isolate: Isolate
 ) -> int:
-    """Number of prompt tokens of such a response; it may exceed the context.
+    """Number of prompt tokens of a response with this body; the prompt may exceed the context.
 
     Raises as `ResponsesDialect.read`.
     """
@@ -177,7 +177,7 @@ async def count_input_tokens(
 async def read_context(
     asked: ResponsesPromptBody, response_id: str, store: ResponseStore, tenant: str, max_items: int
 ) -> list[Item]:
-    """All items shown to the model: those of the chain, then the new ones, with references resolved.
+    """All items that the model is shown: those of the earlier responses that this one continues, then the new ones.
 
     Raises:
         InvalidRequestError: naming the item or response that is not supported or was not found.
@@ -245,7 +245,7 @@ def _request(
 
 
 def _may_be_kept(asked: ResponsesBody) -> bool:
-    """Whether the conversation is all in the body, and nothing but the prompt is made of it."""
+    """Whether the conversation may be cached: it is all in the body, and only the prompt is computed from it."""
     is_whole = asked.previous_response_id is None and isinstance(asked.input, list)
     if not is_whole or asked.store is not False or asked.cache_salt:
         return False

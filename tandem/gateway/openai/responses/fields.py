@@ -15,8 +15,8 @@ from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.fields import GenerateBody, PromptCacheOptions
 from tandem.gateway.parse import Entries, at_most, parse_body
 
-MAX_METADATA = 16
-MAX_IDENTIFIER = 256
+MAX_METADATA = 16  # entries of `metadata`
+MAX_IDENTIFIER = 256  # characters of an identifier
 # Accepted whatever they hold.
 HARMLESS = frozenset(
     {
@@ -82,7 +82,7 @@ class TextOptions(_Part):
 
 
 class ResponsesPromptBody(_Part):
-    """Fields of which the prompt is made; enough to count its tokens."""
+    """Fields that determine the prompt; they suffice to count its tokens."""
 
     input: str | Entries[dict[str, Any]] | None = None
     instructions: str | None = None

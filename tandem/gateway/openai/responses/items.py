@@ -1,7 +1,7 @@
-"""The items of a request's `input`, in the one form in which they are stored, listed and shown to the model.
+"""Reads the items of a request's `input` into the one form in which they are stored, listed and shown to the model.
 
-Invariant: every item returned has an id and contains nothing that the model could not be shown. Others are refused by
-their place in the list.
+Invariant: every item returned has an id and contains nothing that the model could not be shown. Other items are refused
+by their place in the list.
 """
 
 from collections.abc import Callable, Mapping, Sequence

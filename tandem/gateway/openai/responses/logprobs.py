@@ -10,7 +10,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class TextLogprobs:
-    """Follows the tokens of one answer without tools. Tokens of thinking and its marks are left out."""
+    """Formats logprobs of one answer without tool calls, leaving out tokens of thinking and its marks."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, reasoning: Reasoning | None) -> None:
         self._tokenizer = tokenizer
@@ -18,7 +18,7 @@ class TextLogprobs:
         self._state = None if reasoning is None else ReasoningState(reasoning)
 
     def add(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """The logprobs of those of these tokens that are text."""
+        """Formats the logprobs of those of the next tokens that are text."""
         text = [entry for entry in entries if self._is_text(entry.token_id)]
         found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, text, self._num_top)["content"]
         return found

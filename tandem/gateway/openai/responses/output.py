@@ -1,4 +1,4 @@
-"""Output of a response while it grows: parts of the answer in, items and their events out.
+"""Builds the output items of a response, and their events, from the parts of an answer while it grows.
 
 Invariant: at most one item is open; each is added, filled and done before the next begins, and its events add up to its
 final value. Streamed or not, the same parts produce the same items.
@@ -14,7 +14,7 @@ Event = tuple[str, dict[str, Any]]  # its type, and its fields but for those tha
 
 
 class Output:
-    """Output of one response. `items`: those that are done."""
+    """Output of one response. `items`: the items that are done."""
 
     def __init__(self, response_id: str) -> None:
         self._response_id = response_id
@@ -22,7 +22,7 @@ class Output:
         self.items: list[dict[str, Any]] = []
 
     def add(self, part: Part, logprobs: Sequence[Any] = ()) -> list[Event]:
-        """Adds a part and returns its events. `logprobs`: of the tokens of a `Said`, in this API's format."""
+        """Adds a part and returns its events. `logprobs`: those of the tokens of a `Said`, in this API's format."""
         if not (isinstance(part, CallBegun) or part.text or logprobs):
             return []
         match part:
@@ -71,7 +71,7 @@ class Output:
 
 
 class _OpenItem:
-    """An item that is being written."""
+    """An item that is being written. `prefix`: beginning of its id; `events`: beginning of its events' names."""
 
     prefix: str
     events: str
@@ -105,6 +105,8 @@ class _OpenItem:
 
 
 class _OpenText(_OpenItem):
+    """A message item with text."""
+
     prefix = "msg"
     events = "response.output_text"
 
@@ -136,6 +138,8 @@ class _OpenText(_OpenItem):
 
 
 class _OpenThought(_OpenItem):
+    """A reasoning item."""
+
     prefix = "rs"
     events = "response.reasoning_text"
 
@@ -162,6 +166,8 @@ class _OpenThought(_OpenItem):
 
 
 class _OpenCall(_OpenItem):
+    """A function call item."""
+
     prefix = "fc"
     events = "response.function_call_arguments"
 

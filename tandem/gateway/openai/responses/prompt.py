@@ -1,6 +1,7 @@
-"""Translates items into a conversation: consecutive thinking, text and calls of the assistant become one message.
+"""Translates the items of the Responses API into a `Conversation`.
 
-Invariant: items keep their order, and a call's output never appears without its call.
+Consecutive thinking, text and calls of the assistant become one message. Invariant: items keep their order, and a
+call's output never appears without its call.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +23,13 @@ from tandem.gateway.openai.responses.tools import read_format, read_tools
 
 @dataclass(frozen=True, slots=True)
 class ResumableItem:
-    """The item at which a later body may be resumed.
+    """The item at which a later body may be resumed (`known_conversations`).
 
     Args:
-        number: of its message.
-        num_unread: messages that are not read then, after that of the first item.
+        number: index of its message in the conversation.
+        places: its items in the parsed body.
+        calls: ids of the calls before it that a later body lacks.
+        num_unread: number of messages that a later body lacks, all after that of its first item.
     """
 
     number: int
@@ -42,11 +45,11 @@ def read_conversation(
     max_items: int,
     known: KnownConversation | None = None,
 ) -> tuple[Conversation, ResumableItem | None]:
-    """The conversation, and where a later one may be resumed, if it may.
+    """Returns the conversation, and the item at which a later body may be resumed, if there is one.
 
     Args:
-        items: earlier and new ones, with references resolved.
-        known: of which there are no items.
+        items: items of earlier responses and of this body, with references resolved.
+        known: known conversation whose items the body lacks.
 
     Raises:
         RequestError: naming the part that is not supported.
@@ -75,7 +78,7 @@ def read_conversation(
 def chat_messages(
     items: Sequence[Mapping[str, Any]], known_calls: Iterable[str] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The equivalent messages of chat completions, each with the number of its first item.
+    """Translates items into messages of chat completions; yields each with the number of its first item.
 
     Raises:
         RequestError: an output has no call before it.
@@ -103,7 +106,7 @@ def chat_messages(
 def _messages(
     asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int, known: KnownConversation | None
 ) -> tuple[list[Mapping[str, Any]], tuple[Breakpoint, ...], ResumableItem | None]:
-    """Messages and breakpoints, and where a later body may be resumed.
+    """Messages and breakpoints, and the item at which a later body may be resumed.
 
     NOTE: of a long chain's breakpoints only the latest count, as at OpenAI.
     """
@@ -139,12 +142,12 @@ def _kept(
     num_before: int,
     num_unread: int,
 ) -> ResumableItem | None:
-    """Finds the item at which a later body may be resumed: of the last message that is one item and has no breakpoint,
-    nor one before.
+    """Finds the last item at which a later body may be resumed: alone in its message, with no breakpoint in it or
+    before.
 
     Args:
-        starts: the number of each message's first item.
-        messages: those read, `num_before` of which are made of no item.
+        starts: for each message that consists of items, the number of its first item.
+        messages: the messages read; the first `num_before` consist of no items.
     """
     if len(starts) < 3 or starts[1] != 1 or messages[num_before]["role"] == "assistant":
         return None
@@ -164,7 +167,7 @@ def _keep_latest_breakpoints(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _of_assistant(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item as part of an assistant's message; empty where it is not the assistant's."""
+    """The item as part of an assistant's message; empty for items that are not the assistant's."""
     match item["type"]:
         case "reasoning":
             return {"reasoning_content": "".join(part["text"] for part in item.get("content") or ())}

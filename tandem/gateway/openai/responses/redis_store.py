@@ -1,8 +1,9 @@
-"""Responses in Redis, shared by all gateways of a deployment. One round trip for each call.
+"""Response store in Redis, shared by all gateways of a deployment. One round trip for each call.
 
-Each entry is a hash of `body`, encrypted, and `running`; a second key exists while its gateway renews it. Both expire.
-The sizes of all entries and of each tenant's are counted on the same server. A Redis that is unreachable, slow or full
-raises UnavailableError; an entry that cannot be read, RequestError. Causes and remedies are in the log.
+An entry is a hash with an encrypted `body` and a flag `running`; a second key exists while a gateway renews the lease
+of a running response. Both expire. The sizes of all entries and of each tenant's are counted in the same Redis. A Redis
+that is unreachable, slow or full raises UnavailableError; an entry that cannot be read, RequestError. Causes and
+remedies are in the log.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from tandem.redis_client import answered_within, connect, explained
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
 _NEVER_S = float("-inf")
-MAX_DROPPED = 1000  # entries a call, unless the new one needs the room of more
+MAX_DROPPED = 1000  # evictions in one call, unless the new entry needs the room of more
 
 _logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ def _away() -> UnavailableError:
 
 
 def _unreadable(response_id: str) -> RequestError:
-    """The error for an entry that cannot be read; a retry does not help."""
+    """The error for an entry that cannot be decrypted or parsed; a retry does not help."""
     return RequestError(
         f"response {response_id} can no longer be read; send its request again, or delete it",
         param="response_id",

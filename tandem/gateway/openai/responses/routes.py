@@ -1,4 +1,4 @@
-"""The HTTP routes of `/v1/responses`."""
+"""The HTTP routes of `/v1/responses`: creating a response, counting its tokens, and reading or ending stored ones."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -15,16 +15,16 @@ import orjson
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import CapacityError
 
-MAX_ENTRY_BYTES = 16 * 2**20
-MAX_BYTES = 512 * 2**20
-ENTRY_COST_BYTES = 1024  # what keeping an entry takes beside its text
-LEASE_S = 15.0  # how long a response counts as running since its gateway last said so
+MAX_ENTRY_BYTES = 16 * 2**20  # JSON of one response
+MAX_BYTES = 512 * 2**20  # all entries of the in-process store, overhead included
+ENTRY_COST_BYTES = 1024  # memory of an entry beside its text
+LEASE_S = 15.0  # a response counts as running for this long after its gateway last renewed it
 _RUNNING = ("queued", "in_progress")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response.
+    """A response as it is stored, with the conversation that led to it.
 
     Args:
         response: as clients receive it.
@@ -61,6 +61,7 @@ class StoredResponse:
 
     @classmethod
     def decode(cls, text: bytes, *, is_lost: bool) -> "StoredResponse":
+        """Inverse of `encoded`."""
         read = orjson.loads(text)
         return cls(read["response"], read["items"], is_lost)
 
@@ -81,7 +82,9 @@ class ResponseStore(Protocol):
         """
         ...
 
-    async def find(self, tenant: str, response_id: str) -> StoredResponse | None: ...
+    async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The entry, or None."""
+        ...
 
     async def renew(self, tenant: str, response_id: str) -> bool:
         """Extends the lease of a running response. False: it was ended, deleted or evicted, so it should stop."""
@@ -170,7 +173,7 @@ class EmbeddedResponseStore:
         return None if shelf is None else shelf.entries.get(response_id)
 
     def _forget_oldest(self, but: _Entry) -> None:
-        """Evicts the oldest entry of the largest tenant, except a tenant whose oldest entry is `but`."""
+        """Evicts the oldest entry of the largest tenant that has an entry older than `but`, the new one."""
         shelves = (item for item in self._shelves.items() if next(iter(item[1].entries.values())) is not but)
         tenant, shelf = max(shelves, key=lambda item: item[1].num_bytes)
         self._forget(tenant, next(iter(shelf.entries)))

@@ -1,6 +1,6 @@
 """Translates the tools, tool choice and `text.format` of the Responses API. Pure.
 
-The Responses API flattens the nested objects of chat completions; the rules are the same, so those of chat are used.
+This API flattens the nested objects of chat completions; they are nested again and read by the rules of chat.
 """
 
 from collections.abc import Mapping, Sequence

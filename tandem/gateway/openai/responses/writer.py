@@ -1,7 +1,7 @@
 """Writes a response in OpenAI's format, streamed or whole.
 
-A stream is a strict sequence: created, in progress, each item added, filled and done, and one last event: completed,
-incomplete or failed. Its events are numbered without gaps. `final` is the response once it has ended.
+The events of a stream are numbered and follow a strict order: created, in progress, each item added, filled and done,
+and one last event: completed, incomplete or failed.
 """
 
 import time
@@ -42,7 +42,7 @@ class ResponseEvents:
 
 
 class ResponseWriter:
-    """Writes one response. `draft`: the response before it has any output, with every field."""
+    """Writes one response. `draft`: it without output, with every field; `final`: it once it has ended."""
 
     def __init__(self, draft: Mapping[str, Any], result: ChoiceResult, logprobs: TextLogprobs | None) -> None:
         self.draft = draft
@@ -85,7 +85,7 @@ class ResponseWriter:
         self.final = {**self.draft, "status": "failed", "output": self._output.so_far, "error": error}
 
     def unstored(self) -> bytes:
-        """The last bytes once more, corrected: the response could not be stored."""
+        """The answer's last bytes again, corrected because the response could not be stored."""
         assert self.final is not None
         self.final["store"] = False
         before, kind = self._last
