@@ -107,7 +107,8 @@ def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
             def heal() -> None:
                 world.fabric.heal(one, other)
                 world.fabric.heal(other, one)
-                system.heal()
+                if (present := world.environment.rank_systems.get(fault.name)) is not None:
+                    present.heal()  # NOTE: of a worker that may have been started again meanwhile
 
             return heal
         case _:

@@ -71,6 +71,16 @@ def test_ranks_that_are_parted_or_too_slow_are_lost_at_the_deadline_of_an_exchan
     assert EXCHANGE_DEADLINE_S < gap < EXCHANGE_DEADLINE_S + 1.0
 
 
+def test_ranks_of_a_worker_that_was_started_again_go_on_when_they_are_no_longer_parted() -> None:
+    """The new ranks were not woken, and waited until their exchange's deadline. Seed 5145."""
+    began_s = BEGIN_S + DIES_AFTER_S
+    cut = Fault(FaultKind.RANKS_CUT, began_s, 6.0, "decode-0", "1 0")
+    crash = Fault(FaultKind.CRASH, began_s + 0.1, 1.0, "decode-0")
+    report = run_scenario(replace(SCENARIO, ranks=RANKS, decodes=("decode-0",), faults=(cut, crash)))
+    assert not report.violations
+    assert all(until_s - since_s < 7.0 for since_s, until_s in (outcome.longest_gap for outcome in report.outcomes))
+
+
 def test_a_rank_whose_silence_nobody_notices_makes_it_late(monkeypatch: pytest.MonkeyPatch) -> None:
     silent_ranks_are_not_noticed(monkeypatch)
     with pytest.raises(AssertionError, match="stood"):
