@@ -98,8 +98,8 @@ class BlockAttentionSpec(BlockMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressorSpec:
-    """Compression of `length` consecutive keys (or values) of a head into one: `down(silu(up(x + position)))` of the
-    keys concatenated.
+    """Compression of `length` consecutive keys (or values) of a head into one: `down(silu(up(x + position)))`, where
+    `x` is the keys concatenated.
     """
 
     position: TensorSpec  # [length, head_dim]

@@ -155,9 +155,7 @@ class ModelCost:
         return read * self.kv_bits / 8 + self.token_state_bytes
 
     def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
-        """`kv_bytes` and `read_bytes` of a request with `num_tokens` tokens, divided by kind of layer, in the order of
-        the layers.
-        """
+        """`kv_bytes` and `read_bytes` of a request with `num_tokens` tokens by kind of layer, in order of layers."""
         kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
         names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
@@ -174,9 +172,7 @@ class ModelCost:
 
     @cached_property
     def token_state_bytes(self) -> float:
-        """Bytes of recurrent state that a decode step reads and writes for a request, whatever the length of its
-        context.
-        """
+        """Bytes of recurrent state that a decode step reads and writes for a request, whatever its length."""
         return float(sum(count * mixer.token_bytes for mixer, count in self._mixers.items()))
 
     @cached_property
@@ -205,35 +201,27 @@ class ModelCost:
 
     @cached_property
     def full_pair_flops(self) -> float:
-        """Operations for each pair of query and key of a prompt, in layers whose queries attend to all tokens or score
-        all.
-        """
+        """Operations for each query and key of a prompt, in layers whose queries attend to all tokens or score all."""
         mixers = self._prompt_mixers
         full = sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None)
         return float(full + sum(count * mixer.scan_flops for mixer, count in mixers.items()))
 
     @cached_property
     def window_flops(self) -> float:
-        """Operations of one query of a prompt in layers with a window, or a limited choice of tokens, if the window is
-        full.
-        """
+        """Operations of one query of a prompt in layers that limit the tokens it attends to, when at the limit."""
         windows = ((mixer.window or 0, mixer, count) for mixer, count in self._prompt_mixers.items())
         return float(sum(count * mixer.pair_flops * window for window, mixer, count in windows))
 
     @cached_property
     def full_bytes_per_token(self) -> float:
-        """Bytes of state that a decode step reads for each token of the context, in layers that attend to all tokens or
-        score all.
-        """
+        """State bytes that a decode step reads per token of context, in layers that attend to all or score all."""
         full = sum(count * mixer.read_size for mixer, count in self._mixers.items() if mixer.window is None)
         full += sum(count * mixer.scanned_size for mixer, count in self._mixers.items())
         return full * self.kv_bits / 8
 
     @cached_property
     def window_bytes(self) -> float:
-        """Bytes of state that a decode step reads in layers with a window, or a limited choice of tokens, if the window
-        is full.
-        """
+        """State bytes that a decode step reads in layers that limit the tokens attended to, if the limit is reached."""
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
 

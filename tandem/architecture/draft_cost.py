@@ -50,9 +50,7 @@ class DrafterCost:
         return self.network.swept_weight_bytes(num_running) + further
 
     def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Operations to compute the drafter's KV of a prompt whose first `num_cached_tokens` are cached. No guess is
-        included.
-        """
+        """Operations of the drafter's KV of a prompt whose first `num_cached_tokens` are cached, without any guess."""
         per_token = 2.0 * (self.network.num_prompt_parameters + self.num_further_parameters)
         attention = self.network.attention_flops(num_tokens, num_cached_tokens)
         return per_token * (num_tokens - num_cached_tokens) + attention

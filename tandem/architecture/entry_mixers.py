@@ -106,9 +106,7 @@ class PoolSpec:
 
     @property
     def cost(self) -> MixerCost:
-        """Cost per token of making entries: its contents and gates are read once, with five operations for each
-        content.
-        """
+        """Cost per token of making entries: contents and gates are read once, with five operations a content."""
         size = self.series * self.size
         return MixerCost(2 * size, 5 * size, window=1)
 

@@ -9,9 +9,7 @@ from tandem.architecture.state import DTYPE_BYTES, Plane, StateSpec
 
 @dataclass(frozen=True, slots=True)
 class RowsSpec(StateSpec):
-    """One row of `size` numbers per token, key and value at once. `window`: tokens that a query attends to, itself
-    included.
-    """
+    """One row of `size` numbers per token, key and value at once. `window`: tokens a query sees, itself included."""
 
     size: int
     dtype: str

@@ -1,6 +1,4 @@
-"""Balance of load among the ranks of a worker that divide the experts of a layer, if the router chooses all experts
-equally often.
-"""
+"""Balance of load among ranks that divide the experts of a layer, if the router chooses all experts equally often."""
 
 from bisect import bisect_right
 from collections import Counter

@@ -153,16 +153,14 @@ def _under(prefix: str, spec: _Named) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """Sizes of a layer's routed experts: their number, the number chosen per token, and the elements of one expert's
-    matrices.
-    """
+    """Sizes of a layer's routed experts: their number, those chosen per token, elements of one expert's matrices."""
 
     num_experts: int
     top_k: int
     expert_size: int
 
     def idle_share(self, num_tokens: float) -> float:
-        """Expected share of the experts that none of `num_tokens` tokens chooses, if choices are independent and even."""
+        """Expected share of experts that none of `num_tokens` tokens chooses, if choices are independent and even."""
         return float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 

@@ -41,9 +41,7 @@ class MixerCost:
         return self.window - self.granule + (num_tokens - 1) % self.granule + 1
 
     def num_scanned(self, num_tokens: float) -> float:
-        """Tokens of a context of `num_tokens` that its next query scores in order to choose: none where it attends to
-        all.
-        """
+        """Tokens of a context of `num_tokens` that its next query scores for its choice: none if it attends to all."""
         return num_tokens if self.window is not None and num_tokens > self.window else 0
 
     def num_read(self, num_tokens: float) -> float:

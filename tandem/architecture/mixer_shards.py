@@ -184,7 +184,7 @@ def _split_compressed_attention(mixer: CompressedAttentionSpec, part: RankPart) 
 
 
 def _output_norm(mixer: LinearRecurrenceSpec, heads: range) -> NormSpec | None:
-    """A norm of each head is the same for every head; a norm over groups of channels may need elements of other ranks."""
+    """A norm of each head is the same for all; a norm over groups of channels may need elements of other ranks."""
     norm = mixer.out_norm
     if norm is None or mixer.gating.is_by_head:
         return norm

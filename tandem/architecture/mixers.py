@@ -21,9 +21,7 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """Factor of the queries that grows with their position: `1 + beta * ln(1 + floor(position / original_length))`
-    (Llama 4).
-    """
+    """Growth of queries with their position: times `1 + beta * ln(1 + floor(position / original_length))` (Llama 4)."""
 
     beta: float
     original_length: int

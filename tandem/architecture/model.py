@@ -146,9 +146,7 @@ class ModelSpec:
 
     @property
     def longest_length(self) -> int:
-        """The most positions that may be configured: `max_position_embeddings`, or more with a stretched rotary
-        embedding.
-        """
+        """The most positions that can be configured; more than `max_position_embeddings` with a stretched embedding."""
         ropes = [mixer.rope for mixer in self.mixers]
         return max([self.max_position_embeddings, *(rope.stretched_to for rope in ropes if rope is not None)])
 

@@ -102,9 +102,7 @@ def quantised(quantisation: Fields) -> Quantised:
 
 
 def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
-    """Mean bits per weight in memory, over all weights. Modules that the configuration excludes by name are counted as
-    quantised.
-    """
+    """Mean bits in memory of all weights. Modules that the configuration excludes by name are counted as quantised."""
     row = quantised(quantisation)
     if row.has_tables:
         return row.bits(quantisation)

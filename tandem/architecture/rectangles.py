@@ -50,9 +50,7 @@ class Rectangle:
         return part if part.num_cells else None
 
     def without(self, part: "Rectangle") -> "list[Rectangle]":
-        """The rest of this rectangle after removing `part`, which lies within it: at most six rectangles that do not
-        overlap.
-        """
+        """The rest of this rectangle without `part`, which lies within it: at most six disjoint rectangles."""
         rest, middle = [], self
         for axis in _AXES:
             whole, taken = getattr(middle, axis), getattr(part, axis)

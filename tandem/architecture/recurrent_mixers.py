@@ -90,9 +90,7 @@ class ShortConvSpec(RecurrentMixer):
 
     @property
     def cost(self) -> MixerCost:
-        """The inputs of earlier tokens are read and written, except the oldest, which is only read; two operations for
-        each tap.
-        """
+        """Inputs of earlier tokens are read, and written back without the oldest; two operations for each tap."""
         columns = self.conv.channels * (self.conv.taps - 1)
         return MixerCost(0, 0, 1, 2 * columns * DTYPE_BYTES["bfloat16"], 2 * self.conv.channels * self.conv.taps)
 
@@ -177,9 +175,7 @@ class LinearRecurrenceSpec(RecurrentMixer):
 
     @property
     def cost(self) -> MixerCost:
-        """S is read and written; decay, product with q and sum take six operations per element, two more with
-        `is_delta`.
-        """
+        """S is read and written; decay, product with q and sum take six operations an element, two more with delta."""
         size, columns = self.num_heads * self.value_dim * self.key_dim, self.conv.channels * (self.conv.taps - 1)
         num_bytes = 2 * (size * _STATE_BYTES + columns * DTYPE_BYTES["bfloat16"])
         return MixerCost(

@@ -11,9 +11,7 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A served architecture: its module in `families` and its `model_type`. `others`: further model types that are
-    accepted.
-    """
+    """A served architecture: its module in `families` and its `model_type`. `others`: further accepted model types."""
 
     module: str
     model_type: str

@@ -90,7 +90,7 @@ def expert_bounds(num_experts: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
-    """Starts of `num_parts` parts of `size`, as equal as possible in whole units (the last may have less), and the end."""
+    """Starts of `num_parts` parts of `size`, of equal numbers of units (the last may be less), and the end."""
     units = -(-size // unit)
     return tuple(min(size, units * part // num_parts * unit) for part in range(num_parts + 1))
 

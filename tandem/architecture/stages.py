@@ -16,12 +16,12 @@ from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
 
-LEAST_TOKENS = 4  # of a micro-batch: each reads all weights, so that fewer cost as much
-PIECE_TOKENS = 64  # of a micro-batch where there are more than stages: so many that reading the weights costs little
+LEAST_TOKENS = 4  # fewest of a micro-batch: each one reads all weights, so fewer tokens cost as much
+PIECE_TOKENS = 64  # fewest of a micro-batch if there are more of them than stages, so that reading weights costs little
 
 
 def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
-    """Raises `ConfigurationError` if tensor-parallel `width` x stages x contexts are more ranks than a worker may have."""
+    """Raises `ConfigurationError` if `width` (tensor-parallel) x stages x contexts exceed the ranks of a worker."""
     num_ranks = width * num_stages * num_contexts
     if num_ranks <= MAX_RANKS:
         return
@@ -49,7 +49,7 @@ def idle_share(num_tokens: float, num_stages: int) -> float:
 
 
 def num_elements(stage: ModelSpec) -> int:
-    """Number of elements of a stage's weights. NOTE: a head that is tied to the embedding of another stage is a copy."""
+    """Number of elements of a stage's weights. NOTE: a head tied to the embedding of another stage is a copy."""
     own = sum(tensor.size for tensor in stage.tensors())
     head = stage.head if stage.tie_word_embeddings and stage.embedding is None else None
     return own if head is None else own + head.size

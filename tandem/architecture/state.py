@@ -95,9 +95,7 @@ class StateSpec(ABC):
         return False
 
     def needed(self, position: int) -> int:
-        """The first position whose state the query at `position` still reads; it may read all after it. Never
-        decreases.
-        """
+        """The first position whose state the query at `position` still reads, with all after it. Never decreases."""
         return 0
 
     def publishable(self, first: int, end: int, block_size: int) -> range:
@@ -136,9 +134,7 @@ class StateSpec(ABC):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that each token adds, as long as no token has left the window. A token's share of a span's bytes is
-        rounded up.
-        """
+        """Bytes that each token adds, as long as none has left the window; its share of a span's bytes, rounded up."""
         return sum(-(-plane.num_bytes // plane.span) for plane in self.planes if plane.token_axis is not None)
 
     @property
