@@ -37,9 +37,7 @@ class MixtureOfExperts:
         self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape; summed in float32, rounded at the end and before
-        `experts_out`.
-        """
+        """`x` [num_tokens, hidden] -> the same shape; summed in float32, rounded last and before `experts_out`."""
         routed = x if self._before_experts is None else self._before_experts(x)
         if self._shared is None:
             return self._routed(routed, x, input_ids, out_dtype=x.dtype)

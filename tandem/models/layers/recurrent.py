@@ -116,8 +116,8 @@ class LinearRecurrence(ProjectsOut):
         batch: RecurrentBatch,
         backend: RecurrentBackend,
     ) -> torch.Tensor:
-        """Updates `state` by the tokens of `x` [num_tokens, hidden]. Returns the gated values [num_tokens, num_heads *
-        value_dim].
+        """Updates `state` by the tokens of `x` [num_tokens, hidden]. Returns gated values, one row per token with the
+        `value_dim` values of each head.
         """
         spec = self._spec
         parts = [linear(x) for linear in self._qkv]

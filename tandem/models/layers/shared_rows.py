@@ -40,9 +40,7 @@ class SharedRowAttention:
     def write(
         self, x: torch.Tensor, positions: torch.Tensor, rows: LayerRows, batch: AttentionBatch, backend: RowsBackend
     ) -> torch.Tensor:
-        """Writes the rows of `x` [num_tokens, hidden] into `rows`. Returns queries [num_tokens, num_heads,
-        head_dim].
-        """
+        """Writes rows of `x` [num_tokens, hidden] into `rows`. Returns queries [num_tokens, num_heads, head_dim]."""
         self.write_rows(x, positions, rows, batch)
         return self.queries(self.query_input(x), positions)
 

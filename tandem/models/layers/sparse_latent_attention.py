@@ -59,9 +59,7 @@ class SparseLatentAttention:
         backend: IndexedLatentBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """Output [num_tokens, hidden] of attention to the rows chosen by this layer's queries, or an earlier
-        layer's.
-        """
+        """Output [num_tokens, hidden] of attention to the rows that this layer, or an earlier one, chose."""
         attending, *asking = queries
         if self._indexer is not None:
             index_queries, weights = asking
