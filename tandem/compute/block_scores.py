@@ -14,8 +14,8 @@ from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
 
 _WIDE = torch.float64
 _HIGHEST = torch.finfo(torch.float32).max
-_MOST_SCORES = 1 << 22  # of all heads, at a time
-_STEPS = 1 << 16  # between 0 and 1, of sums of weights
+_MOST_SCORES = 1 << 22  # scores of all heads that are computed at a time
+_STEPS = 1 << 16  # sums of weights are rounded to 1 / _STEPS
 
 
 def choose_by_index(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, choice: BlockChoice) -> torch.Tensor:

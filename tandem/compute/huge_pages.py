@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20  # read at a time
 LEAST_BYTES = 8 << 20
 LEAST_BYTES_PER_S = 200e6
-_ENOUGH = 0.75  # of a piece; its ends may share a huge page with something else
+_ENOUGH = 0.75  # share of a piece that must be in huge pages; its ends may share one with other data
 _MADV_POPULATE_READ = 22  # NOTE: Python's mmap does not name it yet
 
 

@@ -19,7 +19,7 @@ PagePart = tuple[int, int, int, int]
 _POLYNOMIAL = 0xEDB88320  # reflected: the highest bit is the coefficient of x to the power 0
 _ONE = 1 << 31
 _X8 = 1 << 23
-_AT_ONCE = 64  # parts of equal size, whose copies take little memory
+_AT_ONCE = 64  # pages checked together, so few that their copies take little memory
 
 
 @dataclass(frozen=True, slots=True)
