@@ -29,12 +29,12 @@ def make_links_memory(num_ranks: int, num_sections: int) -> int:
 
 
 def shard_offset(num_ranks: int, num_sections: int, section: int) -> int:
-    """Where the exchange within a section begins, if there are several sections."""
+    """Offset of the exchange within a section, if there are several sections."""
     return num_bytes(num_ranks, _SMALL_BYTES) + section * num_bytes(num_ranks // num_sections, BUFFER_BYTES)
 
 
 def pipe_offset(num_ranks: int, num_sections: int, kind: int, section: int, number: int) -> int:
-    """Where the pipe of that kind begins in which rank `number` of a section sends.
+    """Offset of the pipe of that kind in which rank `number` of a section sends.
 
     NOTE: memory that no rank touches is not allocated, so pipes that a group does not use cost nothing.
     """
