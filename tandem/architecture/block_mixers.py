@@ -114,18 +114,18 @@ class CompressorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttentionSpec(BlockMixer):
-    """Native Sparse Attention (arXiv:2502.11089): the sum of three results over the K and V of `attention`, each head's
-    times a gate of its own, the sigmoid of what `gates` gives for the token.
+    """Native Sparse Attention (arXiv:2502.11089): the sum of three attentions over the K and V of `attention`, each
+    multiplied by a gate of its own for each head, the sigmoid of an output of `gates`.
 
-    1. attention to compressed keys and values, one of each `length` tokens, that begin `stride` tokens apart and end at
-       the query's position or before;
-    2. attention to the blocks that `choice` takes. A KV head's score of a block is the sum over the heads that share it
-       of the weights that they give to compressed keys in 1., each as often as it has strides in the block. Scores are
-       rounded to 65,536ths;
+    1. attention to compressed keys and values, each made from `length` tokens; they begin `stride` tokens apart and
+       end at or before the query's position;
+    2. attention to the blocks chosen by `choice`. A KV head's score of a block is the sum, over the query heads that
+       share it, of their weights for compressed keys in 1., each counted as often as it has strides in the block.
+       Scores are rounded to 65,536ths;
     3. attention to the last `window` tokens.
 
     Args:
-        gates: to 3 x heads numbers, those of the compressed result first.
+        gates: map to 3 x heads numbers, the gates of the compressed attention first.
     """
 
     choice: BlockChoice

@@ -64,6 +64,7 @@ class ModelCost:
 
     @property
     def max_tokens(self) -> int:
+        """Longest sequence, in tokens."""
         return self.model.max_position_embeddings
 
     @property

@@ -106,6 +106,7 @@ class Fields:
         return default if value is None else value
 
     def optional_number(self, name: str, *, low: float = 0.0, high: float = 1e12) -> float | None:
+        """A finite number in (low, high]; None when the key is absent or null."""
         value = self.get(name)
         if value is None:
             return None
@@ -134,6 +135,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
+        """A string; `default` when the key is absent or null."""
         value = self.get(name)
         if value is None:
             return default

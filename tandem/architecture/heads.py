@@ -17,12 +17,12 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpSpec:
-    """Module for multi-token prediction that a checkpoint carries behind its last layer (DeepSeek-V3,
-    arXiv:2412.19437, section 2.2). Embedding and output head are the model's.
+    """Multi-token prediction module, stored in a checkpoint as a further layer (DeepSeek-V3, arXiv:2412.19437, section
+    2.2). Embedding and output head are the model's.
 
     The layer's input is `projection` of [embedding_norm(embedding of the token) | hidden_norm(hidden states)], where
-    the model's hidden states are those after its final norm. `final_norm` gives both what the output head takes and
-    what the next guess takes.
+    the model's hidden states are those after its final norm. The output of `final_norm` is the input of the output
+    head, and of the next guess.
     """
 
     embedding_norm: NormSpec

@@ -98,15 +98,15 @@ class LatentAttentionSpec(BareMixer):
     """Causal self-attention over latents, from which each head's keys and values are made (DeepSeek-V2,
     arXiv:2405.04434).
 
-    Of each head's query and key `plain_dim` elements are not rotated and `rotary_dim` are; the rotated key is one for
-    all heads. Keys and values are never made: a head's map to keys is applied to its queries instead, and that to
-    values to its sum of latents, so that each layer keeps `rank + rotary_dim` numbers a token.
+    `plain_dim` elements of each head's query and key are not rotated and `rotary_dim` are; all heads share the rotated
+    key. Keys and values are never made: a head's map to keys is applied to its queries instead, and that to values to
+    its sum of latents, so that each layer keeps `rank + rotary_dim` numbers a token.
 
     Args:
-        q_a, q_norm: from the hidden state to what `q` takes; None = `q` takes the hidden state.
-        q: to `num_heads` queries of `plain_dim + rotary_dim` elements.
-        kv_a: from the hidden state to the latent and the key that is rotated.
-        kv_norm: of the latent.
+        q_a, q_norm: from the hidden state to the input of `q`; None = `q` takes the hidden state.
+        q: map to `num_heads` queries of `plain_dim + rotary_dim` elements.
+        kv_a: map from the hidden state to the latent and the rotated key.
+        kv_norm: norm of the latent.
         kv_b: from the latent to `plain_dim` elements of a key and `value_dim` of a value, head by head.
         scale: multiplies the scores.
         rope: None = positions are not encoded.

@@ -112,24 +112,26 @@ class Gating(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearRecurrenceSpec(RecurrentMixer):
-    """Linear recurrence with a state S of each head, [value_dim, key_dim], which every token decays and adds to:
+    """Linear recurrence with a state S of each head, [value_dim, key_dim], which every token decays and adds to.
+
+    For each head, with queries q, keys k and values v from a convolution:
 
         S <- S * decay;  S <- S + u k^T;  y = S q + skip * v
 
-    with `u = beta * v` (Mamba-2, arXiv:2405.21060), or, where `is_delta`, `u = beta * (v - S k)`, so that what k stood
-    for before is replaced (gated DeltaNet, arXiv:2412.06464). `decay = exp(-exp(a_log) * step)` with `step =
+    with `u = beta * v` (Mamba-2, arXiv:2405.21060), or, where `is_delta`, `u = beta * (v - S k)`, so that the value
+    stored for k before is replaced (gated DeltaNet, arXiv:2412.06464). `decay = exp(-exp(a_log) * step)` with `step =
     softplus(a + a_bias)`, of each head, or of each of its `key_dim` columns (Kimi delta attention, arXiv:2510.26692).
-    Without delta, beta is the step; with it, sigmoid(b). q and k of a head group serve consecutive heads.
+    Without delta, beta is the step; with it, sigmoid(b). Each group's q and k serve several consecutive heads.
 
     Args:
-        qkv: to what the convolution takes: queries and keys of all groups and values of all heads, in the order of
-            `conv_order`.
-        gate, a, b: to the gate of `num_heads * value_dim` elements, to a and to b; `gate_in` and `a_in` go before
-            where these maps are products of two.
+        qkv: maps to the input of the convolution: queries and keys of all groups and values of all heads, in the order
+            of `conv_order`.
+        gate, a, b: maps to the gate of `num_heads * value_dim` elements, to a and to b. With `gate_in` or `a_in`, the
+            map is a product of two, of which that one is applied first.
         skip: [num_heads] (D of Mamba-2).
         conv_order: parts of the convolution's channels: "q", "k", "v".
         are_normed: queries and keys are divided by their length.
-        out_norm: of `value_dim` elements, or of as many channels as a group of `num_norm_groups` has.
+        out_norm: norm over the `value_dim` elements of a head, or over each of `num_norm_groups` groups of channels.
     """
 
     qkv: tuple[LinearSpec, ...]
@@ -186,15 +188,17 @@ class LinearRecurrenceSpec(RecurrentMixer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveScanSpec(RecurrentMixer):
     """Selective scan with a state h of `state_dim` numbers for each channel x of a convolution (Mamba,
-    arXiv:2312.00752):
+    arXiv:2312.00752).
+
+    For each channel:
 
         h <- h * exp(-exp(a_log) * step) + step * x * k;  y = h . q + skip * x
 
-    and `out(y * silu(gate))`. All channels together give `terms`: what steps are made of, k and q, each normed where
-    `norms` has its norm. `step = softplus(steps(term) + a_bias)` is of each channel.
+    and the output `out(y * silu(gate))`. `terms`, computed from all channels together, are the term of the steps, k and
+    q, each with a norm if `norms` has one. `step = softplus(steps(term) + a_bias)` for each channel.
 
     Args:
-        x: to what the convolution takes.
+        x: map to the input of the convolution.
         a_log: [channels, state_dim].
         a_bias, skip: [channels].
     """

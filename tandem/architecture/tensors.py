@@ -155,7 +155,7 @@ class LinearSpec:
         return 1.0
 
     def times(self, scale: float) -> "LinearSpec":
-        """The same map, times `scale`."""
+        """This map with its outputs multiplied by `scale`."""
         if scale == 1.0:
             return self
         own = {each.name: getattr(self, each.name) for each in fields(LinearSpec)}

@@ -79,6 +79,7 @@ class CoreBoard:
         self._map[self._slot * _SLOT_BYTES : self._slot * _SLOT_BYTES + 4] = b"\1\0\0\0" if busy else b"\0\0\0\0"
 
     def is_busy(self, slot: int) -> bool:
+        """Whether the worker of that slot needs its cores itself."""
         return bool(self._map[slot * _SLOT_BYTES])
 
     def borrow(self, cache_dir: Path | None = None) -> None:

@@ -37,7 +37,7 @@ _MARKERS = ("qweight", "scales")
 _WITHOUT, _WITH = (
     "-:",
     "+:",
-)  # prefixes of patterns in `dynamic`: modules that are not quantised, or quantised differently
+)  # prefixes of patterns in `dynamic`: modules not quantised, or quantised differently
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class DamagedChunkError(ValueError):
-    """A chunk was changed after it was written; the message says what was noticed."""
+    """A chunk was changed after it was written; the message names the difference."""
 
 
 def encode(words: Words) -> tuple[Bytes, bytes, int]:

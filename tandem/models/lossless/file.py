@@ -1,15 +1,16 @@
-"""A safetensors file whose bfloat16 tensors are coded; they are decoded as they are read, in threads.
+"""A safetensors file whose bfloat16 tensors are losslessly compressed (coded); they are decoded in threads when they
+are read.
 
-A tensor NAME of n numbers and any shape is three tensors of the file:
+A tensor NAME of n numbers and any shape is stored as three tensors:
 
 - `NAME.sign_mantissa`, U8 of NAME's shape: a number's seven bits of mantissa, then its sign as the lowest bit;
-- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, one after another;
-- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
+- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, concatenated;
+- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents followed by its
   signs and mantissas.
 
-All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version,
-and `chunk`, 131,072 in what is written. The file's name ends with `.lossless.safetensors`, so that readers of plain
-checkpoints do not find one.
+All other tensors are stored as in any safetensors file. The header's metadata have `tandem_lossless`, the layout's
+version, and `chunk`, the numbers in a chunk (131,072 in files written here). The file's name ends with
+`.lossless.safetensors`, so that readers of plain checkpoints do not find it.
 """
 
 import os
