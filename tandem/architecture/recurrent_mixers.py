@@ -101,7 +101,7 @@ class Gating(StrEnum):
     GATE_THEN_NORM = "gate then norm"  # the norm of y * silu(gate), in groups of channels
     NORM_THEN_GATE = "norm then gate"  # the norm of each head of y, times silu(gate)
     GROUPS_THEN_GATE = "norm of groups then gate"  # the norm of y in groups of channels, times silu(gate)
-    NORM_THEN_SIGMOID = "norm then sigmoid"  # as before, times sigmoid(gate)
+    NORM_THEN_SIGMOID = "norm then sigmoid"  # the norm of each head of y, times sigmoid(gate)
     GATE = "gate"  # y * silu(gate)
 
     @property

@@ -51,8 +51,9 @@ class LinksMirror:
     """Mirror of all data that cross hosts of a group: the exchange of all ranks, and pipes between stages on different
     hosts.
 
-    A *lane* is one rank's data in one exchange or pipe. Lane r belongs to rank r in the exchange of all n ranks, lane n
-    + r to its end of the pipe to the next stage, and lane 2 n + r to its end of the pipe from the stage before.
+    A *lane* is one rank's data in one exchange or pipe. In a group of n ranks, lane r belongs to rank r in the exchange
+    of all ranks. Lane n + r is its end of the pipe to the next stage, and lane 2 n + r its end of the pipe from the
+    stage before.
 
     Args:
         descriptor: of memory made by `make_links_memory`; may be closed afterwards.

@@ -135,7 +135,7 @@ class GptqIntegers:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The coding of each module: that of the first pattern of `dynamic` that matches its name, else `common`.
+    """The coding of each module: that of the first pattern of `dynamic` that its name begins with, else `common`.
 
     None = a module that is not quantised. `renamed`: see `renamed_modules`.
     """
