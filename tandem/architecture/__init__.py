@@ -1,1 +1,3 @@
-"""Descriptions of models, free of torch: specs of layers, the families that make them, and the cost of running them."""
+"""Descriptions of models, free of torch: specs of layers, the model families that build them from a `config.json`, and
+the cost of running a model.
+"""

@@ -1,6 +1,8 @@
-"""Token mixers whose queries attend to some blocks of tokens that they choose, of all K and V that were kept.
+"""Specs of block-sparse attention: each query attends only to some blocks of tokens, chosen by a score (MoBA,
+MiniMax-M3, Native Sparse Attention).
 
-Blocks of tokens here are the model's own, whatever the block size of the KV cache.
+The K and V of all tokens stay in the KV cache. "Block" means a block of the model here, whose size is independent of
+the KV cache's block size.
 """
 
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ MEANS, COMPRESSED_KEYS, COMPRESSED_VALUES = "means", "compressed keys", "compres
 
 @dataclass(frozen=True, slots=True)
 class BlockChoice:
-    """Of all blocks of `size` tokens up to its own a query chooses the `top_k` of the highest scores, of equal ones the
-    earlier; the first `num_first` and the last `num_last`, its own included, are among them whatever their scores.
+    """Rule by which a query chooses blocks of `size` tokens among all up to its own: the `top_k` with the highest
+    scores, the earlier one if scores are equal. The first `num_first` and the last `num_last` blocks, the query's own
+    included, are always among the chosen.
     """
 
     size: int
@@ -28,14 +31,15 @@ class BlockChoice:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that are chosen."""
+        """The most tokens that one query can choose."""
         return self.size * self.top_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockIndexerSpec:
-    """Scores of MiniMax-M3: a block's is the highest product of an index query with the index keys of its tokens. Each
-    KV head has an index query of its own; keys are shared. Both are normed, and rotated as the attention's.
+    """Block scores of MiniMax-M3: the score of a block is the highest product of an index query with the index keys of
+    the block's tokens. Each KV head has its own index query; all share the index keys. Both are normed, and rotated
+    like the attention's queries and keys.
     """
 
     q: LinearSpec
@@ -51,10 +55,10 @@ class BlockIndexerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockAttentionSpec(BlockMixer):
-    """`attention` of each query to the blocks of tokens that it chooses: each KV head by an indexer's scores, or with
-    `indexer` None each head by the products of its query with the means of a block's keys (MoBA, arXiv:2502.13189).
+    """`attention` restricted to the chosen blocks. With an `indexer` each KV head chooses by its scores; without one
+    each head chooses by the products of its query with means of a block's keys (MoBA, arXiv:2502.13189).
 
-    `mean_span`: such means are kept of so many tokens, a divisor of the blocks' size; 0 = there is an indexer.
+    `mean_span`: number of tokens that each stored mean covers, a divisor of the block size; 0 with an indexer.
     """
 
     choice: BlockChoice
@@ -94,7 +98,9 @@ class BlockAttentionSpec(BlockMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressorSpec:
-    """Key or value of `length` consecutive ones of a head: `down(silu(up(x + position)))`, of them side by side."""
+    """Compression of `length` consecutive keys (or values) of a head into one: `down(silu(up(x + position)))`, where
+    `x` is the keys concatenated.
+    """
 
     position: TensorSpec  # [length, head_dim]
     up: LinearSpec
@@ -108,18 +114,18 @@ class CompressorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttentionSpec(BlockMixer):
-    """Native Sparse Attention (arXiv:2502.11089): the sum of three results over the K and V of `attention`, each head's
-    times a gate of its own, the sigmoid of what `gates` gives for the token.
+    """Native Sparse Attention (arXiv:2502.11089): the sum of three attentions over the K and V of `attention`, each
+    multiplied by a gate of its own for each head, the sigmoid of an output of `gates`.
 
-    1. attention to compressed keys and values, one of each `length` tokens, that begin `stride` tokens apart and end at
-       the query's position or before;
-    2. attention to the blocks that `choice` takes. A KV head's score of a block is the sum over the heads that share it
-       of the weights that they give to compressed keys in 1., each as often as it has strides in the block. Scores are
-       rounded to 65,536ths;
+    1. attention to compressed keys and values, each made from `length` tokens; they begin `stride` tokens apart and
+       end at or before the query's position;
+    2. attention to the blocks chosen by `choice`. A KV head's score of a block is the sum, over the query heads that
+       share it, of their weights for compressed keys in 1., each counted as often as it has strides in the block.
+       Scores are rounded to 65,536ths;
     3. attention to the last `window` tokens.
 
     Args:
-        gates: to 3 x heads numbers, those of the compressed result first.
+        gates: map to 3 x heads numbers, the gates of the compressed attention first.
     """
 
     choice: BlockChoice

@@ -1,7 +1,7 @@
-"""Catalogue of models for capacity planning, by name, so that a plan needs neither a checkpoint nor a network.
+"""Catalogue of well-known models by name, for capacity planning without a checkpoint or a network.
 
-Each is the part of its published `config.json` that decides its cost. `dense-30b` is made up: Qwen3-32B with 58
-layers instead of 64, which has 30 billion parameters.
+Each row holds the part of the model's published `config.json` that decides its cost. `dense-30b` is made up: Qwen3-32B
+with 58 layers instead of 64, which has 30 billion parameters.
 """
 
 from collections.abc import Mapping
@@ -120,15 +120,15 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def catalogue_names() -> tuple[str, ...]:
-    """Names, in the order of their families."""
+    """Names of the models, in the order of their families."""
     return tuple(_ROWS)
 
 
 def find_cost(name: str, *, weight_bits: int = 16, kv_bits: int = 16) -> ModelCost:
-    """The cost of the model of that name, in any case.
+    """The cost of the model called `name`; upper and lower case are the same.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no such model.
     """
     known = name.lower()
     if known not in _ROWS:

@@ -20,10 +20,11 @@ _STATE_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class StateBill:
-    """Bytes that layers of one kind store for a request, and bytes of them that its next token reads.
+    """Bytes of state (KV cache or recurrent state) that layers of one kind store for a request, and bytes of them that
+    its next token reads.
 
-    `state`: what one such layer keeps, several states with semicolons between. `scanned_bytes`: of those read, what is
-    only looked at to choose the others.
+    `state`: description of what one such layer keeps, several states separated by semicolons. `scanned_bytes`: the part
+    of `read_bytes` that is only scored to choose the tokens to attend to.
     """
 
     state: str
@@ -35,11 +36,12 @@ class StateBill:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Counts are of parameters and elements. Norms and biases are left out: a ten-thousandth of the matrices.
+    """Sizes and costs of a model at given numbers of bits. Counts are of parameters; norms and biases are left out,
+    since they are a ten-thousandth of the matrices.
 
     Args:
         name: for reports.
-        weight_bits, kv_bits: size of one number at rest.
+        weight_bits, kv_bits: stored bits of one weight, and of one number of the KV cache.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelCost:
 
     @property
     def stream_size(self) -> int:
+        """Numbers of one token that flow from layer to layer: the hidden size times the number of residual streams."""
         return self.model.stream_size
 
     @property
@@ -61,6 +64,7 @@ class ModelCost:
 
     @property
     def max_tokens(self) -> int:
+        """Longest sequence, in tokens."""
         return self.model.max_position_embeddings
 
     @property
@@ -75,18 +79,18 @@ class ModelCost:
 
     @cached_property
     def num_parameters(self) -> int:
-        """All that the model holds."""
+        """Number of parameters of the whole model."""
         return num_matrix_elements(self.model.tensors())
 
     @cached_property
     def num_multiplied_parameters(self) -> int:
-        """Number of parameters of all layers that one token is multiplied by."""
+        """Number of parameters that one token is multiplied by in all layers, without the output head."""
         return sum(num_matrix_elements(layer.active_tensors()) for layer in self.model.layers)
 
     @cached_property
     def num_prompt_parameters(self) -> int:
-        """Number that every token of a prompt is multiplied by: not the head, nor layers behind the last one that
-        keeps state: a prompt needs them once.
+        """Number of parameters that every token of a prompt is multiplied by. The head and the layers after the last
+        one that keeps state are left out: a prompt needs them for its last token only.
         """
         return sum(num_matrix_elements(layer.active_tensors()) for layer in self._prompt_layers)
 
@@ -106,7 +110,8 @@ class ModelCost:
 
     @cached_property
     def step_weight_bytes(self) -> float:
-        """Weight bytes that a decode step reads at most: all but tables of per-layer embeddings, read by rows.
+        """Weight bytes that a decode step reads at most: all except tables of per-layer embeddings, of which it reads
+        single rows.
 
         NOTE: the input table is counted though a step reads a few of its rows: published figures count all weights.
         """
@@ -119,8 +124,8 @@ class ModelCost:
         return self.num_expert_parameters * self.weight_bits / 8
 
     def swept_weight_bytes(self, num_running: float) -> float:
-        """Weights that one decode step of so many requests reads: of the experts only those that some request chose
-        (choices taken as independent and even).
+        """Weight bytes that one decode step of `num_running` requests reads: of the experts only those that some
+        request chose, if choices are independent and even.
         """
         idle = sum(
             count * routed.num_experts * routed.expert_size * routed.idle_share(num_running)
@@ -134,7 +139,7 @@ class ModelCost:
         return self._kv_scale * sum(count * state.bytes_per_token for state, count in self._states.items())
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """State that a context of so many tokens keeps, a begun token counted whole."""
+        """Bytes of state that a request with `num_tokens` tokens keeps; a fraction of a token counts as a whole one."""
         length = math.ceil(num_tokens)
         return float(sum(count * self._held_bytes(state, length) for state, count in self._states.items()))
 
@@ -144,12 +149,14 @@ class ModelCost:
         return float(sum(count * state.bytes_per_request for state, count in self._states.items()))
 
     def read_bytes(self, num_tokens: float) -> float:
-        """State that a decode step reads of such a context: what several layers share, each of them reads."""
+        """Bytes of state that a decode step reads for a request with `num_tokens` tokens. State shared by several
+        layers is counted once for each of them.
+        """
         read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
 
     def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
-        """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
+        """`kv_bytes` and `read_bytes` of a request with `num_tokens` tokens by kind of layer, in order of layers."""
         kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
         names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
@@ -166,17 +173,17 @@ class ModelCost:
 
     @cached_property
     def token_state_bytes(self) -> float:
-        """Bytes of state that a decode step reads and writes for a request, independent of its context."""
+        """Bytes of recurrent state that a decode step reads and writes for a request, whatever its length."""
         return float(sum(count * mixer.token_bytes for mixer, count in self._mixers.items()))
 
     @cached_property
     def token_state_flops(self) -> float:
-        """Operations of each token that depend neither on weights nor on the context."""
+        """Operations of each token that depend neither on weights nor on the context: updates of recurrent states."""
         return float(sum(count * mixer.token_flops for mixer, count in self._mixers.items()))
 
     def attention_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Operations of attention over a prompt whose first tokens are cached. A query sees itself and all before it,
-        within the window.
+        """Operations of attention over a prompt whose first `num_cached_tokens` are cached. A query attends to itself
+        and the tokens before it, within the layer's window.
         """
         num_new = num_tokens - num_cached_tokens
         return float(
@@ -187,7 +194,7 @@ class ModelCost:
         )
 
     def step_attention_flops(self, context_tokens: float) -> float:
-        """Operations of attention of one new token behind a context of so many tokens."""
+        """Operations of attention for one new token after `context_tokens` tokens."""
         return float(
             sum(count * mixer.query_flops(context_tokens) for mixer, count in self._mixers.items())
             + self.token_state_flops
@@ -195,27 +202,27 @@ class ModelCost:
 
     @cached_property
     def full_pair_flops(self) -> float:
-        """Operations for each query and key of a prompt, where a query attends to everything or scans it."""
+        """Operations for each query and key of a prompt, in layers whose queries attend to all tokens or score all."""
         mixers = self._prompt_mixers
         full = sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None)
         return float(full + sum(count * mixer.scan_flops for mixer, count in mixers.items()))
 
     @cached_property
     def window_flops(self) -> float:
-        """Operations of one query of a prompt in the windowed layers, as if it saw a whole window."""
+        """Operations of one query of a prompt in layers that limit the tokens it attends to, when at the limit."""
         windows = ((mixer.window or 0, mixer, count) for mixer, count in self._prompt_mixers.items())
         return float(sum(count * mixer.pair_flops * window for window, mixer, count in windows))
 
     @cached_property
     def full_bytes_per_token(self) -> float:
-        """State of one token that a decode step reads where a query attends to everything or scans it."""
+        """State bytes that a decode step reads per token of context, in layers that attend to all or score all."""
         full = sum(count * mixer.read_size for mixer, count in self._mixers.items() if mixer.window is None)
         full += sum(count * mixer.scanned_size for mixer, count in self._mixers.items())
         return full * self.kv_bits / 8
 
     @cached_property
     def window_bytes(self) -> float:
-        """State of whole windows that a decode step reads in the windowed layers."""
+        """State bytes that a decode step reads in layers that limit the tokens attended to, if the limit is reached."""
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
 
@@ -235,17 +242,17 @@ class ModelCost:
 
     @property
     def _kv_scale(self) -> float:
-        """`kv_bits` over those of a number in `_states`."""
+        """Ratio of `kv_bits` to the bits of a number in `_states`."""
         return self.kv_bits / (8 * DTYPE_BYTES[_STATE_DTYPE])
 
     @cached_property
     def _mixers(self) -> Mapping[MixerCost, int]:
-        """Each different pass over a state, and how many layers have it."""
+        """Each different pass of attention over a state, with the number of layers that have it."""
         return Counter(each for mixer in self.model.mixers for each in mixer.cost.passes)
 
     @cached_property
     def _prompt_mixers(self) -> Mapping[MixerCost, int]:
-        """Each different pass over a state, and its number among the layers that compute all tokens of a prompt."""
+        """As `_mixers`, of the layers that compute all tokens of a prompt."""
         return Counter(each for layer in self._prompt_layers for mixer in layer.mixers for each in mixer.cost.passes)
 
     @property

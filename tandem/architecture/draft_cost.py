@@ -1,4 +1,6 @@
-"""Cost of a network that drafts: what it holds in memory and reads for one guess, counted from its specs."""
+"""Cost of a drafter, the network that guesses tokens for speculative decoding: its memory and the bytes it reads for
+one guess, counted from its specs.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -14,14 +16,15 @@ from tandem.core.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class DrafterCost:
-    """A draft model, or a head of one layer.
+    """Sizes and costs of a drafter: a draft model, or a head of one layer that reads the served model's hidden states.
 
     Args:
-        network: its layers and its output head as a model of their own; `weight_bits` and `kv_bits` are those.
-        num_further_parameters: elements that each guess is multiplied by in front of the layers.
-        num_unread_parameters: elements that it holds beside those, and of which a guess reads a row.
-        num_shared_parameters: elements of `network` that are the served model's: read, and not held once more.
-        is_head: it reads hidden states of the served model, and computes a row of its state for each token of a prompt.
+        network: the drafter's layers and output head as a model; its `weight_bits` and `kv_bits` hold for the whole
+            drafter.
+        num_further_parameters: parameters before the layers that each guess is multiplied by.
+        num_unread_parameters: further parameters in memory of which a guess reads at most a row, such as an embedding.
+        num_shared_parameters: parameters of `network` that belong to the served model: read, but not stored again.
+        is_head: whether it reads hidden states of the served model, and so computes KV for each token of a prompt.
     """
 
     network: ModelCost
@@ -32,7 +35,7 @@ class DrafterCost:
 
     @property
     def weight_bytes(self) -> float:
-        """Of what it holds for itself."""
+        """Bytes of the weights that the drafter stores itself."""
         own = self.num_further_parameters + self.num_unread_parameters - self.num_shared_parameters
         return self.network.weight_bytes + own * self.network.weight_bits / 8
 
@@ -42,26 +45,26 @@ class DrafterCost:
         return self.network.num_active_parameters + self.num_further_parameters
 
     def swept_weight_bytes(self, num_running: float) -> float:
-        """Weights that one guess for each of so many requests reads."""
+        """Weight bytes read for one guess for each of `num_running` requests."""
         further = self.num_further_parameters * self.network.weight_bits / 8
         return self.network.swept_weight_bytes(num_running) + further
 
     def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Operations of its rows of a prompt whose first tokens are cached; nothing is guessed behind them."""
+        """Operations of the drafter's KV of a prompt whose first `num_cached_tokens` are cached, without any guess."""
         per_token = 2.0 * (self.network.num_prompt_parameters + self.num_further_parameters)
         attention = self.network.attention_flops(num_tokens, num_cached_tokens)
         return per_token * (num_tokens - num_cached_tokens) + attention
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """State that a context of so many tokens keeps."""
+        """Bytes of the drafter's KV for a context of `num_tokens` tokens."""
         return self.network.kv_bytes(num_tokens)
 
 
 def mtp_cost(model: ModelCost) -> DrafterCost:
-    """The module for multi-token prediction that the configuration of `model` promises, with weights of as many bits.
+    """Cost of the multi-token prediction module that the configuration of `model` declares, with the model's bits.
 
     Raises:
-        ConfigurationError: it promises none, or several, which are not served.
+        ConfigurationError: it declares none, or several, which are not served.
     """
     spec = mtp_of(model.model)
     if spec is None or len(model.model.next_layers) > 1:
@@ -79,10 +82,10 @@ def mtp_cost(model: ModelCost) -> DrafterCost:
 def eagle3_cost(
     config: Mapping[str, object], names: Collection[str], name: str, model: ModelCost, *, weight_bits: float = 16
 ) -> DrafterCost:
-    """The EAGLE-3 head that a `config.json` describes, for `model`.
+    """Cost of the EAGLE-3 head that a `config.json` describes, for `model`.
 
     Args:
-        names: of its tensors, as in `read_eagle3`.
+        names: names of the head's tensors, as in `read_eagle3`.
         name: for reports.
 
     Raises:
@@ -109,7 +112,7 @@ def _layer(spec: Eagle3Spec) -> LayerSpec:
 
 
 def _one_layer(model: ModelSpec, layer: LayerSpec, hidden_size: int, num_tokens: int) -> ModelSpec:
-    """A model of that layer and of one table, which is its output head."""
+    """A model of that layer and one table, which is its output head."""
     return replace(
         model,
         layers=(layer,),

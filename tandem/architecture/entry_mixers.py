@@ -1,5 +1,7 @@
-"""Token mixers whose queries attend to a window of rows, one a token, each key and value at once, and to *entries*:
-rows that stand for `span` tokens each, compressed from them (DeepSeek-V4).
+"""Specs of the attention of DeepSeek-V4. A query attends to a window of recent rows and to *entries* in one softmax.
+
+A row belongs to one token and is the key and the value of all heads at once. An entry is a row that is compressed from
+`span` consecutive tokens; entries of all earlier tokens are kept.
 """
 
 from collections.abc import Iterator
@@ -16,10 +18,10 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRowAttentionSpec(BareMixer):
-    """Causal self-attention of a window to one row a token, which is key and value of all heads.
+    """Causal self-attention within a window, over one row per token that serves all heads as key and value.
 
     A row's last `rope.rotary_dim` elements are rotated, and so are a query's; element 2 i turns with element 2 i + 1.
-    Since values are rotated too, what a head finds is turned back by the query's position.
+    Since values are rotated too, the output of each head is rotated back by the query's position.
 
     Args:
         q_a, q_norm: from the hidden state to a latent, of which `q` makes queries, which `head_norm` norms.
@@ -52,11 +54,11 @@ class SharedRowAttentionSpec(BareMixer):
         yield self.sinks
 
     def state(self, dtype: str) -> StateSpec | None:
-        """State of the rows; a mixer that keeps entries too has further states."""
+        """State of the rows; None in a mixer that also keeps entries, see `states`."""
         return RowsSpec(self.head_dim, dtype, self.window)
 
     def with_rope(self, rope: RopeSpec) -> Self:
-        """The same with another rotary embedding."""
+        """This spec with another rotary embedding."""
         return replace(self, rope=rope)
 
     @property
@@ -71,12 +73,12 @@ class SharedRowAttentionSpec(BareMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Compression of each `span` tokens into one entry of `size` numbers: the normed sum of the tokens' contents, each
-    times a weight. For each number the weights are the softmax over the tokens of its gates plus `bias`, which depends
-    on the token's place in the span.
+    """Compression of each `span` tokens into one entry of `size` numbers: the normed, weighted sum of the tokens'
+    contents. For each number the weights are the softmax over the tokens of their gates plus `bias`, which depends on
+    the token's place in the span.
 
-    With two `series` spans overlap. The first half of a token's contents and gates goes into the entry of the next
-    span, the second half into that of its own. So an entry is made of 2 x `span` tokens, the first of `span`.
+    With 2 `series` spans overlap. The first half of a token's contents and gates goes into the entry of the next span,
+    the second half into that of its own. So an entry is made of 2 x `span` tokens, the first of `span`.
 
     Args:
         contents, gates: linear maps of the hidden state to `series` x `size` numbers each, the values and the logits of
@@ -98,23 +100,21 @@ class PoolSpec:
         yield self.bias
 
     def states(self, dtype: str) -> tuple[StateSpec, ...]:
-        """Contents and gates of the tokens whose entries are still to be made, each a `PartsSpec`."""
+        """Contents and gates of the tokens whose entries are not made yet, each a `PartsSpec`."""
         parts = PartsSpec(self.series * self.size, dtype, self.span, self.series)
         return (parts, parts)
 
     @property
     def cost(self) -> MixerCost:
-        """Cost of a token's share of its entries: its contents and gates are read once, with five operations for each
-        content.
-        """
+        """Cost per token of making entries: contents and gates are read once, with five operations a content."""
         size = self.series * self.size
         return MixerCost(2 * size, 5 * size, window=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryIndexerSpec:
-    """Scorer of all entries for a query, whose best `top_k` are attended to; ties go to the earlier entry. Scores are
-    those of an `IndexerSpec`, with keys that `pool` makes and queries whose last elements are rotated.
+    """Scores all entries for a query, which attends to the best `top_k`; ties go to the earlier entry. The score is
+    that of an `IndexerSpec`, with keys made by `pool` and queries whose last elements are rotated.
     """
 
     pool: PoolSpec
@@ -125,7 +125,7 @@ class EntryIndexerSpec:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a key."""
+        """Number of elements of a key."""
         return self.pool.size
 
     def tensors(self) -> Iterator[TensorSpec]:
@@ -135,8 +135,8 @@ class EntryIndexerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryAttentionSpec(SharedRowAttentionSpec):
-    """`SharedRowAttentionSpec` that also attends, in the same softmax, to entries of `pool` whose spans end at the
-    query's position or before: to those that `indexer` chooses, None = to all. An entry is rotated by the position of
+    """`SharedRowAttentionSpec` whose queries also attend, in the same softmax, to entries of `pool` whose spans end at
+    or before their position. `indexer` chooses the entries; None = all of them. An entry is rotated by the position of
     its span's first token.
     """
 
@@ -158,11 +158,13 @@ class EntryAttentionSpec(SharedRowAttentionSpec):
             yield from self.indexer.tensors()
 
     def state(self, dtype: str) -> StateSpec | None:
-        """None: it keeps several."""
+        """None, since there are several states, see `states`."""
         return None
 
     def states(self, dtype: str) -> tuple[StateSpec, ...]:
-        """Rows, then entries, then contents and gates of entries, then with an indexer those of its keys."""
+        """States of the rows, of the entries, of the contents and gates of coming entries, and with an indexer those of
+        the contents and gates of its keys.
+        """
         indexer = self.indexer
         own = (
             RowsSpec(self.head_dim, dtype, self.window),
@@ -173,7 +175,7 @@ class EntryAttentionSpec(SharedRowAttentionSpec):
 
     @property
     def cost(self) -> MixerCost:
-        """Passes over the window, over entries, and over what they are made of."""
+        """Passes over the window, over the entries, and over the contents and gates they are made of."""
         plain, span, indexer = self.window_cost, self.pool.span, self.indexer
         pools = (self.pool,) if indexer is None else (self.pool, indexer.pool)
         of_entries = replace(plain, read_size=plain.read_size / span, pair_flops=plain.pair_flops / span, window=None)

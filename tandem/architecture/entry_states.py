@@ -1,4 +1,6 @@
-"""States of layers that keep a row a token for a while, and for good one entry of several tokens (DeepSeek-V4)."""
+"""States of the attention of DeepSeek-V4 (`entry_mixers`): a row per token within a window, one compressed entry for
+each span of tokens for good, and the parts of entries that are not complete yet.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ from tandem.architecture.state import DTYPE_BYTES, Plane, StateSpec
 
 @dataclass(frozen=True, slots=True)
 class RowsSpec(StateSpec):
-    """A row of `size` numbers for each token, key and value at once. `window`: rows that a query sees, its own too."""
+    """One row of `size` numbers per token, key and value at once. `window`: tokens a query sees, itself included."""
 
     size: int
     dtype: str
@@ -31,8 +33,8 @@ class RowsSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class PartsSpec(StateSpec):
-    """Parts from which entries of `span` tokens are computed: `size` numbers of each token, which are read until the
-    entry of its span, or with `num_spans` above 1 that of a later one, is made.
+    """Parts from which entries of `span` tokens are computed: `size` numbers per token. An entry is made of the parts
+    of the last `num_spans` spans, up to its own, and each part is kept until the last entry that needs it is made.
     """
 
     size: int
@@ -49,11 +51,11 @@ class PartsSpec(StateSpec):
         return True
 
     def needed(self, position: int) -> int:
-        """The first token of the entry that is made next."""
+        """The first token of those that the next entry is made of."""
         return max(0, (position // self.span + 1 - self.num_spans) * self.span)
 
     def most_seen(self, num_tokens: int) -> int:
-        """Most where a query is the last of its span."""
+        """The most tokens before a query, reached when the query is the last of its span."""
         return min(num_tokens, self.num_spans * self.span - 1)
 
     def __str__(self) -> str:
@@ -63,8 +65,8 @@ class PartsSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class EntriesSpec(StateSpec):
-    """An entry of `size` numbers for each `span` tokens, and with an index a key of `index_dim` numbers that it is
-    chosen by. Both are made when the last of these tokens is computed.
+    """One entry of `size` numbers for each `span` tokens, and with `index_dim` > 0 an index key of as many numbers by
+    which queries choose the entry. Both are made when the last token of the span is computed.
     """
 
     size: int
@@ -78,7 +80,7 @@ class EntriesSpec(StateSpec):
         return tuple(Plane(name, (size,), self.dtype, token_axis=0, span=self.span) for name, size in sizes.items())
 
     def bytes(self, num_tokens: int) -> int:
-        """Of whole spans."""
+        """Bytes of the entries of all whole spans in `num_tokens`."""
         return num_tokens // self.span * (self.size + self.index_dim) * DTYPE_BYTES[self.dtype]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Exchanges of one step among the ranks of a worker, counted from a rank's part of the model. Plain arithmetic."""
+"""Bytes that the ranks of a tensor-parallel worker exchange in one step, counted from one rank's part of the model."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ _SUM_BYTES, _ROW_BYTES = 4.0, 2.0  # partial sums are float32, rows of activatio
 
 
 def exchange_bytes(shard: ModelSpec, num_ranks: int) -> list[float]:
-    """Bytes that a rank sends for each token in each exchange of a step whose tokens all have logits. Outputs of
-    experts: the mean of a rank. Weights as codes are counted as if they were none.
+    """Bytes that a rank sends per token in each exchange of a step, if every token needs logits. Exchanges of expert
+    outputs count the mean over the ranks. Quantised weights are counted as if they were not quantised.
     """
     if num_ranks == 1:
         return []
@@ -25,7 +25,7 @@ def exchange_bytes(shard: ModelSpec, num_ranks: int) -> list[float]:
 
 
 def _norms(shard: ModelSpec) -> Iterator[float]:
-    """Those over all heads of attention."""
+    """Exchanges for norms over all heads of attention."""
     for mixer in shard.mixers:
         norms = (mixer.q_norm, mixer.k_norm) if isinstance(mixer, AttentionSpec) else ()
         for norm in norms:

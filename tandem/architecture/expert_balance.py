@@ -1,4 +1,4 @@
-"""Balance of the ranks of a worker whose experts lie whole on them, where every expert is chosen as often."""
+"""Balance of load among ranks that divide the experts of a layer, if the router chooses all experts equally often."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -10,8 +10,9 @@ _NUM_TRIALS = 100
 
 
 def expected_imbalance(routed: RoutedExperts, bounds: tuple[int, ...], num_tokens: int) -> float:
-    """Mean of `ExpertRows.imbalance` over steps of so many tokens, whose choices are independent and even; sampled, the
-    same in every call. Trained routers are less even, and tokens of one text choose alike.
+    """Expected ratio of the busiest rank's load to the mean (`ExpertRows.imbalance`) over steps of `num_tokens` tokens,
+    if choices of experts are independent and even. Sampled with a fixed seed. Trained routers are less even, and tokens
+    of one text choose alike.
 
     Args:
         bounds: rank i has experts `bounds[i]` to `bounds[i + 1] - 1`.

@@ -1,8 +1,7 @@
-"""Experts stored as two stacks a layer: `gate_up_proj` [experts, 2 * inner, hidden], gate first, and `down_proj`
-[experts, hidden, inner].
+"""Sources of feed-forward weights in a checkpoint: experts in two stacks per layer, `gate_up_proj` [experts, 2 * inner,
+hidden] with gate first and `down_proj` [experts, hidden, inner], or as one tensor per matrix.
 
-Of some families there are checkpoints with stacks and others with a tensor for each expert, whatever the family's own
-have: `with_stored_blocks` goes by what is stored.
+Some families have checkpoints of both kinds, so `with_stored_blocks` adapts a model to the tensors a checkpoint has.
 """
 
 from collections.abc import Collection
@@ -18,7 +17,9 @@ _GATE_UP, _DOWN, _FIRST = "gate_up_proj", "down_proj", ".0.gate_proj"
 def from_stack(
     block: GatedSpec, prefix: str, index: int | None, gate_up: str = _GATE_UP, down: str = _DOWN
 ) -> GatedSpec:
-    """The same, made of entry `index` of the stacks `gate_up` and `down` under `prefix`; None = each is one matrix."""
+    """`block` with its weights taken from the stacks `gate_up` and `down` under `prefix`, at `index`. With index None
+    the two tensors are no stacks but the matrices of a single block.
+    """
     inner, tensor = block.intermediate_size, f"{prefix}.{gate_up}"
     return replace(
         block,
@@ -29,8 +30,8 @@ def from_stack(
 
 
 def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedSpec:
-    """The same with biases, made of entry `index` of stacks under `prefix` whose matrices are transposed, gate and up
-    taking turns in the columns, as gpt-oss has them in 16 bits.
+    """`expert` with weights and biases taken from stacks under `prefix`, at `index`, whose matrices are transposed and
+    have gate and up in alternating columns, as in the 16-bit checkpoints of gpt-oss.
     """
 
     def half(linear: LinearSpec, start: int) -> LinearSpec:
@@ -49,15 +50,15 @@ def from_alternating_stack(expert: GatedSpec, prefix: str, index: int) -> GatedS
 
 
 def with_stored_blocks(model: ModelSpec, stored: Collection[str]) -> ModelSpec:
-    """The model with its feed-forward blocks, experts among them, made of stacks and fused tensors or of tensors of
-    their own, as a checkpoint with the tensors `stored` has them.
+    """The model with the sources of its feed-forward weights changed to stacks, fused tensors or one tensor per matrix,
+    whichever of them `stored`, the names of a checkpoint's tensors, has.
     """
     modules = _modules(stored)
     return replace(model, layers=tuple(_layer_as_stored(layer, modules) for layer in model.layers))
 
 
 def layer_with_stored_blocks(layer: LayerSpec, stored: Collection[str]) -> LayerSpec:
-    """As `with_stored_blocks`, of one layer."""
+    """As `with_stored_blocks`, for one layer."""
     return _layer_as_stored(layer, _modules(stored))
 
 
@@ -101,12 +102,12 @@ def _experts_as_stored(block: MixtureOfExpertsSpec, modules: Collection[str]) ->
 
 
 def _is_by_itself(block: GatedSpec, modules: Collection[str]) -> bool:
-    """Whether a block that families make of a part of a tensor is stored as tensors of its own."""
+    """Whether a block whose matrices a family takes from parts of a tensor is stored with one tensor per matrix."""
     return block.gate.weight_source is not None and block.gate.name in modules
 
 
 def _by_itself(expert: GatedSpec) -> GatedSpec:
-    """The same, made of tensors of its own."""
+    """`expert` with one tensor per matrix."""
     gate, up, down = (
         replace(linear, weight_source=None, bias_source=None) for linear in (expert.gate, expert.up, expert.down)
     )

@@ -1,4 +1,6 @@
-"""Feed-forward blocks: the part of a layer in which each token is computed by itself."""
+"""Specs of feed-forward blocks, the part of a layer that treats each token alone: gated and squared-ReLU blocks,
+mixtures of experts with their routers, and sums of several blocks.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True)
 class GatedSpec:
-    """`down(activation(gate(x)) * up(x))`; with `clamp`, its form in place of the activation."""
+    """`down(activation(gate(x)) * up(x))`; `clamp` replaces the product of activation and `up`."""
 
     gate: LinearSpec
     up: LinearSpec
@@ -41,12 +43,12 @@ class GatedSpec:
             yield from linear.tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors used by one token."""
+        """Tensors that one token is multiplied by."""
         return self.tensors()
 
     @property
     def routed(self) -> None:
-        """No experts."""
+        """None, since the block has no experts."""
         return None
 
 
@@ -66,12 +68,12 @@ class SquaredReluSpec:
         yield from self.down.tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors used by one token."""
+        """Tensors that one token is multiplied by."""
         return self.tensors()
 
     @property
     def routed(self) -> None:
-        """No experts."""
+        """None, since the block has no experts."""
         return None
 
 
@@ -93,18 +95,18 @@ class RouterSpec:
     """Choice of `top_k` experts for each token; of equal scores the lowest index wins.
 
     Args:
-        linear: hidden size to experts.
-        norm: of what goes into `linear`.
-        logit_scale: multiplies what `linear` gives.
+        linear: map from the hidden size to one logit per expert.
+        norm: norm of the input of `linear`.
+        logit_scale: multiplies the output of `linear`.
         correction: [experts], added to scores for the choice, not for the weights (DeepSeek-V3, arXiv:2412.19437).
         renormalise: the chosen weights are divided by their sum plus `epsilon`.
         scale: multiplies the weights after that.
         expert_scales: [experts], multiplies the weights at the end.
         rounded: the weights are rounded to the model's dtype.
-        num_groups, top_groups: experts are chosen among those of the best groups only.
-        best_of_group: a group's score is the sum of so many of its experts', the best ones.
-        table: [vocabulary, top_k] int64, the experts of each token by its id, which scores only weight; None = chosen
-            by score (arXiv:2106.04426).
+        num_groups, top_groups: experts are divided into groups; only those of the best `top_groups` can be chosen.
+        best_of_group: number of experts, the best of a group, whose scores are added to the group's score.
+        table: [vocabulary, top_k] int64, the experts of each token by its id; scores then only give the weights. None =
+            chosen by score (arXiv:2106.04426).
     """
 
     linear: LinearSpec
@@ -128,7 +130,7 @@ class RouterSpec:
         return self.linear.outputs
 
     def under(self, prefix: str) -> "RouterSpec":
-        """The same with `prefix` before the names of its tensors."""
+        """This spec with `prefix` before the names of its tensors."""
         return replace(
             self,
             linear=_under(prefix, self.linear),
@@ -151,26 +153,28 @@ def _under(prefix: str, spec: _Named) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
-    """Number of experts in a layer, of experts chosen for a token, and of elements in the matrices of one expert."""
+    """Sizes of a layer's routed experts: their number, those chosen per token, elements of one expert's matrices."""
 
     num_experts: int
     top_k: int
     expert_size: int
 
     def idle_share(self, num_tokens: float) -> float:
-        """Expected share of experts chosen by none of so many tokens, for independent and even choices."""
+        """Expected share of experts that none of `num_tokens` tokens chooses, if choices are independent and even."""
         return float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExpertsSpec:
-    """Sum of the chosen experts' outputs, each times its weight, and of `shared`, which every token passes.
+    """Weighted sum of the chosen experts' outputs, plus the output of `shared`, a block that computes every token.
 
-    `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid. `before_experts`: norm of what goes
-    into the experts, but not into the router. `experts_in`, `experts_out`: maps from the hidden size to that of the
-    experts, and back from their sum; router and `shared` read the hidden state (Nemotron 3, arXiv:2512.20856).
-    `bounds`: `experts` are one rank's, and rank i has those that the router numbers `bounds[i]` to `bounds[i + 1] - 1`;
-    None = all are here.
+    Args:
+        shared_gate: map from the hidden size to 1, whose sigmoid multiplies the output of `shared`.
+        before_experts: norm of the input of the experts, but not of the router.
+        experts_in, experts_out: maps from the hidden size to that of the experts, and back from their sum; router and
+            `shared` read the hidden state (Nemotron 3, arXiv:2512.20856).
+        bounds: with it, `experts` are those of one rank; rank i has the experts that the router numbers `bounds[i]` to
+            `bounds[i + 1] - 1`. None = all are here.
     """
 
     router: RouterSpec
@@ -211,7 +215,7 @@ class MixtureOfExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class BranchSpec:
-    """A block between norms; None = that norm does not exist."""
+    """A block with a norm `before` and `after` it; None = no such norm."""
 
     block: BlockSpec | MixtureOfExpertsSpec
     before: NormSpec | None
@@ -234,7 +238,7 @@ class ParallelSpec:
             yield from branch.norm_tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors used by one token."""
+        """Tensors that one token is multiplied by."""
         for branch in self.branches:
             yield from branch.block.active_tensors()
             yield from branch.norm_tensors()

@@ -1,6 +1,6 @@
-"""Typed reading of one JSON object from a checkpoint, so that nothing in it is guessed.
+"""Typed reading of one JSON object from a checkpoint, such as its `config.json`, with errors instead of guesses.
 
-Every accessor names the key, the value found and what is accepted. `unread` lists the keys that nobody asked for; the
+An error names the key, the value found and the accepted values. `unread` lists the keys that nobody has read; the
 caller decides whether they matter. Nothing here knows what any key means.
 """
 
@@ -31,7 +31,7 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 class Fields:
-    """The keys and values of one JSON object; records the keys that were read.
+    """The keys and values of one JSON object; records which keys were read.
 
     Args:
         values: the object.
@@ -45,8 +45,8 @@ class Fields:
         self._names: Mapping[str, str] = {}  # in the file, by the name that is asked for
 
     def renamed(self, names: Mapping[str, str]) -> "Fields":
-        """The same object for code that asks for a key under another name: `names` from the file's to that. Messages
-        have the file's; what is read of one is read of both.
+        """The same object, readable under other names: `names` maps keys of the file to the names that the calling code
+        uses. Messages name the key of the file, and a key read from either object counts as read in both.
 
         Raises:
             CorruptCheckpointError: the file has a key under both names, with different values.
@@ -63,7 +63,7 @@ class Fields:
         return found
 
     def completed(self, values: Mapping[str, object]) -> "Fields":
-        """The same object with `values` for keys that it has not."""
+        """The same object with `values` added for the keys that it does not have."""
         return Fields({**values, **self._values}, self.where)
 
     def get(self, name: str) -> object:
@@ -72,12 +72,12 @@ class Fields:
         return self._values.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there, even as null."""
+        """Whether the key is present, even with the value null."""
         self._asked.add(name)
         return name in self._values
 
     def was_read(self, name: str) -> bool:
-        """Whether the key was read before."""
+        """Whether some accessor has read the key."""
         return name in self._asked
 
     def count(self, name: str, default: int = REQUIRED, *, low: int = 1, high: int = MAX_COUNT) -> int:
@@ -106,6 +106,7 @@ class Fields:
         return default if value is None else value
 
     def optional_number(self, name: str, *, low: float = 0.0, high: float = 1e12) -> float | None:
+        """A finite number in (low, high]; None when the key is absent or null."""
         value = self.get(name)
         if value is None:
             return None
@@ -114,7 +115,7 @@ class Fields:
         return float(value)
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """As many numbers above 0 as `default` has; `default` when the key is absent or null."""
+        """A list of numbers above 0, as long as `default`; `default` when the key is absent or null."""
         return tuple(default) if self.get(name) is None else self.listed_numbers(name, len(default))
 
     def listed_numbers(self, name: str, count: int) -> tuple[float, ...]:
@@ -134,6 +135,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
+        """A string; `default` when the key is absent or null."""
         value = self.get(name)
         if value is None:
             return default
@@ -151,7 +153,7 @@ class Fields:
         return tuple(value)
 
     def check_length(self, name: str, num_layers: int) -> None:
-        """Refuses a list that has not one entry a layer; does not count as reading it."""
+        """Refuses a list that does not have one item per layer. Does not count as reading the key."""
         value = self._values.get(name)
         if isinstance(value, list) and len(value) != num_layers:
             raise CorruptCheckpointError(
@@ -193,13 +195,13 @@ class Fields:
         return CorruptCheckpointError(f"{self.where}: {self._names.get(name, name)} must be {accepted}, found {found}")
 
     def unsupported(self, name: str, supported: str) -> UnsupportedCheckpointError:
-        """The error for a valid value that Tandem does not compute."""
+        """The error for a valid value that Tandem does not support."""
         found = json.dumps(self._values.get(name))[:80]
         shown = self._names.get(name, name)
         return UnsupportedCheckpointError(f"{self.where}: {shown}={found} is not served; supported: {supported}")
 
     def only(self, name: str, accepted: Sequence[object], supported: str) -> None:
-        """Refuses any value outside `accepted`; absent and null pass."""
+        """Refuses any value outside `accepted`; an absent key and null pass."""
         value = self.get(name)
         if value is not None and value not in accepted:
             raise self.unsupported(name, supported)
@@ -213,7 +215,7 @@ class Fields:
         }
 
     def refuse_unread(self, ignored: Collection[str] = ()) -> None:
-        """Raises `UnsupportedCheckpointError` naming every key of `unread`."""
+        """Raises `UnsupportedCheckpointError` if there are keys in `unread`, and names them."""
         unknown = self.unread(ignored)
         if unknown:
             raise UnsupportedCheckpointError(
@@ -232,5 +234,5 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 
 def shown_items(values: Mapping[str, object]) -> str:
-    """Keys and values for a message, in alphabetical order, long values cut."""
+    """Keys and values as text for a message, in alphabetical order, long values cut."""
     return ", ".join(sorted(f"{name}={json.dumps(value)[:60]}" for name, value in values.items()))

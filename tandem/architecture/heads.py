@@ -1,7 +1,9 @@
-"""Heads: small networks that guess further tokens from a model's hidden states, as specs.
+"""Specs of draft heads: small networks that guess further tokens from a model's hidden states, for speculative
+decoding.
 
-A row of a head stands for a position of the text. It takes the model's hidden states there and the token behind it, and
-guesses the token behind that. The next guess takes the head's own output in place of the model's states.
+Each row of a head's input belongs to a position of the text. It takes the model's hidden states at that position and
+the token after it, and guesses the token after that. For the next guess, the head's own output takes the place of the
+model's states.
 """
 
 from collections.abc import Iterator
@@ -15,12 +17,12 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpSpec:
-    """Module for multi-token prediction that a checkpoint carries behind its last layer (DeepSeek-V3,
-    arXiv:2412.19437, section 2.2). Embedding and output head are the model's.
+    """Multi-token prediction module, stored in a checkpoint as a further layer (DeepSeek-V3, arXiv:2412.19437, section
+    2.2). Embedding and output head are the model's.
 
     The layer's input is `projection` of [embedding_norm(embedding of the token) | hidden_norm(hidden states)], where
-    the model's hidden states are those after its final norm. `final_norm` gives both what the output head takes and
-    what the next guess takes.
+    the model's hidden states are those after its final norm. The output of `final_norm` is the input of the output
+    head, and of the next guess.
     """
 
     embedding_norm: NormSpec
@@ -37,7 +39,9 @@ class MtpSpec:
 
 
 def mtp_of(model: ModelSpec) -> MtpSpec | None:
-    """The module of a model's first layer behind the last; None = it has none that is served."""
+    """Spec of the prediction module made of the model's first layer in `next_layers`; None = the model has no such
+    module that is served.
+    """
     names = model.next_names
     if not model.next_layers or names is None:
         return None
@@ -54,18 +58,18 @@ def mtp_of(model: ModelSpec) -> MtpSpec | None:
 class Eagle3Spec:
     """EAGLE-3 head in the published layout (arXiv:2503.01840).
 
-    `fusion` makes one hidden state of those of three layers. Attention reads [embedding_norm(embedding of the token) |
-    hidden_norm(hidden state)], twice as wide as the hidden state, to which its output is added.
+    `fusion` makes one hidden state of the inputs of three of the model's layers. Attention reads
+    [embedding_norm(embedding of the token) | hidden_norm(hidden state)], twice as wide as the hidden state, to which
+    its output is added.
 
     Args:
-        layers_read: layers of the model whose inputs are taken.
+        layers_read: indices of the model's layers whose inputs are taken.
         hidden_size: of the head.
         vocab_size: of the model.
         embedding: the head's own; None = the model's.
-        head: to logits of the head's tokens, of which there may be fewer than the model has.
-        offsets: [number of the head's tokens], what each token's number is less than the model's; None = the tokens
-            are the model's.
-        adds_to_normed: the output of attention is added to the hidden state after its norm.
+        head: map to logits of the head's tokens, of which there may be fewer than the model has.
+        offsets: [number of the head's tokens], id of the token in the model minus its id in the head; None = equal ids.
+        adds_to_normed: the output of attention is added to the hidden state after its norm, not before.
     """
 
     layers_read: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Base class of token mixers: defaults for mixers without options of attention."""
+"""Base class of token mixers (attention and its alternatives), with defaults for options that a mixer does not have."""
 
 from typing import Self
 
@@ -7,7 +7,8 @@ from tandem.architecture.tensors import TensorSpec
 
 
 class BareMixer:
-    """Base of all mixer specs. Those that have one of the options have a field of its name.
+    """Base of all mixer specs: properties with the value of an absent option. A mixer that has the option has a
+    dataclass field of the same name.
 
     NOTE: `rope` is not among them: a dataclass would take a property here for the default of its field.
     """
@@ -16,15 +17,15 @@ class BareMixer:
 
     @property
     def reads_state_of(self) -> int | None:
-        """Index of the earlier layer whose state it reads; None = it reads its own."""
+        """Index of the earlier layer whose state this mixer reads; None = it reads its own."""
         return None
 
     def state(self, dtype: str) -> StateSpec | None:
-        """The only state that it keeps when stored as `dtype`; None = it keeps none, or several."""
+        """The only state of the mixer, stored as `dtype`; None = it keeps none, or several."""
         return None
 
     def states(self, dtype: str) -> tuple[StateSpec, ...]:
-        """All that it keeps; their number depends on nothing but the mixer."""
+        """All states that the mixer keeps, stored as `dtype`; their number depends only on the mixer."""
         state = self.state(dtype)
         return () if state is None else (state,)
 
@@ -35,9 +36,9 @@ class BareMixer:
 
     @property
     def sinks(self) -> TensorSpec | None:
-        """Attention sinks, [num_heads]: a score of each head that has no value; None = none."""
+        """Attention sinks, [num_heads]: for each head a further score in the softmax that has no value; None = none."""
         return None
 
     def limited(self, length: int) -> Self:
-        """The same for sequences of at most `length` tokens."""
+        """This spec for sequences of at most `length` tokens."""
         return self

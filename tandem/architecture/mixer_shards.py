@@ -1,7 +1,7 @@
-"""Parts of token mixers that one rank of a tensor-parallel group computes: some of the heads, by the kind of mixer.
+"""Tensor-parallel splits of token mixers: for each kind of mixer, the part that one rank of a group computes.
 
-What all heads share is computed by every rank: latents, and index keys with what they choose. A norm over all heads
-takes the elements of all ranks. A convolution without heads is divided by channels.
+A rank has some of the heads. Every rank computes all that the heads share: latents, index keys and the choices made by
+them. A norm over all heads takes elements from all ranks. A convolution without heads is divided by channels.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def split_mixer(mixer: MixerSpec, part: RankPart) -> MixerSpec:
     """The part of `mixer` that a rank computes.
 
     Raises:
-        IndivisibleError: it has no such part.
+        IndivisibleError: the mixer cannot be divided among so many ranks.
     """
     split = _SPLITS.get(type(mixer))
     if split is None:
@@ -33,7 +33,7 @@ def split_mixer(mixer: MixerSpec, part: RankPart) -> MixerSpec:
 
 
 def _split_attention(mixer: AttentionSpec, part: RankPart) -> AttentionSpec:
-    """Of fewer KV heads than ranks, neighbours have the same."""
+    """Queries and KV heads are divided; with fewer KV heads than ranks, neighbouring ranks have the same KV head."""
     num_heads = part.share(mixer.num_heads, "num_attention_heads")
     kv_parts = min(part.num_ranks, mixer.num_kv_heads)
     if mixer.num_kv_heads % kv_parts or part.num_ranks % kv_parts:
@@ -56,7 +56,7 @@ def _split_attention(mixer: AttentionSpec, part: RankPart) -> AttentionSpec:
 
 
 def _split_latent_attention(mixer: LatentAttentionSpec, part: RankPart) -> LatentAttentionSpec:
-    """Latents and what is made of them before there are heads are whole on every rank; so is an indexer."""
+    """Every rank has the whole latents, the maps to them, and the indexer; only maps to heads are divided."""
     return replace(
         mixer,
         q=part.by_outputs(mixer.q),
@@ -67,8 +67,8 @@ def _split_latent_attention(mixer: LatentAttentionSpec, part: RankPart) -> Laten
 
 
 def _split_shared_rows(mixer: SharedRowAttentionSpec, part: RankPart) -> SharedRowAttentionSpec:
-    """Whole groups of heads, so that none of their maps is split. Rows and entries, and what chooses them, are whole on
-    every rank.
+    """A rank has whole groups of heads, so that no group's output map is split. Every rank has all rows and entries,
+    and the indexer that chooses entries.
     """
     num_groups = part.share(len(mixer.o_groups), "o_groups")
     num_heads = part.share(mixer.num_heads, "num_attention_heads")
@@ -83,8 +83,8 @@ def _split_shared_rows(mixer: SharedRowAttentionSpec, part: RankPart) -> SharedR
 
 
 def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecurrenceSpec:
-    """Of fewer groups of queries and keys than ranks, neighbours have the same. A convolution's channels are divided
-    part by part, and so are the maps to them.
+    """With fewer groups of queries and keys than ranks, neighbouring ranks have the same group. The convolution's
+    channels are divided part by part (q, k, v), and so are the maps to them.
     """
     num_heads, groups = part.share(mixer.num_heads, "number of recurrent heads"), mixer.num_groups
     if groups % part.num_ranks and part.num_ranks % groups:
@@ -117,7 +117,7 @@ def _split_recurrence(mixer: LinearRecurrenceSpec, part: RankPart) -> LinearRecu
 
 
 def _split_short_conv(mixer: ShortConvSpec, part: RankPart) -> ShortConvSpec:
-    """Channels are independent. Those of b, c and x are rows of one map, one after the other."""
+    """Channels are independent. Those of b, c and x are consecutive rows of one map."""
     channels = mixer.conv.channels
     if channels % MAX_RANKS or (channels // part.num_ranks) % 2:
         raise IndivisibleError(f"a convolution of {channels} channels, of which ranks have no even number each")
@@ -133,7 +133,7 @@ def _split_short_conv(mixer: ShortConvSpec, part: RankPart) -> ShortConvSpec:
 
 
 def _split_selective_scan(mixer: SelectiveScanSpec, part: RankPart) -> SelectiveScanSpec:
-    """Channels are independent but for the terms, which are sums over all of them."""
+    """Channels are independent except for the terms, which are sums over all channels."""
     size = part.share(mixer.conv.channels, "channels of a selective scan")
     if size % 2:
         raise IndivisibleError("an odd number of channels of a convolution for each rank")
@@ -153,7 +153,7 @@ def _split_selective_scan(mixer: SelectiveScanSpec, part: RankPart) -> Selective
 
 
 def _split_block_attention(mixer: BlockAttentionSpec, part: RankPart) -> BlockAttentionSpec:
-    """Each KV head chooses by an index query of its own; index keys are whole on every rank."""
+    """Each KV head chooses blocks by its own index query; every rank has all index keys."""
     indexer = mixer.indexer
     if indexer is not None:
         kv_parts = min(part.num_ranks, mixer.attention.num_kv_heads)
@@ -163,8 +163,8 @@ def _split_block_attention(mixer: BlockAttentionSpec, part: RankPart) -> BlockAt
 
 
 def _split_compressed_attention(mixer: CompressedAttentionSpec, part: RankPart) -> CompressedAttentionSpec:
-    """A KV head's choice is a sum over all heads that share it, so they stay on one rank. Of three gates of each head
-    in a row the rank has its heads' of each kind.
+    """A KV head's choice is a sum over all heads that share it, so these stay on one rank. `gates` gives three kinds of
+    gates, each for all heads; the rank has its heads' gates of each kind.
     """
     attention = mixer.attention
     part.share(attention.num_kv_heads, "num_key_value_heads, whose choices of blocks are sums over heads,")
@@ -184,7 +184,7 @@ def _split_compressed_attention(mixer: CompressedAttentionSpec, part: RankPart) 
 
 
 def _output_norm(mixer: LinearRecurrenceSpec, heads: range) -> NormSpec | None:
-    """One of each head is that of any; one over groups of channels may take what other ranks have."""
+    """A norm of each head is the same for all; a norm over groups of channels may need elements of other ranks."""
     norm = mixer.out_norm
     if norm is None or mixer.gating.is_by_head:
         return norm
@@ -196,7 +196,7 @@ def _output_norm(mixer: LinearRecurrenceSpec, heads: range) -> NormSpec | None:
 def _split_linears(
     linears: tuple[LinearSpec, ...], order: str, rows: Sequence[range], num_ranks: int
 ) -> Iterator[LinearSpec]:
-    """One for each part of a convolution's channels. `rows`: among the outputs of all `linears` together."""
+    """One map for each part of a convolution's channels. `rows`: outputs of each part, counted over all `linears`."""
     offset = 0
     for index, (name, kept) in enumerate(zip(order, rows, strict=True)):
         linear = linears[index if len(linears) > 1 else 0]
@@ -224,7 +224,7 @@ def _split_conv(conv: ConvSpec, order: str, rows: Sequence[range]) -> ConvSpec:
 
 
 def _split_vector(tensors: tuple[TensorSpec, ...], order: str, rows: Sequence[range]) -> Iterator[TensorSpec]:
-    """One for each part of a convolution's channels, of numbers that begin with them."""
+    """One tensor for each part of a convolution's channels, cut along the first axis."""
     offset = 0
     for index, (name, kept) in enumerate(zip(order, rows, strict=True) if tensors else ()):
         tensor = tensors[index if len(tensors) > 1 else 0]
@@ -248,20 +248,20 @@ _SPLITS: Mapping[type, Callable[[Any, RankPart], Any]] = {
 
 
 def _norm_of(norm: NormSpec | None, heads: range, head_dim: int) -> NormSpec | None:
-    """A norm of each head is that of any; one over all heads takes what other ranks have."""
+    """A norm of each head is the same for every head; a norm over all heads needs elements of other ranks."""
     if norm is None or norm.size == head_dim:
         return norm
     return replace(norm, within=(heads.start * head_dim, heads.stop * head_dim))
 
 
 def _entries(tensor: TensorSpec, kept: range) -> TensorSpec:
-    """Those of a vector, or rows."""
+    """Elements `kept` of a vector, or rows `kept` of a matrix."""
     source = tensor.source or Source(tensor.name)
     return replace(tensor, shape=(len(kept), *tensor.shape[1:]), source=source.rows(kept.start, kept.stop))
 
 
 def _of_heads(tensor: TensorSpec, heads: range) -> TensorSpec:
-    """Those of a vector, or of [1, 1, heads, 1] as Kimi-Linear has them."""
+    """Elements of `heads` in a vector, or in a tensor [1, 1, heads, 1] as in Kimi-Linear."""
     if len(tensor.shape) == 1:
         return _entries(tensor, heads)
     assert tensor.shape[:2] + tensor.shape[3:] == (1, 1, 1)

@@ -1,7 +1,8 @@
-"""Token mixers: the part of a layer in which tokens see each other, and the state it keeps for that.
+"""Specs of token mixers, the part of a layer in which tokens see each other: attention over K and V, attention over
+latents, and the base of block-sparse attention.
 
-A mixer spec answers for its tensors, its state and its cost; nobody else asks for its kind. Those that attend are here,
-those with a recurrent state in `recurrent_mixers`.
+A mixer spec describes its tensors, the state it keeps (KV cache or recurrent state) and its cost, so that no other code
+needs to know its kind. Mixers with a recurrent state are in `recurrent_mixers`; `MixerSpec` is the union of all.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """Queries grow with their position: times `1 + beta * ln(1 + floor(position / original_length))` (Llama 4)."""
+    """Growth of queries with their position: times `1 + beta * ln(1 + floor(position / original_length))` (Llama 4)."""
 
     beta: float
     original_length: int
@@ -31,16 +32,17 @@ class AttentionSpec(BareMixer):
     """Causal self-attention over K and V of `num_kv_heads` heads.
 
     Args:
-        k, v: without `v`, values are what `k` gives, before norm and rotation; `reads_state_of` goes without both.
+        k, v: None for `v` = values are the output of `k`, before norm and rotation. Both are None with
+            `reads_state_of`.
         scale: multiplies the scores.
         window: positions that a query sees, itself included; None = all.
         rope: None = positions are not encoded.
         softcap: bound of the scores by `softcap * tanh(score / softcap)`; 0 = none.
         q_norm, k_norm: before the rotation; of `head_dim` elements for each head, or of all heads together.
         v_norm: of each head's `head_dim` elements.
-        reads_state_of: the layer before whose K and V are read; this one keeps none. None = its own.
+        reads_state_of: index of the earlier layer whose K and V are read; this one keeps none. None = its own.
         sinks: [num_heads], a score for each head that takes part in the softmax and has no value (gpt-oss).
-        is_gated: behind each head's query `q` gives as many elements whose sigmoid multiplies what the head attends to.
+        is_gated: `q` gives, after each head's query, as many elements whose sigmoid multiplies the head's output.
     """
 
     q: LinearSpec
@@ -77,16 +79,16 @@ class AttentionSpec(BareMixer):
         return KVSpec(self.num_kv_heads, self.head_dim, dtype, window=self.window)
 
     def with_rope(self, rope: RopeSpec) -> "AttentionSpec":
-        """The same with another rotary embedding."""
+        """This spec with another rotary embedding."""
         return replace(self, rope=rope)
 
     def limited(self, length: int) -> "AttentionSpec":
-        """The same for sequences of at most `length` tokens: a window that reaches everything is no window."""
+        """This spec for sequences of at most `length` tokens: a window that covers them all is dropped."""
         return replace(self, window=None) if self.window is not None and self.window >= length else self
 
     @property
     def cost(self) -> MixerCost:
-        """Two products of two operations for each element of each head, query and key."""
+        """Two products, each of two operations for every element of every head, query and key."""
         read_size = 2 * self.num_kv_heads * self.head_dim
         return MixerCost(read_size, 4 * self.num_heads * self.head_dim, self.window)
 
@@ -96,15 +98,15 @@ class LatentAttentionSpec(BareMixer):
     """Causal self-attention over latents, from which each head's keys and values are made (DeepSeek-V2,
     arXiv:2405.04434).
 
-    Of each head's query and key `plain_dim` elements are not rotated and `rotary_dim` are; the rotated key is one for
-    all heads. Keys and values are never made: a head's map to keys is applied to its queries instead, and that to
-    values to its sum of latents, so that each layer keeps `rank + rotary_dim` numbers a token.
+    `plain_dim` elements of each head's query and key are not rotated and `rotary_dim` are; all heads share the rotated
+    key. Keys and values are never made: a head's map to keys is applied to its queries instead, and that to values to
+    its sum of latents, so that each layer keeps `rank + rotary_dim` numbers a token.
 
     Args:
-        q_a, q_norm: from the hidden state to what `q` takes; None = `q` takes the hidden state.
-        q: to `num_heads` queries of `plain_dim + rotary_dim` elements.
-        kv_a: from the hidden state to the latent and the key that is rotated.
-        kv_norm: of the latent.
+        q_a, q_norm: from the hidden state to the input of `q`; None = `q` takes the hidden state.
+        q: map to `num_heads` queries of `plain_dim + rotary_dim` elements.
+        kv_a: map from the hidden state to the latent and the rotated key.
+        kv_norm: norm of the latent.
         kv_b: from the latent to `plain_dim` elements of a key and `value_dim` of a value, head by head.
         scale: multiplies the scores.
         rope: None = positions are not encoded.
@@ -139,7 +141,7 @@ class LatentAttentionSpec(BareMixer):
         return LatentSpec(self.rank, self.rotary_dim, dtype)
 
     def with_rope(self, rope: RopeSpec) -> Self:
-        """The same with another rotary embedding."""
+        """This spec with another rotary embedding."""
         return replace(self, rope=rope)
 
     @property
@@ -153,8 +155,8 @@ class LatentAttentionSpec(BareMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMixer(BareMixer, ABC):
-    """Causal self-attention to blocks of tokens that each query chooses, of the K and V of `attention`, which has no
-    window, gates, sinks or bound; see `block_mixers`.
+    """Base of block-sparse attention (`block_mixers`): each query attends to chosen blocks of the K and V of
+    `attention`, which has no window, gates, sinks or softcap.
     """
 
     attention: AttentionSpec
@@ -171,12 +173,12 @@ class BlockMixer(BareMixer, ABC):
     def cost(self) -> MixerCost: ...
 
     def with_rope(self, rope: RopeSpec) -> Self:
-        """The same with another rotary embedding."""
+        """This spec with another rotary embedding."""
         return replace(self, attention=self.attention.with_rope(rope))
 
     @property
     def rope(self) -> RopeSpec | None:
-        """Of queries and keys; None = positions are not encoded."""
+        """Rotary embedding of queries and keys; None = positions are not encoded."""
         return self.attention.rope
 
 

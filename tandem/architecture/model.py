@@ -1,7 +1,7 @@
-"""One decoder-only model as a list of layer specs, family differences resolved.
+"""`ModelSpec`: one decoder-only model as a list of layer specs, without differences between model families.
 
 A family turns a Hugging Face `config.json` into a `ModelSpec` or refuses it. Loader, decoder, block manager and planner
-read the same one; nothing below the families knows a model's name.
+all read this spec; nothing below the families knows a model's name.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,17 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A mixer and a feed-forward block, each between norms; None = that norm or block does not exist.
+    """A mixer and a feed-forward block, each between two norms; None = that norm or block does not exist.
 
-    Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then what
-    `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end. `beside`: further mixers of what
-    `mixer` mixes, whose outputs are added to its own before the norm behind them. `connections`: of mixers and block to
-    the streams of a model that has several; such a layer has neither scales nor a per-layer embedding. None = addition.
+    Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then the output
+    of `per_layer_embedding` is added.
+
+    Args:
+        output_scale: [1], multiplies the stream at the end of the layer.
+        beside: further mixers with the same input as `mixer`, whose outputs are added to its output before
+            `after_mixer`.
+        connections: how mixers and feed-forward block read and write the residual streams of a model with several; such
+            a layer has neither scales nor a per-layer embedding. None = plain addition to one stream.
     """
 
     mixer: MixerSpec
@@ -43,7 +48,7 @@ class LayerSpec:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """All of them, in the order in which their outputs are added."""
+        """`mixer` and those of `beside`, in the order in which their outputs are added."""
         return (self.mixer, *self.beside)
 
     def tensors(self) -> Iterator[TensorSpec]:
@@ -80,7 +85,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class NextNames:
-    """Names, beside those of the layer, of a module that predicts further tokens, see `heads.MtpSpec`."""
+    """Names of the tensors that a multi-token prediction module has besides those of its layer, see `heads.MtpSpec`."""
 
     embedding_norm: str
     hidden_norm: str
@@ -90,23 +95,24 @@ class NextNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
+    """One decoder-only transformer, or the part of one that a rank computes. Sizes in elements; `dtype` is the type of
+    activations and KV.
 
     Args:
         max_position_embeddings: longest sequence, tokens.
         embedding_scale: multiplies the embeddings; where `rounds_embedding_scale`, rounded to the dtype, as in Gemma.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
-        streams: residual streams side by side, to which all layers have `connections`; None = one, which blocks add to.
-        unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
+        streams: several parallel residual streams, to which all layers have `connections`; None = a single stream.
+        unserved: prefixes of a checkpoint's tensors that are not part of the model, such as those of `next_layers`.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
-        next_layers: those among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
+        next_layers: layers among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
             is served.
-        next_names: what else their module has.
+        next_names: names of that module's other tensors.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
         has_embedding: whether it begins with tokens; a stage but the first begins with the stream of the one before.
         has_head: whether it ends with final norm and head; a stage but the last ends with the residual stream.
-        prompt_layers: of a stage, its `num_prompt_layers`; None = those of the layers.
+        prompt_layers: of a stage, its `num_prompt_layers`; None = computed from the layers.
     """
 
     family: str
@@ -135,12 +141,12 @@ class ModelSpec:
 
     @property
     def stream_size(self) -> int:
-        """Numbers of a token that flow from layer to layer."""
+        """Numbers of one token that flow from layer to layer: the hidden size, times the number of residual streams."""
         return self.hidden_size * (1 if self.streams is None else self.streams.num_streams)
 
     @property
     def longest_length(self) -> int:
-        """Positions that may be asked for: with a stretched rotary embedding they can be more than are the default."""
+        """The most positions that can be configured; more than `max_position_embeddings` with a stretched embedding."""
         ropes = [mixer.rope for mixer in self.mixers]
         return max([self.max_position_embeddings, *(rope.stretched_to for rope in ropes if rope is not None)])
 
@@ -150,12 +156,12 @@ class ModelSpec:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """Those of all layers, in order."""
+        """The mixers of all layers, in order."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)
 
     @property
     def kv_specs(self) -> tuple[StateSpec, ...]:
-        """Those that each mixer keeps, in order."""
+        """The states that the mixers keep, in order of the layers."""
         return tuple(state for mixer in self.mixers for state in mixer.states(self.dtype))
 
     @property
@@ -165,7 +171,7 @@ class ModelSpec:
 
     @property
     def states_of_mixers(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Likewise, those of each mixer of the layer by themselves."""
+        """As `states_of_layer`, separately for each mixer of a layer."""
         found: list[tuple[tuple[int, ...], ...]] = []
         num_states = 0
         for layer in self.layers:
@@ -183,9 +189,11 @@ class ModelSpec:
 
     @property
     def num_prompt_layers(self) -> int:
-        """Layers that all tokens of a prompt pass, up to the last that keeps state: what lies behind it is computed of
-        those tokens only whose logits are asked for. Of a stage, counted from its first layer: 0 or less, and it gets
-        no others; more than its layers, and it passes all on.
+        """Number of layers that all tokens of a prompt pass, up to the last that keeps state. Layers after it compute
+        only the tokens whose logits are needed.
+
+        Of a pipeline stage it is counted from the stage's first layer. 0 or less: the stage only gets tokens whose
+        logits are needed. More than the stage's layers: all tokens pass on to the next stage.
         """
         if self.prompt_layers is not None:
             return self.prompt_layers
@@ -198,8 +206,8 @@ class ModelSpec:
 
     @property
     def wanted_states(self) -> tuple[int, ...]:
-        """Of `kv_specs`, those that are read for only those tokens of a prompt whose logits are asked for: by the last
-        layer that keeps state and those behind it.
+        """Indices in `kv_specs` of the states that are read only for those tokens of a prompt whose logits are needed:
+        by the last layer that keeps state and the layers after it.
         """
         if not 1 <= self.num_prompt_layers <= self.num_layers:
             return ()
@@ -208,7 +216,7 @@ class ModelSpec:
 
     @property
     def attention_softcap(self) -> float:
-        """The largest bound of attention scores in any layer; 0 = none."""
+        """The largest softcap of attention scores in any layer; 0 = none."""
         return max((mixer.softcap for mixer in self.mixers), default=0.0)
 
     @property
@@ -217,7 +225,7 @@ class ModelSpec:
         return any(mixer.sinks is not None for mixer in self.mixers)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
+        """Every parameter once, even if layers share it; the head only if it is not tied to the embedding."""
         if self.embedding is not None:
             yield self.embedding
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
@@ -230,14 +238,14 @@ class ModelSpec:
 
     @property
     def embedding(self) -> TensorSpec | None:
-        """A row for each token; None = it has none."""
+        """The embedding table, a row per token; None = this stage has none."""
         if not self.has_embedding:
             return None
         return TensorSpec(EMBEDDING, (self.vocab_size, self.hidden_size))
 
     @property
     def head(self) -> TensorSpec | None:
-        """The weight of the head; tied, it is made of the embedding. None = it has none."""
+        """Weight of the output head, taken from the embedding if tied; None = this stage has none."""
         if not self.has_head:
             return None
         if self.head_tokens is None:
@@ -248,15 +256,15 @@ class ModelSpec:
         return TensorSpec(HEAD, (end - first, self.hidden_size), part, is_weight=True)
 
     def weights(self) -> Iterator[TensorSpec]:
-        """Those of all linear maps; the head, tied or not, is the last."""
+        """Weights of all linear maps; the head, tied or not, is the last."""
         yield from (tensor for tensor in self.tensors() if tensor.is_weight and tensor.name != HEAD)
         if self.head is not None:
             yield self.head
 
 
 def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
-    """The model with the rotary embeddings that sequences of at most `max_model_len` tokens need, see
-    `RopeSpec.for_length`. None is `max_position_embeddings`.
+    """The model with the rotary embeddings for sequences of at most `max_model_len` tokens, see `RopeSpec.for_length`.
+    None is `max_position_embeddings`.
 
     The KV of a token depends on this, and so must the fingerprint.
     """
@@ -272,7 +280,7 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
 
 
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
-    """The model for sequences of at most `max_model_len` tokens.
+    """The model for sequences of at most `max_model_len` tokens: windows that cover them all are dropped.
 
     None is `max_position_embeddings`; a stretched rotary embedding (YaRN) allows more if requested.
 

@@ -41,7 +41,7 @@ class PerLayerEmbeddingSpec:
         yield from self.active_tensors()
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors used by one token."""
+        """Tensors that one token is multiplied by."""
         for linear in (self.context, self.gate, self.project):
             yield from linear.tensors()
         for norm in (self.context_norm, self.after):

@@ -1,7 +1,9 @@
-"""Table of the quantised formats that are served: the module that reads each, and the bits of its numbers in memory.
+"""Table of the quantised checkpoint formats that are served: the module that reads each, and the bits per weight in
+memory.
 
-Keys are `quant_method` of a `quantization_config`. Bits are of the codes as they lie in memory, their scales and zero
-points included; what tensors hold is said by the reader alone, which knows it exactly.
+Keys are the `quant_method` of a `quantization_config`. Bits per weight include its share of scales and zero points.
+They are estimates for planning; the exact layout of the tensors is known only to the reader in
+`tandem.compute.weights`.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,12 +39,15 @@ _MX_BLOCK, _NV_BLOCK, _BNB_BLOCK, _FP8_BLOCK = 32, 16, 64, 128
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Args:
-    module: of `tandem.compute.weights`, whose `read` gives the formats of coded weights.
-    bits: of one coded number, from the configuration.
-    has: whether a weight may be coded; heads and routers are not.
-    has_tables: heads and embeddings are, too.
-    expert_bits: of one coded number of an expert; None = as any other.
+    """A quantised format: its reader, and the bits per weight that a configuration implies. "Codes" are quantised
+    numbers.
+
+    Args:
+        module: module in `tandem.compute.weights` whose `read` returns the formats of quantised weights.
+        bits: bits of one quantised number, read from the configuration.
+        has: whether a weight may be quantised; heads and routers are excluded anyway.
+        has_tables: whether heads and embeddings are quantised too.
+        expert_bits: bits of one quantised number of an expert; None = the same as of other weights.
     """
 
     module: str
@@ -53,7 +58,8 @@ class Quantised:
 
 
 def read_config(directory: Path) -> Fields:
-    """The `config.json` there, with what ModelOpt's older checkpoints say of their weights in a file of their own.
+    """The `config.json` of a directory. For older ModelOpt checkpoints, the quantisation in their separate file is
+    added.
 
     Raises:
         CorruptCheckpointError: one of the files cannot be read.
@@ -71,7 +77,7 @@ def find_quantisation(fields: Fields) -> Fields | None:
     """The `quantization_config` of a `config.json`, of the whole model or of its text part; None = it has none.
 
     Raises:
-        UnsupportedCheckpointError: the form is none that is served.
+        UnsupportedCheckpointError: the format is not served.
     """
     for section in filter(None, (fields, fields.section("text_config"))):
         for key in FORMAT_KEYS:
@@ -85,18 +91,18 @@ def find_quantisation(fields: Fields) -> Fields | None:
 
 
 def _with_experts(quantisation: Fields, config: Fields) -> Fields:
-    """With the dtype of experts, which DeepSeek-V4 has beside the rest."""
+    """`quantisation` with the dtype of experts, which DeepSeek-V4 has outside the `quantization_config`."""
     experts = config.text(_EXPERT_DTYPE)
     return quantisation if experts is None else quantisation.completed({_EXPERT_DTYPE: experts})
 
 
 def quantised(quantisation: Fields) -> Quantised:
-    """The row of a configuration that `find_quantisation` has found."""
+    """The row of the table for a configuration that `find_quantisation` returned."""
     return QUANTISED[quantisation.text("quant_method") or ""]
 
 
 def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
-    """Mean bits in memory of all weights. Modules that the configuration leaves out by name are counted as coded."""
+    """Mean bits in memory of all weights. Modules that the configuration excludes by name are counted as quantised."""
     row = quantised(quantisation)
     if row.has_tables:
         return row.bits(quantisation)
@@ -110,14 +116,14 @@ def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
 
 
 def _num_of_experts(model: ModelSpec) -> int:
-    """Elements of all experts."""
+    """Number of elements of all experts."""
     return sum(
         routed.num_experts * routed.expert_size for layer in model.layers if (routed := layer.routed) is not None
     )
 
 
 def _code_bits(bits: int) -> int:
-    """In memory, of integers of so many."""
+    """Bits in memory of an integer that has `bits` bits in the checkpoint."""
     return 4 if bits <= 4 else 8
 
 
@@ -148,7 +154,7 @@ def _modelopt_bits(fields: Fields) -> float:
 
 
 def _compressed_bits(fields: Fields) -> float:
-    """Bits of the first group of modules, which in published files covers nearly all."""
+    """Bits of the first group of modules, which covers nearly all weights in published files."""
     groups = fields.section("config_groups")
     group = None if groups is None else groups.section(next(iter(groups.unread()), ""))
     weights = None if group is None else group.section("weights")
@@ -161,7 +167,7 @@ def _compressed_bits(fields: Fields) -> float:
 
 
 def _gguf_bits(fields: Fields) -> float:
-    """The mean of all types, by the numbers of each; those of floats count as 16 bits."""
+    """Mean over all GGUF types, weighted by their numbers of elements; floats count as 16 bits."""
     counts = fields.section("numbers")
     found = {name: 0 if counts is None else counts.count(name) for name in (counts.unread() if counts else ())}
     total = sum(found.values())

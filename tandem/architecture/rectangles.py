@@ -1,7 +1,8 @@
-"""Re-sharding of state as arithmetic: which slices each rank of a reader pulls from which rank of a source.
+"""Re-sharding of KV state between workers as arithmetic: the slices that each rank of the reading worker pulls from
+each rank of the source.
 
-A rank holds rectangles of state: of one plane some layers, of each some heads, of each the tokens of some blocks. What
-a plane has no heads of is replicated: every rank holds its single head. Pure functions, without tensors or addresses.
+A rank's state is described by rectangles: for one plane (a named array of state) a range of layers, of heads and of
+blocks. Planes without heads are replicated and count as one head. Pure functions, without tensors or addresses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,11 @@ _AXES: tuple[_Axis, ...] = get_args(_Axis)
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Of `plane`, the tokens of `blocks` in `heads` of `layers`. Ranges have a step of 1; an empty one holds nothing.
+    """The state in `plane` of the given `layers`, `heads` and `blocks`. Ranges have a step of 1; an empty one holds
+    nothing.
 
     Args:
-        plane: name of a plane, or of a part of one, as in `StateSpec.segments`.
+        plane: name of a plane, or of a segment of one, as in `StateSpec.segments`.
         layers: indices among the layers that keep state.
         heads: indices of the plane's heads in the whole model.
         blocks: indices in a request's block table.
@@ -36,7 +38,7 @@ class Rectangle:
         return len(self.layers) * len(self.heads) * len(self.blocks)
 
     def common(self, other: "Rectangle") -> "Rectangle | None":
-        """The part that both have; None = nothing."""
+        """The intersection with `other`; None = they have nothing in common."""
         if self.plane != other.plane:
             return None
         part = Rectangle(
@@ -48,7 +50,7 @@ class Rectangle:
         return part if part.num_cells else None
 
     def without(self, part: "Rectangle") -> "list[Rectangle]":
-        """The rest of this rectangle, as at most six that do not overlap. `part` lies within it."""
+        """The rest of this rectangle without `part`, which lies within it: at most six disjoint rectangles."""
         rest, middle = [], self
         for axis in _AXES:
             whole, taken = getattr(middle, axis), getattr(part, axis)
@@ -73,9 +75,10 @@ class Slice:
 
 
 def head_range(num_heads: int, rank: int, num_ranks: int) -> range:
-    """The heads that a rank holds: equal parts in order; of fewer heads than ranks, neighbouring ranks hold the same.
+    """Heads that a rank holds: equal consecutive parts. With fewer heads than ranks, neighbouring ranks hold the same
+    head.
 
-    One of the two numbers divides the other.
+    `num_heads` divides `num_ranks` or the other way round.
     """
     parts = min(num_heads, num_ranks)
     size, part = num_heads // parts, rank * parts // num_ranks
@@ -83,14 +86,14 @@ def head_range(num_heads: int, rank: int, num_ranks: int) -> range:
 
 
 def plan_slices(lacking: Sequence[Sequence[Rectangle]], held: Sequence[Sequence[Rectangle]]) -> list[Slice]:
-    """Slices that each rank of the reader has to pull: every cell that it lacks exactly once, and nothing else.
+    """Slices that each rank of the reader has to pull: every missing cell exactly once, and nothing else.
 
-    Of several ranks that hold a cell, the one that holds most of the rectangle is chosen; among equals, the reader's
+    If several source ranks hold a cell, the one that holds most of the rectangle is chosen. Among equals, the reader's
     ranks begin with different ones, so that replicas share the load. The result depends on the arguments alone.
 
     Args:
-        lacking: by rank of the reader, rectangles that do not overlap.
-        held: by rank of the source.
+        lacking: for each rank of the reader, the missing rectangles, which do not overlap.
+        held: for each rank of the source, the rectangles that it holds.
 
     Raises:
         IncompatiblePeerError: no rank of the source holds some cell; the message names it.

@@ -1,6 +1,7 @@
-"""Token mixers with a state of fixed size: a short convolution, and a linear recurrence after such a convolution.
+"""Specs of token mixers with a recurrent state of fixed size: short convolutions (LFM2), linear recurrences after a
+convolution (Mamba-2, gated DeltaNet, Kimi delta attention) and selective scans (Mamba).
 
-A convolution is causal and computes each channel by itself. Its state is the inputs of the last `taps - 1` tokens.
+A convolution is causal and computes each channel separately. Its state is its inputs at the last `taps - 1` tokens.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ _STATE_BYTES = DTYPE_BYTES["float32"]
 
 
 class RecurrentMixer(BareMixer):
-    """Base of the mixers with a recurrent state, which know no positions."""
+    """Base of the mixers with a recurrent state, which have no position encoding."""
 
     __slots__ = ()
     rope: ClassVar[None] = None
@@ -25,10 +26,10 @@ class RecurrentMixer(BareMixer):
 
 @dataclass(frozen=True, slots=True)
 class ConvSpec:
-    """Causal convolution of each channel: `weight` [channels, 1, taps], the last tap of the token itself; `bias`
-    [channels]; `activation`: SiLU after it.
+    """Causal convolution of each channel: `weight` [channels, 1, taps], whose last tap is that of the current token;
+    `bias` [channels]; with `activation`, SiLU afterwards.
 
-    Several weights are those of channels one after the other; so are several biases, `biases` in place of `bias`.
+    Several `weights` belong to consecutive groups of channels; so do `biases`, which then replace `bias`.
     """
 
     weights: tuple[TensorSpec, ...]
@@ -42,6 +43,7 @@ class ConvSpec:
 
     @property
     def taps(self) -> int:
+        """Number of tokens that one output depends on."""
         return self.weights[0].shape[2]
 
     def tensors(self) -> Iterator[TensorSpec]:
@@ -50,7 +52,7 @@ class ConvSpec:
 
     @property
     def all_biases(self) -> tuple[TensorSpec, ...]:
-        """Those of channels one after the other; () = there is none."""
+        """The biases of consecutive groups of channels; () = none."""
         return self.biases if self.bias is None else (self.bias,)
 
 
@@ -65,8 +67,8 @@ def conv_spec(name: str, channels: int, taps: int, *, bias: bool, activation: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvSpec(RecurrentMixer):
-    """`out(c * conv(b * x))`, where `project` gives b, c and x, each as wide as the convolution (LFM2); `parts`: in
-    place of `project`, of some channels, the maps to these of b, c and x.
+    """`out(c * conv(b * x))`, where `project` gives b, c and x, each as wide as the convolution (LFM2). A rank that has
+    only some channels has three maps in `parts`, to its b, c and x, instead of `project`.
     """
 
     project: LinearSpec
@@ -81,14 +83,14 @@ class ShortConvSpec(RecurrentMixer):
         yield from self.out.tensors()
 
     def state(self, dtype: str) -> RecurrentSpec:
-        """Inputs of the convolution, as `dtype`."""
+        """The convolution's inputs, stored as `dtype`."""
         share, rest = divmod(self.conv.channels, MAX_RANKS)
         parts = () if rest else ((MAX_RANKS, share),)
         return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, parts=parts)
 
     @property
     def cost(self) -> MixerCost:
-        """Columns read, and as many written but for the oldest; two operations for each tap."""
+        """Inputs of earlier tokens are read, and written back without the oldest; two operations for each tap."""
         columns = self.conv.channels * (self.conv.taps - 1)
         return MixerCost(0, 0, 1, 2 * columns * DTYPE_BYTES["bfloat16"], 2 * self.conv.channels * self.conv.taps)
 
@@ -99,7 +101,7 @@ class Gating(StrEnum):
     GATE_THEN_NORM = "gate then norm"  # the norm of y * silu(gate), in groups of channels
     NORM_THEN_GATE = "norm then gate"  # the norm of each head of y, times silu(gate)
     GROUPS_THEN_GATE = "norm of groups then gate"  # the norm of y in groups of channels, times silu(gate)
-    NORM_THEN_SIGMOID = "norm then sigmoid"  # as before, times sigmoid(gate)
+    NORM_THEN_SIGMOID = "norm then sigmoid"  # the norm of each head of y, times sigmoid(gate)
     GATE = "gate"  # y * silu(gate)
 
     @property
@@ -110,24 +112,26 @@ class Gating(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearRecurrenceSpec(RecurrentMixer):
-    """A state S of each head, [value_dim, key_dim], which every token decays and adds to:
+    """Linear recurrence with a state S of each head, [value_dim, key_dim], which every token decays and adds to.
+
+    For each head, with queries q, keys k and values v from a convolution:
 
         S <- S * decay;  S <- S + u k^T;  y = S q + skip * v
 
-    with `u = beta * v` (Mamba-2, arXiv:2405.21060), or, where `is_delta`, `u = beta * (v - S k)`, so that what k stood
-    for before is replaced (gated DeltaNet, arXiv:2412.06464). `decay = exp(-exp(a_log) * step)` with `step =
+    with `u = beta * v` (Mamba-2, arXiv:2405.21060), or, where `is_delta`, `u = beta * (v - S k)`, so that the value
+    stored for k before is replaced (gated DeltaNet, arXiv:2412.06464). `decay = exp(-exp(a_log) * step)` with `step =
     softplus(a + a_bias)`, of each head, or of each of its `key_dim` columns (Kimi delta attention, arXiv:2510.26692).
-    Without delta, beta is the step; with it, sigmoid(b). q and k of a head group serve consecutive heads.
+    Without delta, beta is the step; with it, sigmoid(b). Each group's q and k serve several consecutive heads.
 
     Args:
-        qkv: to what the convolution takes: queries and keys of all groups and values of all heads, in the order of
-            `conv_order`.
-        gate, a, b: to the gate of `num_heads * value_dim` elements, to a and to b; `gate_in` and `a_in` go before
-            where these maps are products of two.
+        qkv: maps to the input of the convolution: queries and keys of all groups and values of all heads, in the order
+            of `conv_order`.
+        gate, a, b: maps to the gate of `num_heads * value_dim` elements, to a and to b. With `gate_in` or `a_in`, the
+            map is a product of two, of which that one is applied first.
         skip: [num_heads] (D of Mamba-2).
         conv_order: parts of the convolution's channels: "q", "k", "v".
         are_normed: queries and keys are divided by their length.
-        out_norm: of `value_dim` elements, or of as many channels as a group of `num_norm_groups` has.
+        out_norm: norm over the `value_dim` elements of a head, or over each of `num_norm_groups` groups of channels.
     """
 
     qkv: tuple[LinearSpec, ...]
@@ -161,13 +165,13 @@ class LinearRecurrenceSpec(RecurrentMixer):
             yield from self.out_norm.tensors()
 
     def state(self, dtype: str) -> RecurrentSpec:
-        """S in float32, inputs of the convolution as `dtype`."""
+        """S in float32, and the convolution's inputs as `dtype`."""
         heads = self.num_heads, self.value_dim, self.key_dim
         return RecurrentSpec(self.conv.channels, self.conv.taps - 1, dtype, heads, self.conv_parts)
 
     @property
     def conv_parts(self) -> tuple[tuple[int, int], ...]:
-        """(number of heads, channels of each) of the parts of `conv_order`."""
+        """For each part in `conv_order`: its number of heads, and the channels of each head."""
         values, keys = (self.num_heads, self.value_dim), (self.num_groups, self.key_dim)
         return tuple(values if part == "v" else keys for part in self.conv_order)
 
@@ -183,15 +187,18 @@ class LinearRecurrenceSpec(RecurrentMixer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveScanSpec(RecurrentMixer):
-    """A state h of `state_dim` numbers for each channel x behind a convolution (Mamba, arXiv:2312.00752):
+    """Selective scan with a state h of `state_dim` numbers for each channel x of a convolution (Mamba,
+    arXiv:2312.00752).
+
+    For each channel:
 
         h <- h * exp(-exp(a_log) * step) + step * x * k;  y = h . q + skip * x
 
-    and `out(y * silu(gate))`. All channels together give `terms`: what steps are made of, k and q, each normed where
-    `norms` has its norm. `step = softplus(steps(term) + a_bias)` is of each channel.
+    and the output `out(y * silu(gate))`. `terms`, computed from all channels together, are the term of the steps, k and
+    q, each with a norm if `norms` has one. `step = softplus(steps(term) + a_bias)` for each channel.
 
     Args:
-        x: to what the convolution takes.
+        x: map to the input of the convolution.
         a_log: [channels, state_dim].
         a_bias, skip: [channels].
     """
@@ -220,14 +227,14 @@ class SelectiveScanSpec(RecurrentMixer):
         yield from (self.a_log, self.a_bias, self.skip)
 
     def state(self, dtype: str) -> RecurrentSpec:
-        """h in float32, of each channel a head of one row; inputs of the convolution as `dtype`."""
+        """h in float32, each channel stored as a head with one row; the convolution's inputs as `dtype`."""
         channels = self.conv.channels
         heads = channels, 1, self.state_dim
         return RecurrentSpec(channels, self.conv.taps - 1, dtype, heads, ((channels, 1),))
 
     @property
     def cost(self) -> MixerCost:
-        """h is read and written; decay, product with q and sum take six operations an element."""
+        """h is read and written; decay, product with q and sum take six operations per element."""
         size, columns = self.conv.channels * self.state_dim, self.conv.channels * (self.conv.taps - 1)
         num_bytes = 2 * (size * _STATE_BYTES + columns * DTYPE_BYTES["bfloat16"])
         return MixerCost(0, 0, 1, num_bytes, 6 * size + 2 * self.conv.channels * self.conv.taps)

@@ -1,4 +1,4 @@
-"""Table of the architectures served and the module that reads each; a module is imported only when it is chosen."""
+"""Table of the served architectures and the module that reads each; a module is imported only when it is needed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Module of the family, and the `model_type` that goes with the architecture; `others`: further ones that do."""
+    """A served architecture: its module in `families` and its `model_type`. `others`: further accepted model types."""
 
     module: str
     model_type: str
@@ -70,12 +70,12 @@ ARCHITECTURES: Mapping[str, Entry] = {
 
 
 def supported_architectures() -> tuple[str, ...]:
-    """In alphabetical order."""
+    """Names of the served architectures in alphabetical order."""
     return tuple(sorted(ARCHITECTURES))
 
 
 def find_family(fields: Fields) -> Family:
-    """The family of a `config.json`, by its `architectures`; by `model_type` where there are none.
+    """The family that reads a `config.json`, found by its `architectures`, or by `model_type` if it names none.
 
     Raises:
         UnsupportedCheckpointError: none of them is served.

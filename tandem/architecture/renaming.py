@@ -1,4 +1,4 @@
-"""Specs under other tensor names: a layer that is built like another, from tensors stored elsewhere."""
+"""Renaming of tensors in a spec, for a layer that is built like another but stored under other names."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def renamed(spec: T, old: str, new: str) -> T:
-    """The same spec; names in it that begin with `old` begin with `new` instead."""
+    """`spec` with tensor names that begin with `old` beginning with `new` instead."""
     found: Any = _renamed(spec, old, new)
     return found  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
-"""Several residual streams side by side, in place of one: manifold-constrained hyper-connections (mHC,
-arXiv:2512.24880), as specs.
+"""Specs of several parallel residual streams in place of one: manifold-constrained hyper-connections (mHC,
+arXiv:2512.24880).
 
-A token has `num_streams` streams of the hidden size, one after the other. All begin with its embedding.
+A token has `num_streams` streams of the hidden size, concatenated. All begin with its embedding.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWeights:
-    """Numbers for each token, made of its streams: `linear` of all of them after `norm`, which multiplies by nothing,
-    times `scales`, plus `biases`.
+    """Numbers computed for each token from its streams: `linear(norm(streams)) * scales + biases`, where `norm` has no
+    weight.
 
     Args:
-        linear: from all streams to the numbers, in float32.
+        linear: map from all streams to the numbers, in float32.
         scales: one for each kind of number.
         biases: one for each number.
     """
@@ -33,14 +33,15 @@ class StreamWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnectionSpec:
-    """Connection of a block to `num_streams` residual streams, from which it reads and to which it writes.
+    """Connection of a mixer or feed-forward block to `num_streams` residual streams, which it reads and writes.
 
     `weights` gives n numbers to read with, n to write with and n * n to mix with. The block's input is the sum of the
     streams, each times `sigmoid(read) + eps`. Stream k becomes `2 * sigmoid(write[k])` times the block's output, plus
     the sum over j of `mix[j, k]` times stream j.
 
-    Mixing numbers are a softmax of each row, plus `eps`, whose columns and rows are divided by their sums plus `eps` in
-    turn (Sinkhorn and Knopp): the columns once, then rows and columns `iterations - 1` times.
+    The mixing numbers are a softmax of each row plus `eps`, then alternately normalised to columns and rows of sum 1
+    (Sinkhorn and Knopp), with `eps` added to each sum: once by columns, then `iterations - 1` times by rows and
+    columns.
     """
 
     weights: StreamWeights
@@ -54,7 +55,9 @@ class HyperConnectionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSpec:
-    """The streams of a model. What the final norm gets is their sum, each times `sigmoid(weight) + eps`."""
+    """The residual streams of a model and their reduction at its end: the final norm gets the sum of the streams, each
+    times `sigmoid(weight) + eps`.
+    """
 
     weights: StreamWeights
     num_streams: int

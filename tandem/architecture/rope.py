@@ -1,8 +1,8 @@
-"""Rotary position embeddings as checkpoints describe them: parameters only, no angles.
+"""Parameters of rotary position embeddings, read from checkpoints. Angles are computed in
+`tandem.models.layers.rotary`.
 
-A rope type that is not in the table is refused: "dynamic" depends on the sequence length and would break the promise
-that a token's KV never changes. "longrope" depends on it too, so one of its two lists is chosen for a whole model
-(`RopeSpec.for_length`). Angles are computed in `tandem.models.layers.rotary`.
+A rope type that is not in the table is refused: "dynamic" depends on the sequence length, so a token's KV would change.
+"longrope" depends on the length too, so one of its two lists is chosen for a whole model (`RopeSpec.for_length`).
 """
 
 import math
@@ -39,8 +39,8 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Low frequencies interpolated, high ones kept (YaRN, arXiv:2309.00071). `truncate`: the range is in whole
-    dimensions.
+    """Low frequencies interpolated, high ones kept (YaRN, arXiv:2309.00071). `truncate`: the bounds of the transition
+    between them are rounded to whole dimensions.
     """
 
     factor: float
@@ -62,15 +62,15 @@ class ProportionalScaling:
 
 @dataclass(frozen=True, slots=True)
 class DividedScaling:
-    """Frequency of each pair divided by a factor of its own; [rotary_dim / 2] factors."""
+    """Frequency of each pair of elements divided by its own factor; [rotary_dim / 2] factors."""
 
     factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Either list as in `DividedScaling`: `short` where all sequences have at most `original_length` tokens, else
-    `long` (LongRoPE, arXiv:2402.13753). Has no angles before one is chosen.
+    """Two lists of factors as in `DividedScaling`: `short` if all sequences have at most `original_length` tokens, else
+    `long` (LongRoPE, arXiv:2402.13753). `RopeSpec.for_length` chooses one, before which there are no angles.
     """
 
     short: tuple[float, ...]
@@ -89,12 +89,12 @@ RopeScaling = (
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding of the first `rotary_dim` elements of each head, half-split: element `i` turns with element
-    `i + rotary_dim / 2`.
+    """Rotary embedding of the first `rotary_dim` elements of each head, half-split: element `i` turns with element `i +
+    rotary_dim / 2`.
 
     Args:
         attention_factor: multiplies cosines and sines.
-        stretched_to: positions that it was stretched to serve; 0 where the checkpoint does not say. Changes no angle.
+        stretched_to: number of positions for which the checkpoint's scaling was made; 0 = not stated. Changes no angle.
     """
 
     rotary_dim: int
@@ -104,7 +104,7 @@ class RopeSpec:
     stretched_to: int = field(default=0, compare=False, repr=False)
 
     def for_length(self, length: int) -> "RopeSpec":
-        """The same for sequences of at most `length` tokens: of LongRoPE's lists the one that they need."""
+        """This spec for sequences of at most `length` tokens, with one list of LongRoPE chosen."""
         if not isinstance(self.scaling, LongRopeScaling):
             return self
         chosen = self.scaling.long if self.scaling.is_long(length) else self.scaling.short
@@ -165,8 +165,9 @@ def flat_rope(
     harmless: tuple[str, ...] = (),
     default: Mapping[str, object] | None = None,
 ) -> RopeSpec:
-    """The rotary embedding of a family whose layers all share one: `rope_scaling` (older files) wins over
-    `rope_parameters`, and `rope_theta` is looked up in it first, as transformers does. `default`: in place of both.
+    """The rotary embedding of a family whose layers all share one. `rope_scaling` (older files) wins over
+    `rope_parameters`; `rope_theta` is looked up in that object first, as transformers does. `default`: used if both are
+    absent.
     """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     absent = None if default is None else Fields(default, config.where)
@@ -202,7 +203,7 @@ def _rotary_dim(
 
 
 def _original_length(config: Fields, parameters: Fields) -> int | None:
-    """None: the file does not say. Older files keep it at the top level, where it wins."""
+    """Length before stretching; None: the file does not say. Older files have it at the top level, which wins."""
     outer = config.optional_count("original_max_position_embeddings")
     if outer is not None:
         parameters.get("original_max_position_embeddings")
@@ -214,8 +215,8 @@ def _original_length(config: Fields, parameters: Fields) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """`given_length`: tokens that the model was trained for before it was stretched; None = the file does not say, so
-    `max_positions`. `num_pairs` of elements are rotated.
+    """Sizes that scalings need. `given_length`: tokens that the model was trained for before it was stretched; None =
+    the file does not say, and `max_positions` is used. `num_pairs`: pairs of elements that are rotated.
     """
 
     given_length: int | None

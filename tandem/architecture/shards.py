@@ -1,10 +1,9 @@
 """Tensor-parallel shards: the part of a model that one rank of a group computes, as a `ModelSpec` of its own.
 
-Maps of heads, gate, up and the head are split by outputs, which changes no sum; output and down projections by inputs,
-where a rank's sum is one node of a fixed tree (`LinearSpec.sum_blocks`). Codes have sums of other blocks, so such a
-projection is split by outputs, and each rank gets all inputs. Of a mixture each rank has whole experts, whose outputs
-are added in their order. Everything else is computed by all ranks. A model that cannot be split like this is refused,
-never computed in another way.
+Maps to heads, gate, up and the output head are split by outputs, which changes no sum. Output and down projections are
+split by inputs, with a rank's partial sum a node of a fixed tree (`LinearSpec.sum_blocks`). Quantised ones ("coded")
+are split by outputs, and each rank gets all inputs. A rank has whole experts, whose outputs are added in order. Every
+rank computes the rest. A model that cannot be split is refused.
 """
 
 from collections.abc import Collection
@@ -31,11 +30,11 @@ _HEAD_ROWS = 16  # of the head that begin together, so that each part can be pac
 
 
 def shard_model(model: ModelSpec, rank: int, num_ranks: int, *, coded: Collection[str] = frozenset()) -> ModelSpec:
-    """The part of `model` that rank `rank` of `num_ranks` computes. Its head gives logits of `head_tokens` alone.
-    `coded`: names of the weights that are codes.
+    """The part of `model` that rank `rank` of `num_ranks` computes. Its output head only gives logits of the tokens in
+    `head_tokens`. `coded`: names of the quantised weights.
 
-    The parts of all ranks have every number of a split tensor once; of fewer KV heads than ranks each has a copy in
-    several. Its fingerprint, names and layers are the whole model's.
+    Each number of a split tensor is on exactly one rank, except that with fewer KV heads than ranks several ranks have
+    copies of a head. Fingerprint, names and the number of layers are the whole model's.
 
     Raises:
         ConfigurationError: the model cannot be split among so many; the message says why, and what can be had.
@@ -81,17 +80,17 @@ def _shard(model: ModelSpec, rank: int, num_ranks: int, coded: Collection[str]) 
 
 
 def head_bounds(vocab_size: int, num_ranks: int) -> tuple[int, ...]:
-    """The head of rank i gives logits of tokens `bounds[i]` to `bounds[i + 1] - 1`."""
+    """Boundaries of the vocabulary's parts: rank i gives logits of tokens `bounds[i]` to `bounds[i + 1] - 1`."""
     return _bounds(vocab_size, num_ranks, _HEAD_ROWS)
 
 
 def expert_bounds(num_experts: int, num_ranks: int) -> tuple[int, ...]:
-    """Rank i has experts `bounds[i]` to `bounds[i + 1] - 1` of a layer."""
+    """Boundaries of the ranks' experts in a layer: rank i has experts `bounds[i]` to `bounds[i + 1] - 1`."""
     return _bounds(num_experts, num_ranks, 1)
 
 
 def _bounds(size: int, num_parts: int, unit: int) -> tuple[int, ...]:
-    """Of parts that are as equal as can be, all but the last of whole units: where each begins, and the end."""
+    """Starts of `num_parts` parts of `size`, of equal numbers of units (the last may be less), and the end."""
     units = -(-size // unit)
     return tuple(min(size, units * part // num_parts * unit) for part in range(num_parts + 1))
 
@@ -126,7 +125,7 @@ class _Shard:
         )
 
     def _of_mixture(self, spec: MixtureOfExpertsSpec) -> MixtureOfExpertsSpec:
-        """Whole experts, so that none of their sums is split, and a part of the block that every token passes."""
+        """Whole experts for each rank, so that none of their sums is split, and a part of the shared block."""
         num_experts = len(spec.experts)
         if num_experts < self.part.num_ranks:
             raise IndivisibleError(f"{num_experts} experts, fewer than {self.part.num_ranks} ranks")

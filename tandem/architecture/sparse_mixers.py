@@ -1,4 +1,6 @@
-"""Token mixers whose queries attend to some tokens that they choose, of all that were kept."""
+"""Specs of sparse latent attention: each query attends only to the tokens that an indexer scores highest, of all tokens
+kept in the KV cache (DeepSeek-V3.2, GLM-5).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -11,10 +13,10 @@ from tandem.architecture.tensors import LayerNormSpec, LinearSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """Scores all tokens for a query, whose best are attended to (DeepSeek-V3.2, arXiv:2512.02556).
+    """Scores all tokens for a query, which attends to the best of them (DeepSeek-V3.2, arXiv:2512.02556).
 
-    A token's score is the sum over heads of `w * relu(q . k * head_dim ** -0.5)`, with a weight `w` and a query of each
-    head, and one key for all. Of equal scores the earlier token's counts more.
+    A token's score is the sum over heads of `w * relu(q . k * head_dim ** -0.5)`, with a weight `w` and a query q of
+    each head, and one key k for all heads. If scores are equal, the earlier token is preferred.
 
     Args:
         name: prefix of its tensors.
@@ -41,11 +43,11 @@ class IndexerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseLatentAttentionSpec(LatentAttentionSpec):
-    """Latent attention of each query to the `top_k` tokens that an indexer scores highest, itself among those scored.
+    """Latent attention of each query to the `top_k` tokens that an indexer scores highest; its own token is scored too.
 
     Args:
         chosen_by: name of the indexer, this layer's own or that of an earlier one.
-        indexer: None = an earlier layer has it (GLM-5).
+        indexer: None = an earlier layer has the indexer, and its choice is used (GLM-5).
     """
 
     top_k: int
@@ -56,7 +58,7 @@ class SparseLatentAttentionSpec(LatentAttentionSpec):
     def of(
         cls, attention: LatentAttentionSpec, *, top_k: int, chosen_by: str, indexer: IndexerSpec | None
     ) -> "SparseLatentAttentionSpec":
-        """`attention` to chosen tokens."""
+        """Returns `attention`, restricted to chosen tokens."""
         parts = {field.name: getattr(attention, field.name) for field in fields(attention)}
         return cls(**parts, top_k=top_k, chosen_by=chosen_by, indexer=indexer)
 
@@ -72,8 +74,8 @@ class SparseLatentAttentionSpec(LatentAttentionSpec):
 
     @property
     def cost(self) -> MixerCost:
-        """Attention to `top_k` rows at most, and with an indexer a score of every token: two operations for each number
-        of its key and head.
+        """Attention to at most `top_k` tokens; with an own indexer also a score of every token, of two operations for
+        each element of its key and each head.
         """
         size, indexer = self.rank + self.rotary_dim, self.indexer
         return MixerCost(

@@ -1,4 +1,4 @@
-"""Splits of linear maps among the ranks of a tensor-parallel group, and why one cannot be had."""
+"""Splits of linear maps among the ranks of a tensor-parallel group, or the reason why a map cannot be split."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -12,25 +12,27 @@ class IndivisibleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """The part of rank `rank` of `num_ranks`. `coded`: names of the weights that are codes."""
+    """Share of rank `rank` of `num_ranks` in a model. `coded`: names of the quantised weights."""
 
     rank: int
     num_ranks: int
     coded: Collection[str]
 
     def share(self, number: int, name: str) -> int:
-        """A rank's part of `number`, which the message calls `name`."""
+        """A rank's share of `number`; the error message calls it `name`."""
         if number % self.num_ranks:
             raise IndivisibleError(f"{name}={number}, which {self.num_ranks} ranks do not divide")
         return number // self.num_ranks
 
     def by_outputs(self, spec: LinearSpec) -> LinearSpec:
+        """A rank's part of the map: consecutive outputs, with their biases."""
         return by_outputs(spec, self.rank, self.num_ranks)
 
     def by_inputs(self, spec: LinearSpec) -> LinearSpec:
-        """The inputs of one rank: whole blocks of the sum. The bias is added once, to the sum over all ranks.
+        """A rank's part of the map: consecutive inputs, as whole blocks of the sum. The bias is added once, to the sum
+        over all ranks.
 
-        Of codes some outputs, for which the inputs of all ranks are gathered.
+        A quantised map is split by outputs instead, and the inputs of all ranks are gathered.
         """
         if f"{spec.name}.weight" in self.coded:
             return replace(self.by_outputs(spec), axis=ShardAxis.COLUMN, is_gathered=True)
@@ -46,7 +48,7 @@ class RankPart:
 
 
 def by_outputs(spec: LinearSpec, part: int, num_parts: int) -> LinearSpec:
-    """RankPart `part` of the outputs, with their biases."""
+    """Part `part` of `num_parts` of the outputs of a map, with their biases."""
     if spec.outputs % num_parts:
         raise IndivisibleError(f"{spec.outputs} outputs of {spec.name}, which {num_parts} ranks do not divide")
     size = spec.outputs // num_parts

@@ -1,8 +1,8 @@
-"""Pipeline stages: consecutive layers of a model that some ranks of a group compute, as a `ModelSpec` of their own.
+"""Pipeline stages: consecutive layers of a model that some ranks of a worker compute, as a `ModelSpec` of their own.
 
-The first stage has the embedding, the last the final norm and the head. Stages have equal numbers of layers where the
-model allows it. A model is cut only where no layer behind the cut reads what one before it has, but for the residual
-stream. A model that cannot be cut is refused, never computed in another way.
+The first stage has the embedding, the last the final norm and the head. Stages have equal numbers of layers if the
+model allows it. Only the residual stream crosses a cut, so layers that read another layer's state stay together with
+it. A model that cannot be cut is refused.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from tandem.architecture.sparse_mixers import SparseLatentAttentionSpec
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
 
-LEAST_TOKENS = 4  # of a micro-batch: each reads all weights, so that fewer cost as much
-PIECE_TOKENS = 64  # of a micro-batch where there are more than stages: so many that reading the weights costs little
+LEAST_TOKENS = 4  # fewest of a micro-batch: each one reads all weights, so fewer tokens cost as much
+PIECE_TOKENS = 64  # fewest of a micro-batch if there are more of them than stages, so that reading weights costs little
 
 
 def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
-    """Raises `ConfigurationError` where a worker would have more ranks than exchange with each other."""
+    """Raises `ConfigurationError` if `width` (tensor-parallel) x stages x contexts exceed the ranks of a worker."""
     num_ranks = width * num_stages * num_contexts
     if num_ranks <= MAX_RANKS:
         return
@@ -35,8 +35,8 @@ def check_group(width: int, num_stages: int, num_contexts: int = 1) -> None:
 
 
 def num_micro_batches(num_tokens: float, num_stages: int, piece_tokens: int = PIECE_TOKENS) -> int:
-    """Of a step of so many tokens: as many as there are stages, more where each has `piece_tokens`, and fewer where too
-    few. Requests that cannot be divided may make it fewer.
+    """Number of micro-batches into which a step of `num_tokens` tokens is divided: as many as stages, more if each
+    still has `piece_tokens`, fewer if there are too few tokens. Requests that cannot be divided may make it fewer.
     """
     if num_stages == 1:
         return 1
@@ -44,22 +44,24 @@ def num_micro_batches(num_tokens: float, num_stages: int, piece_tokens: int = PI
 
 
 def idle_share(num_tokens: float, num_stages: int) -> float:
-    """Of the time of such a step, the share in which a stage waits for the others: the bubble."""
+    """Share of a step's time in which a stage waits for the others (the pipeline bubble)."""
     return (num_stages - 1) / (num_micro_batches(num_tokens, num_stages) + num_stages - 1)
 
 
 def num_elements(stage: ModelSpec) -> int:
-    """Numbers of the weights of a stage. NOTE: a head that is tied to the embedding of another stage is a copy."""
+    """Number of elements of a stage's weights. NOTE: a head tied to the embedding of another stage is a copy."""
     own = sum(tensor.size for tensor in stage.tensors())
     head = stage.head if stage.tie_word_embeddings and stage.embedding is None else None
     return own if head is None else own + head.size
 
 
 def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
-    """Stage i has layers `bounds[i]` to `bounds[i + 1] - 1`: as near to equal numbers as the model can be cut.
+    """Boundaries of the stages: stage i has layers `bounds[i]` to `bounds[i + 1] - 1`, as equal in number as the model
+    allows.
 
     Raises:
-        ConfigurationError: the model cannot be cut into so many; the message says why, and what can be had.
+        ConfigurationError: the model cannot be cut into so many stages; the message says why, and how many are
+            possible.
     """
     if num_stages == 1:
         return 0, model.num_layers
@@ -80,7 +82,7 @@ def stage_bounds(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
 
 
 def states_of_stages(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
-    """Number of the whole model's `kv_specs` in each stage, in order."""
+    """Number of states in each stage, in order; together they are the model's `kv_specs`."""
     bounds = stage_bounds(model, num_stages)
     return tuple(
         sum(len(mixer.states(model.dtype)) for layer in model.layers[first:end] for mixer in layer.mixers)
@@ -89,8 +91,8 @@ def states_of_stages(model: ModelSpec, num_stages: int) -> tuple[int, ...]:
 
 
 def stage_of(model: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
-    """Stage `stage` of the model, or of a shard of it. Its fingerprint and sizes are the whole model's. The head is a
-    tensor of its own, also where it is tied.
+    """Stage `stage` of the model, or of a shard of it. Fingerprint and sizes are the whole model's. The head is a
+    separate tensor, even if it is tied to the embedding.
 
     Raises:
         ConfigurationError: as `stage_bounds`.
@@ -110,7 +112,7 @@ def stage_of(model: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
 
 
 def _forbidden_cuts(model: ModelSpec) -> Iterator[int]:
-    """Cuts between a layer and one before it whose state, or choice of tokens, it reads."""
+    """Cuts that would separate a layer from an earlier one whose state, or choice of tokens, it reads."""
     choosers: dict[str, int] = {}
     for index, layer in enumerate(model.layers):
         for mixer in layer.mixers:
@@ -121,7 +123,7 @@ def _forbidden_cuts(model: ModelSpec) -> Iterator[int]:
 
 
 def _moved(layer: LayerSpec, first: int) -> LayerSpec:
-    """With indices of layers counted from `first`."""
+    """The layer with its indices of other layers counted from layer `first`."""
     mixer, *beside = (_mixer_moved(mixer, first) for mixer in layer.mixers)
     return replace(layer, mixer=mixer, beside=tuple(beside))
 

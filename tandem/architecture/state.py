@@ -1,7 +1,8 @@
-"""State that one layer keeps of a request: which arrays, how long they are needed, where they can be reused.
+"""State that one layer keeps of a request (KV cache or recurrent state): its arrays, how long they are needed, and
+where another request can reuse them.
 
-Block manager, arena, transports, handshake and planner ask a `StateSpec` and nobody else for its kind. Pure arithmetic,
-no tensors.
+Block manager, KV memory, transports, handshake and planner handle all kinds of state through `StateSpec`. Pure
+arithmetic, no tensors.
 """
 
 import math
@@ -15,16 +16,16 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """One named array of a block.
+    """One named array of a layer's state in a block, such as its keys.
 
     Args:
-        shape: of what one token leaves, or of the whole array where `token_axis` is None.
-        dtype: of its numbers at rest.
-        token_axis: where a block's tokens are inserted into `shape`; None = the array's size does not depend on tokens:
-            it is the state after the last token that the block has.
-        by_head: whether the first axis are heads, which ranks divide; else every rank keeps the whole array.
-        span: tokens that have one such part together. It lies in the block of the last of them, so that it depends on
-            no token that is not before the block's end; a block has room for as many as may end in it.
+        shape: shape of one token's part, or of the whole array where `token_axis` is None.
+        dtype: stored type of its numbers.
+        token_axis: axis inserted into `shape` for the block's tokens; None = the array's size does not depend on
+            tokens: it is the state after the last computed token of the block.
+        by_head: whether the first axis is heads, which ranks divide; else every rank keeps the whole array.
+        span: number of consecutive tokens that have one part together. It lies in the block of the last of them, so
+            that it never depends on tokens after the block; a block has room for as many as may end in it.
     """
 
     name: str
@@ -36,16 +37,16 @@ class Plane:
 
     @property
     def num_heads(self) -> int:
-        """Parts into which ranks may divide it; 1 where each keeps the whole."""
+        """Number of parts into which ranks may divide the array; 1 if each keeps the whole."""
         return self.shape[0] if self.by_head else 1
 
     @property
     def num_bytes(self) -> int:
-        """Of one token or span, or of the whole array where `token_axis` is None."""
+        """Bytes for one token or span, or of the whole array where `token_axis` is None."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of the array in a block of `block_size` tokens."""
+        """Shape of the array in a block of `block_size` tokens."""
         if self.token_axis is None:
             return self.shape
         return (*self.shape[: self.token_axis], -(-block_size // self.span), *self.shape[self.token_axis :])
@@ -56,8 +57,8 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive bytes of a layer's part of a block: those of `num_heads` heads, which ranks divide. Of a single one
-    each rank keeps the whole.
+    """Consecutive bytes of a layer's state in a block: `num_heads` heads, which ranks divide, or a single one that each
+    rank keeps whole.
 
     `is_cut`: its heads may lie in different pages.
     """
@@ -73,12 +74,12 @@ class Segment:
 
 
 class StateSpec(ABC):
-    """State of one layer. Specs that are equal are kept in the same way, so they are hashable values.
+    """State of one layer, as a hashable value: states with equal specs are stored in the same way.
 
     A block covers `block_size` tokens. Of each block that a request still needs, or that may be reused, the layer keeps
-    its planes; those whose size does not depend on tokens hold the state after the block's last computed token.
-    `is_bounded`, `needed` and `publishable` are here those of state that grows with every token, that all later queries
-    see, and that is the same whatever follows. Specs of other states override them.
+    its planes; those whose size does not depend on tokens hold the state after the block's last computed token. Here
+    `is_bounded`, `needed` and `publishable` describe ordinary KV: it grows with every token, all later queries see it,
+    and later tokens do not change it. Specs of other states override them.
     """
 
     __slots__ = ()
@@ -86,25 +87,25 @@ class StateSpec(ABC):
     @property
     @abstractmethod
     def planes(self) -> tuple[Plane, ...]:
-        """In the order in which they lie in a block."""
+        """The arrays in the order in which they lie in a block."""
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the state of a request stops growing at some length."""
+        """Whether the state of a request stops growing at some length, as with a window."""
         return False
 
     def needed(self, position: int) -> int:
-        """The first position whose state the query at `position` still sees, with all after it. Never decreases."""
+        """The first position whose state the query at `position` still reads, with all after it. Never decreases."""
         return 0
 
     def publishable(self, first: int, end: int, block_size: int) -> range:
-        """Of the blocks with index `first` to `end - 1`, those that are always stored, since a later request can go on
-        from them. Others are stored where a cursor stops or a request asks for it.
+        """Indices, of the blocks `first` to `end - 1`, that are always stored for reuse, since a later request can
+        continue from them. Others are stored where a request's computation stops or where a request asks for it.
         """
         return range(first, end)
 
     def segments(self, block_size: int) -> "tuple[Segment, ...]":
-        """Segments of a layer's part of a block of `block_size` tokens, in order."""
+        """Segments of the layer's state in a block of `block_size` tokens, in order."""
         return tuple(
             Segment(plane.name, plane.num_heads, plane.block_bytes(block_size) // plane.num_heads)
             for plane in self.planes
@@ -116,47 +117,47 @@ class StateSpec(ABC):
 
     @property
     def is_divided(self) -> bool:
-        """Whether ranks keep parts of it; else each keeps all of it."""
+        """Whether ranks keep parts of the state; else each keeps all of it."""
         return any(plane.by_head for plane in self.planes)
 
     @property
     def can_rewind(self) -> bool:
-        """Whether what is kept of some tokens also serves a request of fewer: not where a plane holds only the state
-        after the last one.
+        """Whether the state kept for some tokens also serves a request with fewer of them: not if a plane holds only
+        the state after the last token.
         """
         return all(plane.token_axis is not None for plane in self.planes)
 
     @property
     def is_constant(self) -> bool:
-        """Whether no plane grows with tokens: a block is a whole state, and may have several pages."""
+        """Whether no plane grows with tokens. A block then holds a whole state, and may have several pages."""
         return all(plane.token_axis is None for plane in self.planes)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that each token adds as long as none is out of sight; its share of a span's bytes is rounded up."""
+        """Bytes that each token adds, as long as none has left the window; its share of a span's bytes, rounded up."""
         return sum(-(-plane.num_bytes // plane.span) for plane in self.planes if plane.token_axis is not None)
 
     @property
     def bytes_per_request(self) -> int:
-        """Bytes of a request that do not depend on its length."""
+        """Bytes per request that do not depend on its length."""
         return sum(plane.num_bytes for plane in self.planes if plane.token_axis is None)
 
     def bytes(self, num_tokens: int) -> int:
-        """Of one request of `num_tokens` tokens, without what is kept of it for reuse."""
+        """Bytes for a request of `num_tokens` tokens, without what is kept of it for reuse by others."""
         num_seen = num_tokens - self.needed(num_tokens - 1) if num_tokens else 0
         return num_seen * self.bytes_per_token + (self.bytes_per_request if num_tokens else 0)
 
     def block_bytes(self, block_size: int) -> int:
-        """Of one block."""
+        """Bytes of the layer's state in a block of `block_size` tokens."""
         return sum(plane.block_bytes(block_size) for plane in self.planes)
 
     def most_seen(self, num_tokens: int) -> int:
-        """The most tokens before a query whose state it sees, of at most `num_tokens`."""
+        """The most earlier tokens, of at most `num_tokens`, whose state a query reads."""
         return num_tokens - self.needed(num_tokens)
 
     def most_blocks(self, num_tokens: int, max_chunk_tokens: int, block_size: int) -> int:
-        """The most blocks that a request holds at once while it goes to `num_tokens` in chunks of at most
-        `max_chunk_tokens`: those that a chunk's first query sees, and of the chunk those that are publishable or last.
+        """The most blocks that a request holds at once while it grows to `num_tokens` in chunks of at most
+        `max_chunk_tokens`: those that a chunk's first query reads, and those of the chunk that are publishable or last.
         """
         num_seen = self.most_seen(num_tokens)
         num_publishable = len(self.publishable(0, math.ceil(max_chunk_tokens / block_size) + 1, block_size))
@@ -193,7 +194,7 @@ class KVSpec(StateSpec):
         return tuple(Plane(name, shape, self.dtype, token_axis=1, by_head=True) for name in ("k", "v"))
 
     def shard(self, num_ranks: int) -> "KVSpec":
-        """Equal parts of the heads; of fewer heads than ranks, one each."""
+        """Equal parts of the heads; with fewer heads than ranks, one head each."""
         return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
 
     @property
@@ -211,10 +212,9 @@ class KVSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec(StateSpec):
-    """Latents, which a layer of multi-head latent attention stores per token: one row of `rank` numbers, the normed
-    latent from which the keys and values of all heads are made, and behind them the `rotary_dim` of a rotated key that
-    all heads share (DeepSeek-V2, arXiv:2405.04434). Rotated elements lie half-split, whatever their order in a
-    checkpoint.
+    """Latents of a layer with multi-head latent attention: per token one row of `rank` numbers, the normed latent from
+    which the keys and values of all heads are made, followed by the `rotary_dim` elements of a rotated key that all
+    heads share (DeepSeek-V2, arXiv:2405.04434). Rotated elements are half-split, whatever their order in a checkpoint.
     """
 
     rank: int
@@ -223,7 +223,7 @@ class LatentSpec(StateSpec):
 
     @property
     def size(self) -> int:
-        """Numbers of one row."""
+        """Number of elements of one row."""
         return self.rank + self.rotary_dim
 
     @property
@@ -236,8 +236,8 @@ class LatentSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class IndexedLatentSpec(LatentSpec):
-    """Rows of latents of which a query reads those that it chooses, and beside each row the key of `index_dim` numbers
-    that it is chosen by (DeepSeek-V3.2, arXiv:2512.02556). `index_dim` 0: another layer chooses, and has the keys.
+    """Latents with an index: a query reads only the rows that it chooses, by the key of `index_dim` numbers stored
+    beside each row (DeepSeek-V3.2, arXiv:2512.02556). `index_dim` 0: an earlier layer chooses, and has the keys.
     """
 
     index_dim: int
@@ -254,9 +254,9 @@ class IndexedLatentSpec(LatentSpec):
 
 @dataclass(frozen=True, slots=True)
 class ChosenKVSpec(StateSpec):
-    """K and V of which a query reads those of the blocks that it chooses, and beside them what it chooses by: an index
-    key of `index_dim` numbers for each token, or a row of `head_dim` numbers for each KV head and `span` tokens in each
-    plane of `summaries`. 0 and () = there are none.
+    """K and V of block-sparse attention, and the data by which queries choose blocks: an index key of `index_dim`
+    numbers per token, or summaries. Each plane in `summaries` has, for each KV head and `span` tokens, a row of
+    `head_dim` numbers. 0 and () = none.
 
     A row of a summary is made when the last of its `span` tokens is computed, and lies in that token's block. So a
     token adds `head_dim / span` numbers to it, and a block needs whole spans.
@@ -279,7 +279,7 @@ class ChosenKVSpec(StateSpec):
         return (*kv, *index, *summaries)
 
     def shard(self, num_ranks: int) -> "ChosenKVSpec":
-        """Equal parts of the heads; of fewer heads than ranks, one each. Index keys are whole."""
+        """Equal parts of the heads; with fewer heads than ranks, one head each. Every rank keeps whole index keys."""
         return replace(self, num_kv_heads=len(head_range(self.num_kv_heads, 0, num_ranks)))
 
     def __str__(self) -> str:
@@ -290,8 +290,9 @@ class ChosenKVSpec(StateSpec):
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec(StateSpec):
-    """A state that every token changes and that does not grow: float32 numbers of shape `heads`, and the inputs of a
-    convolution at the last `columns` tokens, oldest first. A later request can go on from it only where it was kept.
+    """A recurrent state, which every token changes and which does not grow: float32 matrices of shape `heads`, and the
+    inputs of a convolution at the last `columns` tokens, oldest first. A later request can continue from it only at
+    tokens after which a copy was kept.
 
     Args:
         channels: of the convolution.
@@ -314,7 +315,7 @@ class RecurrentSpec(StateSpec):
 
     @property
     def is_divided(self) -> bool:
-        """Its columns are, where it has parts."""
+        """Whether ranks divide the channels: if it has `parts`."""
         return bool(self.parts)
 
     @property
@@ -322,7 +323,9 @@ class RecurrentSpec(StateSpec):
         return Plane("matrices", self.heads, "float32", token_axis=None, by_head=bool(self.parts))
 
     def segments(self, block_size: int) -> tuple[Segment, ...]:
-        """The matrices by head, if ranks divide them; then columns. Each has all parts, and each part its heads."""
+        """The matrices by head, if ranks divide them; then the convolution's inputs, token by token. Each of these
+        consists of all `parts`, and each part of its heads.
+        """
         matrices, columns = self._matrices, self.planes[-1]
         if not self.parts:
             whole = Segment(columns.name, 1, columns.num_bytes)
@@ -338,7 +341,7 @@ class RecurrentSpec(StateSpec):
         return by_head, *by_part
 
     def shard(self, num_ranks: int) -> "RecurrentSpec":
-        """Equal parts of all heads; of fewer heads of a part than ranks, one each."""
+        """Equal parts of the heads; with fewer heads in a part than ranks, one head each."""
         if not self.parts:
             return self
         parts = tuple((len(head_range(num_heads, 0, num_ranks)), size) for num_heads, size in self.parts)
@@ -351,11 +354,11 @@ class RecurrentSpec(StateSpec):
         return True
 
     def needed(self, position: int) -> int:
-        """The state after the token before."""
+        """The position before: only the state after the previous token is read."""
         return max(0, position - 1)
 
     def publishable(self, first: int, end: int, block_size: int) -> range:
-        """None of themselves: where a state is kept depends on the request (`tandem.kvcache.checkpoints`)."""
+        """No blocks: where a state is kept depends on the request (`tandem.kvcache.checkpoints`)."""
         return range(first, first)
 
     def __str__(self) -> str:

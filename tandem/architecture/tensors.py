@@ -1,7 +1,7 @@
-"""Weights by name: tensors, linear maps and norms, and the part of a checkpoint that each is made of.
+"""Specs of named weights: tensors, linear maps and norms, and the part of a checkpoint from which each is loaded.
 
-A spec never holds numbers. Its names are those under which layers take their weights; they equal the checkpoint's
-unless a `Source` says otherwise.
+A spec never holds numbers. Its names are those that layers use; they equal the checkpoint's names unless a `Source`
+says otherwise.
 """
 
 import math
@@ -23,12 +23,12 @@ class ShardAxis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Part of one tensor of a checkpoint.
+    """Part of one tensor of a checkpoint, from which a weight is taken.
 
-    The steps apply in this order: entry `index` of a stack, transposition of the last two dimensions, rows
-    `start:stop:step`, columns from the first to the one before the second of `within` (None = all). With a `period`
-    they are rows `start:stop` of each `period` rows, as where the heads of several maps lie side by side; of all
-    periods, or of those from the first to the one before the second of `periods`.
+    The steps apply in this order: item `index` of a stack, transposition of the last two dimensions, rows
+    `start:stop:step`, columns `within[0]` to `within[1] - 1` (None = all). With a `period` the rows are `start:stop` of
+    each `period` rows, as if the heads of several maps were interleaved; of all periods, or only of periods
+    `periods[0]` to `periods[1] - 1`.
     """
 
     tensor: str
@@ -43,12 +43,12 @@ class Source:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the tensor as stored."""
+        """Whether it is the whole tensor as stored."""
         return self == Source(self.tensor)
 
     def rows(self, first: int, end: int) -> "Source":
-        """Rows `first` to `end - 1` of this part, which has at least so many: with a period, those of whole periods or
-        of a single one.
+        """Rows `first` to `end - 1` of this part, which has at least `end`. With a `period`, they must be those of
+        whole periods, or lie within a single one.
         """
         if self.period is not None:
             return self._rows_of_periods(first, end)
@@ -73,17 +73,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One parameter.
+    """One parameter of the model.
 
     Args:
-        name: in the model.
-        source: None = the checkpoint's tensor of that name.
+        name: name in the model.
+        source: where it is in the checkpoint; None = the whole tensor of that name.
         is_float32: kept in float32 whatever the model's dtype.
-        is_small: of a few rows, so that nothing is gained by a packed copy.
-        is_lookup: a token reads its row; nothing is multiplied by it as a whole.
-        is_weight: of a linear map, so that its format may say which tensors of a checkpoint it is made of.
+        is_small: has few rows, so that nothing is gained by a packed copy.
+        is_lookup: a table of which a token reads a row; nothing is multiplied by it as a whole.
+        is_weight: belongs to a linear map, so that a quantised format may store it as other tensors.
         sum_blocks: as in a `LinearSpec`.
-        code_dtype: that in which a checkpoint has numbers that are no floats, "int8" for example; they stay so.
+        code_dtype: dtype of a tensor whose numbers are not floats, such as "int8"; they are kept as they are.
         is_partial: products with it are one rank's part of a sum over all ranks.
         is_gathered: as in a `LinearSpec`.
     """
@@ -110,7 +110,7 @@ class TensorSpec:
 
 
 def num_matrix_elements(tensors: Iterable[TensorSpec]) -> int:
-    """Number of elements of all tensors that are no vectors."""
+    """Number of elements of all tensors except vectors."""
     return sum(tensor.size for tensor in tensors if len(tensor.shape) > 1)
 
 
@@ -118,9 +118,12 @@ def num_matrix_elements(tensors: Iterable[TensorSpec]) -> int:
 class LinearSpec:
     """`x @ weight.T + bias`, with tensors `{name}.weight` [outputs, inputs] and, with `bias`, `{name}.bias` [outputs].
 
-    `weight_source` and `bias_source` say where a checkpoint has them when not under these names. `is_float32`: both are
-    kept in float32, and so is the product. `num_ranks`: it is one part of so many of a map that is split along `axis`.
-    `is_gathered`: it is a part by outputs, but ranks have parts of its inputs and want all outputs.
+    Args:
+        axis: dimension along which ranks split the map.
+        weight_source, bias_source: where a checkpoint has them if not under these names.
+        is_float32: weight, bias and product are in float32.
+        num_ranks: the map is one rank's part of a map that so many ranks split.
+        is_gathered: it is a part by outputs, but its inputs are divided among ranks and all outputs are needed on each.
     """
 
     name: str
@@ -136,7 +139,7 @@ class LinearSpec:
 
     @property
     def sum_blocks(self) -> int:
-        """Of equal blocks of inputs, each of which is summed by itself before they are added in a binary tree.
+        """Number of equal blocks of inputs. Each block is summed separately, then the sums are added in a binary tree.
 
         Sums over inputs that ranks may split have `MAX_RANKS` such blocks, or the next smaller power of two that
         leaves an even number of inputs in each. So a rank's sum of its own blocks is a node of that tree, and the
@@ -148,11 +151,11 @@ class LinearSpec:
 
     @property
     def scale(self) -> float:
-        """Factor of both the product and the bias."""
+        """Factor of the product and the bias."""
         return 1.0
 
     def times(self, scale: float) -> "LinearSpec":
-        """The same map, times `scale`."""
+        """This map with its outputs multiplied by `scale`."""
         if scale == 1.0:
             return self
         own = {each.name: getattr(self, each.name) for each in fields(LinearSpec)}
@@ -176,16 +179,16 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLinearSpec(LinearSpec):
-    """`(x @ weight.T + bias) * scale`; no call that fuses several products computes it."""
+    """`(x @ weight.T + bias) * scale`. Kernels that fuse several products do not support it."""
 
     scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """Root-mean-square norm over `size` elements, times `{name}.{weight}`, or 1 more than that with `unit_offset`
-    (Gemma 3); times nothing where `weight` is None. `within`: of the elements a rank has those from the first number
-    to the one before the second, and other ranks the rest; None = it has all.
+    """Root-mean-square norm over `size` elements, times `{name}.{weight}` (`1 + weight` with `unit_offset`, Gemma 3),
+    or without a factor if `weight` is None. `within`: a rank has elements `within[0]` to `within[1] - 1`, and other
+    ranks the rest; None = it has all.
     """
 
     name: str
@@ -197,7 +200,7 @@ class NormSpec:
 
     @property
     def tensor_name(self) -> str | None:
-        """Name of its weight; None = it has none."""
+        """Name of its weight; None = it has no weight."""
         return None if self.weight is None else f"{self.name}.{self.weight}"
 
     def tensors(self) -> Iterator[TensorSpec]:

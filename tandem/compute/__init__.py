@@ -1,4 +1,6 @@
-"""The decoder's arithmetic and attention, over the arena that holds K and V; it decides nothing.
+"""Arithmetic and attention of the decoder, on tensors and on the KV cache's memory (the arena). It makes no decisions
+about requests.
 
-`ops` and `attention` are the seams; `torch`, `native` and `cuda` implement them for any device, CPUs and NVIDIA GPUs.
+`ops` and `attention` define the interfaces; `torch`, `native` and `cuda` implement them for any device, CPUs and NVIDIA
+GPUs.
 """

@@ -1,7 +1,8 @@
-"""The KV tensors: one allocation for the life of the process, cut into pages.
+"""Arena: the memory of the KV cache and of other layer state, one allocation for the life of the process, divided into
+pages.
 
-Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address blocks by index alone.
-Block 0 is the null block: padding and freed window entries point at it, it holds the tokens of no request.
+Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address pages by index alone. Block
+0 is the null block: padding and freed window entries point at it, and it holds no request's tokens.
 """
 
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from tandem.kvcache.spec import KVLayout
 
 
 class Arena:
-    """Owns the memory of `num_blocks` pages, the null block included.
+    """Owns the memory of `num_blocks` pages, the null block included, with a view of each layer's state in `layers`.
 
     Args:
-        layout: how a page is divided.
+        layout: the layout of a page.
         num_blocks: pages to allocate, including block 0.
-        device: where they live.
-        pages: [num_blocks, page_bytes] uint8 there, to use that memory; None = memory of its own.
-        keeps_pages: what is in `pages` stays.
+        device: device of the memory.
+        pages: [num_blocks, page_bytes] uint8 on that device, memory to use; None = allocate it.
+        keeps_pages: the content of `pages` is kept; otherwise all pages are set to zero.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class NumberSpan:
-    """Bytes of a page of a block that are numbers of one dtype."""
+    """Bytes `start` to `end - 1` of a page that are numbers of one dtype. `page`: index of the page in its block."""
 
     page: int
     start: int
@@ -56,9 +57,7 @@ class NumberSpan:
 
 
 def constant_spans(layout: KVLayout, group: int) -> tuple[NumberSpan, ...]:
-    """Byte ranges of a group's blocks that hold the numbers of constant states; none where the state grows with the
-    request.
-    """
+    """Byte ranges of a group's blocks with numbers of constant-size states; empty if the state grows with tokens."""
     spec, placement = layout.groups[group].spec, layout.placement(group)
     if not spec.is_constant:
         return ()

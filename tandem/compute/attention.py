@@ -1,8 +1,8 @@
-"""Interfaces of attention backends, which the decoder calls and kernels implement.
+"""Interfaces of attention backends, which the decoder calls and which kernels implement.
 
-A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks
-and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly. What it derives
-from a batch it derives in `prepare`, once a step and KV group, not in each layer's `attend`.
+A backend attends over the KV cache, where the step's K and V have already been written. It serves decodes, prefill
+chunks and any mix of them in one call. `refuses` returns a reason for a spec that it cannot serve exactly. Data derived
+from a batch are computed in `prepare`, once per step and KV group, not in each layer's `attend`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """Options of one layer's attention. `num_heads`: of queries. `window` as in KVSpec; `softcap` 0 = none.
+    """Options of one layer's attention. `num_heads`: query heads. `window` as in KVSpec; `softcap` 0 = none.
 
     `sinks`: [num_heads] float32, a score for each head that joins the softmax and has no value; None = none.
     """
@@ -33,7 +33,7 @@ class AttentionParams:
 
 
 class StateBackend(Protocol[Spec]):
-    """Methods that backends of every kind of state have.
+    """Methods that backends of every kind of state have (KV cache, latents, recurrent states and others).
 
     `graph_safe`: whether a step may be captured in a CUDA graph (no synchronisation, no host work that depends on
     data).
@@ -47,18 +47,18 @@ class StateBackend(Protocol[Spec]):
         ...
 
     def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[Any]) -> AttentionBatch:
-        """`batch`, of at least one request, with what the backend derives from it; `batch` itself where that is
-        nothing. Valid until the batch changes or is gone.
+        """Returns `batch`, of at least one request, with the data that the backend derives from it; `batch` itself if
+        there are none. Valid until the batch changes or is dropped.
 
         Args:
-            kv: the state of any layer of the KV group: the others' have its shape, dtype and strides.
-            layers: what each of those that attend with this batch asks; those that are alike are told once.
+            kv: state of any layer of the KV group: the others have the same shape, dtype and strides.
+            layers: parameters of the layers that attend with this batch, without duplicates.
         """
         ...
 
 
 class AttentionBackend(StateBackend[KVSpec], Protocol):
-    """Reads K and V. Stateless between steps: everything it needs is in its arguments."""
+    """Attends over K and V. Stateless between steps: everything it needs is in its arguments."""
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
@@ -71,13 +71,13 @@ class AttentionBackend(StateBackend[KVSpec], Protocol):
 
 
 class LatentBackend(StateBackend[LatentSpec], Protocol):
-    """Reads latents. Stateless between steps."""
+    """Attends over latents (multi-head latent attention). Stateless between steps."""
 
     def attend(
         self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, params: AttentionParams
     ) -> torch.Tensor:
-        """Causal attention of `queries` `[num_tokens, num_heads, rank + rotary_dim]`, mapped to what they meet in a
-        row; returns the sums of latents `[num_tokens, num_heads, rank]`, in the same dtype.
+        """Causal attention of `queries` `[num_tokens, num_heads, rank + rotary_dim]`, already mapped into the space of
+        rows; returns the sums of latents `[num_tokens, num_heads, rank]`, in the same dtype.
         """
         ...
 
@@ -97,8 +97,8 @@ def prepare_by_state(
 ) -> dict[int, AttentionBatch]:
     """Calls `prepare` of each state's backend, once for all states of a KV group, which share a batch.
 
-    All arguments are by state. `layers`: the options of the layers that read it. A batch without requests is returned
-    unchanged.
+    All arguments are by index of state. `layers`: parameters of the layers that read the state. A batch without
+    requests is returned unchanged.
     """
     groups: dict[int, list[int]] = {}
     for state, batch in batches.items():

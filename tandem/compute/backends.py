@@ -1,6 +1,7 @@
-"""Choice of backends: of each kind of state that a model keeps, the first in order of preference that does not refuse.
+"""Choice of attention backends: for each kind of state that a model keeps, the first in order of preference that can
+serve it.
 
-A backend is registered in a table, by the kind of state that it reads and the device that it computes on. It is
+Backends are registered in a table, by the kind of state that they read and the device they run on. A backend is
 imported only when it is tried.
 """
 
@@ -27,8 +28,8 @@ class BackendEntry:
     """A backend in the table.
 
     Args:
-        module, attribute: its class, which is called with the device.
-        wrapper: makes of it one that reads another kind of state as K and V; None = it reads the kind itself.
+        module, attribute: its class, which is constructed with the device.
+        wrapper: adapts a backend for K and V to another kind of state; None = the backend reads this kind itself.
     """
 
     name: str
@@ -37,7 +38,7 @@ class BackendEntry:
     wrapper: Callable[[Any], Any] | None = None
 
     def create(self, device: torch.device) -> Any:
-        """Import and construct it."""
+        """Imports and constructs the backend."""
         backend = getattr(import_module(self.module), self.attribute)(device)
         return backend if self.wrapper is None else self.wrapper(backend)
 
@@ -103,7 +104,7 @@ BACKENDS: BackendTable = {
 
 
 def check_name(name: str, table: BackendTable = BACKENDS) -> None:
-    """Raises `ConfigurationError` for what is neither "auto" nor a backend's name."""
+    """Raises `ConfigurationError` unless the name is "auto" or that of a backend."""
     known = sorted({entry.name for devices in table.values() for entries in devices.values() for entry in entries})
     if name not in ("auto", *known):
         raise ConfigurationError(f"attention_backend={name!r} is unknown; choose auto or one of {known}")
@@ -121,7 +122,7 @@ def choose_backends(
     """For each kind of state in `layout` the named backend, or for "auto" the preferred one that serves all its groups.
 
     Raises:
-        ConfigurationError: the name is unknown, or of some kind every candidate refuses; with all reasons.
+        ConfigurationError: the name is unknown, or all candidates refuse some kind; the message has all reasons.
     """
     check_name(name, table)
     chosen: dict[type[StateSpec], Any] = {}
@@ -160,7 +161,7 @@ def _refusal(
 
 
 def _missing(devices: Mapping[str, Sequence[BackendEntry]], device: torch.device, name: str) -> str:
-    """The message where no candidate backend is known."""
+    """Error message if no candidate backend is known."""
     if not devices:
         return "no backend is registered for this kind of state"
     elsewhere = [each for each, entries in devices.items() if name in ("auto", *(entry.name for entry in entries))]

@@ -1,6 +1,7 @@
-"""Scores by which queries choose blocks, and attention to compressed keys, on any device.
+"""Block scores of block-sparse attention, by which queries choose blocks, and attention to compressed keys, on any
+device.
 
-Sums are of float64 and rounded to float32, so that the shape of a product shows in less than a bit.
+Sums are computed in float64 and rounded to float32, so that the order of summation changes them by less than a bit.
 """
 
 from collections.abc import Iterator
@@ -13,13 +14,14 @@ from tandem.compute.sparse import NOT_CHOSEN, QueryBatch
 
 _WIDE = torch.float64
 _HIGHEST = torch.finfo(torch.float32).max
-_MOST_SCORES = 1 << 22  # of all heads, at a time
-_STEPS = 1 << 16  # between 0 and 1, of sums of weights
+_MOST_SCORES = 1 << 22  # scores of all heads that are computed at a time
+_STEPS = 1 << 16  # sums of weights are rounded to 1 / _STEPS
 
 
 def choose_by_index(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, choice: BlockChoice) -> torch.Tensor:
-    """Blocks for each of the index `queries` [num_tokens, num_sets, index_dim]: a block's score is the highest product
-    with one of its tokens. Returns [num_tokens, num_sets, most] int32, ascending, then `NOT_CHOSEN`.
+    """Blocks chosen by each of the index `queries` [num_tokens, num_sets, index_dim]: a block's score is its highest
+    product with the index key of one of its tokens. Returns [num_tokens, num_sets, most] int32, ascending, filled up
+    with `NOT_CHOSEN`.
     """
     assert kv.index_keys is not None
     chosen = _nothing(queries, batch, choice)
@@ -35,7 +37,7 @@ def choose_by_index(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch,
 
 def choose_by_means(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, choice: BlockChoice) -> torch.Tensor:
     """As `choose_by_index`, for each head of `queries` [num_tokens, num_heads, head_dim]: a block's score is the
-    product with the mean of its keys. That of the query's own, of which there is none yet, is 0.
+    product with the mean of its keys. The query's own block, which has no mean yet, has the score 0.
     """
     summary, chosen = kv.summary(MEANS), _nothing(queries, batch, choice)
     for rows, blocks in _parts(queries, batch, kv.keys.shape[2]):
@@ -58,10 +60,10 @@ def attend_to_compressed(
     length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output of `queries` [num_tokens, num_heads, head_dim] over compressed keys and values of `length` tokens each,
-    zero where there are none yet; and the blocks that each KV head chooses by their weights, as `choose_by_index`.
+    zero if there are none yet; and the blocks that each KV head chooses by the attention weights, as `choose_by_index`.
 
-    NOTE: a key that lies in two blocks gives both the same, so their sums may differ by little but rounding. Sums are
-    counted in 65,536ths, for which such blocks are equal.
+    NOTE: a compressed key that lies in two blocks gives both the same weight, so their sums may differ only by
+    rounding. Sums are rounded to 65,536ths, so that such blocks are equal.
     """
     keys, values = kv.summary(COMPRESSED_KEYS), kv.summary(COMPRESSED_VALUES)
     out = torch.zeros_like(queries)
@@ -83,7 +85,9 @@ def attend_to_compressed(
 
 
 def closed_spans(batch: QueryBatch, span: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Requests and positions of the step's tokens that are the last of `span` tokens and have `length` up to them."""
+    """Requests and positions of the step's tokens that complete a span of `span` tokens and have at least `length`
+    tokens up to themselves.
+    """
     num_tokens = batch.positions + 1
     is_last = (num_tokens % span == 0) & (num_tokens >= length)
     return batch.requests[is_last], batch.positions[is_last]
@@ -92,7 +96,7 @@ def closed_spans(batch: QueryBatch, span: int, length: int) -> tuple[torch.Tenso
 def last_rows(
     cache: torch.Tensor, batch: QueryBatch, requests: torch.Tensor, positions: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """The `length` rows up to each position, [num_positions, length, num_kv_heads, head_dim]. `cache`: K or V."""
+    """The `length` rows of `cache` (K or V) up to each position, [num_positions, length, num_kv_heads, head_dim]."""
     block_size = cache.shape[2]
     tokens = positions[:, None] + torch.arange(1 - length, 1, device=positions.device)
     return cache[batch.block_tables[requests[:, None], tokens // block_size].long(), :, tokens % block_size]
@@ -106,7 +110,7 @@ def write_summary(
     requests: torch.Tensor,
     positions: torch.Tensor,
 ) -> None:
-    """Store `rows` [num_positions, num_kv_heads, head_dim] of the spans that end at `positions`."""
+    """Stores `rows` [num_positions, num_kv_heads, head_dim] as the summaries of the spans that end at `positions`."""
     block_size = kv.keys.shape[2]
     blocks = batch.block_tables[requests, positions // block_size].long()
     kv.summary(name)[blocks, :, positions % block_size // kv.span] = rows.to(kv.keys.dtype)
@@ -118,7 +122,7 @@ def _nothing(queries: torch.Tensor, batch: QueryBatch, choice: BlockChoice) -> t
 
 
 def _parts(queries: torch.Tensor, batch: QueryBatch, block_size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some rows of queries of one request, and the blocks with all tokens up to the last of them."""
+    """Yields slices of the queries of one request, with the blocks of all tokens up to the last query of the slice."""
     bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
     for request, seq_len in enumerate(seq_lens):
         at_once = max(1, _MOST_SCORES // (seq_len * queries.shape[1]))
@@ -129,26 +133,26 @@ def _parts(queries: torch.Tensor, batch: QueryBatch, block_size: int) -> Iterato
 
 
 def _rows(summary: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[num_rows, num_kv_heads, head_dim] of `blocks`, in order."""
+    """Rows of `blocks`, [num_rows, num_kv_heads, head_dim], in order."""
     return summary[blocks].transpose(1, 2).flatten(0, 1)
 
 
 def _grouped(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, num_kv_heads, heads that share one, head_dim]"""
+    """[num_tokens, num_kv_heads, heads per KV head, head_dim]"""
     num_queries, num_heads, width = queries.shape
     return queries.to(_WIDE).view(num_queries, rows.shape[1], num_heads // rows.shape[1], width)
 
 
 def _by_block(scores: torch.Tensor, size: int, empty: float) -> torch.Tensor:
-    """The last dimension in parts of `size`, the last of them filled up with `empty`."""
+    """Divides the last dimension into parts of `size`; the last part is filled up with `empty`."""
     missing = -scores.shape[-1] % size
     padded = torch.nn.functional.pad(scores, (0, missing), value=empty)
     return padded.view(*scores.shape[:-1], padded.shape[-1] // size, size)
 
 
 def _per_stride(weights: torch.Tensor, num_strides: int, count: int) -> torch.Tensor:
-    """Sums of the weights of all compressed keys that have a stride, [..., count]. Key i has strides i to
-    i + num_strides - 1.
+    """For each stride of tokens, the sum of the weights of all compressed keys that cover it, [..., count]. Key i
+    covers strides i to i + num_strides - 1.
     """
     sums = weights.new_zeros((*weights.shape[:-1], max(count, weights.shape[-1] + num_strides - 1)))
     for shift in range(num_strides):
@@ -157,8 +161,8 @@ def _per_stride(weights: torch.Tensor, num_strides: int, count: int) -> torch.Te
 
 
 def _put(chosen: torch.Tensor, scores: torch.Tensor, positions: torch.Tensor, choice: BlockChoice) -> None:
-    """Write the blocks of the best `scores` [num_tokens, num_sets, num_blocks], of those up to the query's own, and of
-    those that are chosen whatever their score. What is no number is the lowest.
+    """Writes into `chosen` the blocks with the best `scores` [num_tokens, num_sets, num_blocks], among those up to the
+    query's own, and those that are always chosen. NaN counts as the lowest score.
     """
     num_blocks = scores.shape[2]
     blocks, own = torch.arange(num_blocks, device=scores.device), (positions // choice.size)[:, None, None]

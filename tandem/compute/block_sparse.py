@@ -1,7 +1,8 @@
-"""Attention of each query to blocks of K and V that it chooses: the seam between the model and what computes it.
+"""Interface of block-sparse attention, in which each query attends to chosen blocks of K and V, and its implementation
+with an ordinary attention backend.
 
-A choice is a set of blocks of tokens for each KV head, or for each head, see `BlockChoice`. Chosen blocks lie in
-ascending order, so what a query finds depends on the set alone.
+A choice is a set of blocks of tokens for each KV head or each head, see `BlockChoice`. Chosen blocks are in ascending
+order, so a query's result depends on the set alone.
 """
 
 import math
@@ -28,7 +29,7 @@ class ChosenKVBackend(StateBackend[ChosenKVSpec], Protocol):
     def attend(
         self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, params: AttentionParams
     ) -> torch.Tensor:
-        """As `AttentionBackend.attend`, to all that the window of `params` shows."""
+        """As `AttentionBackend.attend`, to all tokens in the window of `params`."""
         ...
 
     def attend_to_blocks(
@@ -40,20 +41,21 @@ class ChosenKVBackend(StateBackend[ChosenKVSpec], Protocol):
         chosen: torch.Tensor,
         choice: BlockChoice,
     ) -> torch.Tensor:
-        """As `attend`, to the tokens of `chosen` blocks up to the query's position: no other row is read.
+        """As `attend`, to the tokens of the `chosen` blocks up to the query's position: no other row is read.
 
-        `chosen`: [num_tokens, num_sets, most] int32, ascending, then `NOT_CHOSEN`; a set is of as many heads as others.
+        `chosen`: [num_tokens, num_sets, most] int32, ascending, filled up with `NOT_CHOSEN`. The heads are divided
+        equally among the sets.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCache:
-    """K and V of several heads seen as those of one head, in blocks of `size` tokens; `numbers` says which of them is
-    which.
+    """View of the K and V of several heads as those of a single head, in blocks of `size` tokens; `numbers` gives the
+    index of a block in it.
 
-    All begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin in the
-    middle of another and are nobody's.
+    All real blocks begin at multiples of a common divisor, which is the distance between neighbouring blocks of this
+    view. Most of its blocks begin in the middle of a real one and are never used.
     """
 
     kv: LayerKV
@@ -64,10 +66,10 @@ class HeadCache:
 
     @classmethod
     def of(cls, kv: LayerKV, size: int) -> "HeadCache":
-        """Of `kv` in blocks of `size` tokens, a divisor of those of `kv`.
+        """The view of `kv` in blocks of `size` tokens, a divisor of the block size of `kv`.
 
         Raises:
-            ConfigurationError: the arena is too large to number its blocks.
+            ConfigurationError: the KV cache is too large to number its blocks.
         """
         num_blocks, num_heads, block_size, width = kv.keys.shape
         page, length = kv.keys.stride(0), size * width
@@ -83,16 +85,18 @@ class HeadCache:
         return cls(seen, size, page // unit, block_size * width // unit, length // unit)
 
     def numbers(self, pages: torch.Tensor, heads: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Blocks of `kv` with the tokens from `offsets` on, multiples of `size`, of `heads` in `pages`; int32."""
+        """Indices of the blocks of this view with the tokens from `offsets` on, multiples of `size`, of `heads` in
+        `pages`; int32.
+        """
         within = heads * self.head_stride + offsets // self.size * self.stride
         return (pages.long() * self.page_stride + within).to(torch.int32)
 
 
 class BlocksAsKV:
-    """Implements `ChosenKVBackend` by `inner`, an `AttentionBackend`.
+    """Implements `ChosenKVBackend` with an `AttentionBackend`, `inner`.
 
-    Each query and set of heads is a request of its own for it, whose block table names the chosen blocks where they
-    lie.
+    Each query and set of heads is passed to it as a separate request, whose block table lists the chosen blocks in
+    place.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
@@ -107,7 +111,7 @@ class BlocksAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerChosenKV, layers: Collection[AttentionParams]) -> QueryBatch:
-        """Request and position of each query."""
+        """Adds the request and the position of each query."""
         return QueryBatch.of(batch)
 
     def attend(
@@ -142,13 +146,13 @@ class BlocksAsKV:
 
 
 def _first_tokens(chosen: torch.Tensor, size: int, part: int) -> torch.Tensor:
-    """Of each part of `part` tokens of `chosen` blocks [..., most]: its first token, [..., most * size / part]."""
+    """The first token of each part of `part` tokens in the `chosen` blocks [..., most]: [..., most * size / part]."""
     starts = torch.arange(0, size, part, device=chosen.device)
     return (chosen.clamp_min(0).long()[..., None] * size + starts).flatten(-2)
 
 
 def num_chosen_tokens(chosen: torch.Tensor, positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Of each query and set, [num_tokens, num_sets]: tokens of its `chosen` blocks up to its position."""
+    """Number of tokens in each set's `chosen` blocks up to the query's position, [num_tokens, num_sets]."""
     whole = (chosen != NOT_CHOSEN).sum(dim=2) * size
     has_own = (chosen == (positions // size)[:, None, None]).any(dim=2)
     return whole - has_own * (size - 1 - positions % size)[:, None]

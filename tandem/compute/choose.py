@@ -1,4 +1,4 @@
-"""Choice of the kernels' implementation for a device."""
+"""Choice of the `Kernels` implementation for a device."""
 
 import logging
 
@@ -17,11 +17,11 @@ def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
     """The compiled kernels on the CPU, Triton's on NVIDIA GPUs, PyTorch's elsewhere.
 
     Args:
-        device: where the model computes.
-        native: True insists on the compiled kernels, False forbids them, None takes them where they can be built.
+        device: device on which the model runs.
+        native: True = the compiled kernels are required, False = they are not used, None = used if they can be built.
 
     Raises:
-        ConfigurationError: when they are insisted on and cannot be had.
+        ConfigurationError: the compiled kernels are required and not available.
     """
     if device.type != "cpu":
         if native:

@@ -1,7 +1,7 @@
-"""Numbers of a linear map as codes with scales: the one form in memory that all published formats are read into.
+"""Quantised matrices: codes with scales, the one form in memory into which all published formats are read.
 
-`CodedMatrix.decode` is the definition that every kernel is tested against. Nothing here widens the codes of a whole
-matrix unless it is asked to decode one.
+`CodedMatrix.decode` is the definition against which every kernel is tested. The codes of a whole matrix are only
+widened when one is decoded.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ SUPER_DTYPE: Final = torch.float16
 
 
 class CodeKind(IntEnum):
-    """The meaning of a code.
+    """Meaning of a code, the stored form of one quantised number.
 
-    `TABLE4`: 4 bits, an index of a table of 16 numbers; two to a byte, that of the even input in the lower half.
-    `INT8`: a signed byte, the number itself. `E4M3`: a float of 8 bits, torch's float8_e4m3fn.
+    `TABLE4`: 4 bits, an index into a table of 16 numbers; two in a byte, the even input's in the lower half. `INT8`: a
+    signed byte, the number itself. `E4M3`: a float of 8 bits, torch's float8_e4m3fn.
     """
 
     TABLE4 = 0
@@ -49,11 +49,11 @@ CODE_DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedMatrix:
-    """A matrix [out, in] of numbers `factor * scale * number(code) + offset`; a scale and an offset belong to
-    `group_size` inputs of one output, the last group of a row to what is left.
+    """A quantised matrix [out, in]: each number is `factor * scale * number(code) + offset`. A scale and an offset
+    belong to `group_size` consecutive inputs of one output; the last group of a row may be smaller.
 
-    Scales and offsets may be small integers, as GGUF's super-blocks have them: multiples of numbers that belong to
-    `super_size` inputs.
+    Scales and offsets may be small integers, as in GGUF's super-blocks: then they are multiples of numbers that belong
+    to `super_size` inputs.
 
     Args:
         kind: meaning of the codes.
@@ -62,15 +62,15 @@ class CodedMatrix:
         scales: [out, ceil(in / group_size)] of one of `SCALE_DTYPES`.
         group_size: inputs; a scale for a whole row is one group of `in`.
         table: float32 [16] of `TABLE4`, else None.
-        offsets: as `scales`, of one of `OFFSET_DTYPES`: a zero point z is the offset `-factor * scale * z`.
-        super_scales, super_offsets: float16 [out, ceil(in / super_size)]: what scales and offsets are multiples of,
-            where they are int8.
-        super_size: inputs, a multiple of `group_size`; 0 = there are no such.
-        factor: of all scales.
-        permutation: int64 [in]; what is multiplied is `x[:, permutation]`: codes lie in another order than inputs.
+        offsets: shape of `scales`, one of `OFFSET_DTYPES`: a zero point z is the offset `-factor * scale * z`.
+        super_scales, super_offsets: float16 [out, ceil(in / super_size)], the units of scales and offsets that are
+            int8.
+        super_size: inputs, a multiple of `group_size`; 0 = no super-blocks.
+        factor: multiplies all scales.
+        permutation: int64 [in]; codes are in another order than inputs, so `x[:, permutation]` is multiplied.
         rounds_rows: rows are rounded to 8 bits before they are multiplied, see `rounded_rows.round_rows`; only if
             `has_integers`.
-        order: of what lies in memory. In `STRIPS`, codes, scales and offsets have a layout of the kernels' own.
+        order: order in memory. With `STRIPS`, codes, scales and offsets have a layout private to the kernels.
     """
 
     kind: CodeKind
@@ -112,22 +112,22 @@ class CodedMatrix:
 
     @property
     def num_groups(self) -> int:
-        """Number per row."""
+        """Number of groups in a row."""
         return -(-self.shape[1] // self.group_size)
 
     @property
     def num_supers(self) -> int:
-        """Number per row."""
+        """Number of super-blocks in a row."""
         return -(-self.shape[1] // self.super_size) if self.super_size else 0
 
     @property
     def segment_size(self) -> int:
-        """Inputs whose products are added before they are multiplied by a scale: a group, or a part of a longer one."""
+        """Number of inputs whose products are added before a scale is applied: a group, or a part of a longer one."""
         return min(self.group_size, SUM_BLOCK)
 
     @property
     def has_integers(self) -> bool:
-        """Whether numbers without their scale are signed bytes, or such of a table times a power of two."""
+        """Whether the numbers without their scale are signed bytes, or those of a table times a power of two."""
         if self.table is None:
             return self.kind is CodeKind.INT8
         scaled = self.table * 2.0 ** torch.arange(8)[:, None]
@@ -135,7 +135,7 @@ class CodedMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """In memory."""
+        """Bytes in memory."""
         return sum(tensor.nbytes for _, tensor in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -146,11 +146,11 @@ class CodedMatrix:
                 yield field.name, value
 
     def decode(self, dtype: torch.dtype = torch.float32, *, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows `start:stop` of the numbers, inputs in their own order: computed in float32, rounded once to `dtype`."""
+        """Rows `start:stop` of the numbers, inputs in original order; computed in float32, rounded once to `dtype`."""
         return self.decode_rows(slice(start, stop), dtype)
 
     def decode_rows(self, rows: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """`decode` of any rows; a tensor has their numbers, int64."""
+        """As `decode`, of any rows: a slice, or their indices as an int64 tensor."""
         assert self.order is Order.ROWS, "the kernels that packed a matrix know where its rows are"
         numbers = self._numbers(self.codes[rows])
         numbers *= self._by_input(self.scales[rows], None if self.super_scales is None else self.super_scales[rows])
@@ -164,14 +164,14 @@ class CodedMatrix:
     def _by_input(
         self, values: torch.Tensor, supers: torch.Tensor | None, *, factor: float | None = None
     ) -> torch.Tensor:
-        """[rows, groups] -> float32 [rows, in]."""
+        """Repeats values [rows, groups] for each input: float32 [rows, in]."""
         wide = values.float()
         if supers is not None:
             wide = wide * _repeated(supers.float(), self.super_size // self.group_size, wide.shape[1])
         return _repeated(wide * (self.factor if factor is None else factor), self.group_size, self.shape[1])
 
     def _numbers(self, codes: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, in], without scales."""
+        """Numbers of the codes without scales, float32 [rows, in]."""
         if self.table is None:
             return codes.float()
         indices = torch.stack((codes & 0x0F, codes >> 4), dim=-1).flatten(1)[:, : self.shape[1]]
@@ -179,5 +179,5 @@ class CodedMatrix:
 
 
 def _repeated(values: torch.Tensor, times: int, size: int) -> torch.Tensor:
-    """[rows, n] -> [rows, size], each value so many times."""
+    """[rows, n] -> [rows, size], each value repeated `times` times."""
     return values.repeat_interleave(times, dim=1)[:, :size]

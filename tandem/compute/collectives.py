@@ -1,6 +1,7 @@
-"""The seam between the weights of a shard and the other ranks of its group: sums and joins of what each has computed.
+"""Interface of exchanges between the ranks of a worker: sums and concatenations of the parts that each rank has
+computed, and pipes between pipeline stages.
 
-All ranks make the same calls in the same order. The bits do not depend on the number of ranks.
+All ranks make the same calls in the same order. The bits of a result do not depend on the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ import torch
 
 
 class Collectives(Protocol):
-    """`num_ranks`: of the group, a power of two. `rank`: of this process, from 0; rank 0 leads."""
+    """Exchanges among the ranks of a group. `num_ranks`: size of the group, a power of two. `rank`: this process's,
+    from 0; rank 0 leads.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -21,7 +24,7 @@ class Collectives(Protocol):
 
     def add(self, node: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         """Sum over the ranks of `node` [num_tokens, size] float32, in a binary tree over neighbouring ranks, plus
-        `bias` [size]; rounded once to `dtype`, which is that of `bias`. Every rank has it.
+        `bias` [size]; rounded once to `dtype`, the dtype of `bias`. Every rank gets it.
 
         Raises:
             EngineStoppedError: a rank is lost or late; nothing can be exchanged any more.
@@ -29,7 +32,7 @@ class Collectives(Protocol):
         ...
 
     def join(self, part: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
-        """`part` [num_tokens, columns] float32 of every rank, side by side: [num_tokens, bounds[-1]] at rank 0. The
+        """Concatenates the `part` [num_tokens, columns] float32 of all ranks: [num_tokens, bounds[-1]] at rank 0. The
         others get their own part.
 
         Args:
@@ -41,8 +44,8 @@ class Collectives(Protocol):
         ...
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """`part` [num_tokens, size] of every rank, all of one size and dtype, side by side in the order of ranks. Every
-        rank has it: [num_tokens, num_ranks * size].
+        """Concatenates the `part` [num_tokens, size] of all ranks, of equal size and dtype, in the order of ranks.
+        Every rank gets the result, [num_tokens, num_ranks * size].
 
         Raises:
             EngineStoppedError: as `add`.
@@ -50,12 +53,12 @@ class Collectives(Protocol):
         ...
 
     def collect(self, terms: torch.Tensor, owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Sum of each token's terms, in their order and from zero, in float32; rounded once to `dtype`. Every rank has
-        it: [num_tokens, size].
+        """Sum of each token's terms, in their order, starting at zero, in float32; rounded once to `dtype`. Every rank
+        gets it: [num_tokens, size].
 
         Args:
-            terms: [own terms, size] float32, this rank's, in the order of tokens and of the terms of each.
-            owners: int64 [num_tokens, terms of a token], the rank that has each; equal on all ranks.
+            terms: [own terms, size] float32, this rank's, ordered by token and by index of the term.
+            owners: int64 [num_tokens, terms of a token], the rank that has each term; equal on all ranks.
 
         Raises:
             EngineStoppedError: as `add`.
@@ -64,12 +67,13 @@ class Collectives(Protocol):
 
 
 class StagePipe(Protocol):
-    """One way from a rank of a stage to that of the next with the same part of each layer, or from one with earlier
-    tokens of a prompt to that with the next ones. Rows arrive in order; a few are kept for a receiver that is busy.
+    """One-way connection from a rank of a pipeline stage to the rank of the next stage with the same part of each
+    layer, or from a rank with earlier tokens of a prompt to the one with the next tokens. Rows arrive in order; a few
+    are buffered for a busy receiver.
     """
 
     def send(self, rows: torch.Tensor) -> None:
-        """Sends `rows`; waits while the receiver has yet to take those before.
+        """Sends `rows`; waits while the buffer is full.
 
         Raises:
             EngineStoppedError: as `Collectives.add`.
@@ -77,7 +81,7 @@ class StagePipe(Protocol):
         ...
 
     def receive(self, rows: torch.Tensor) -> torch.Tensor:
-        """Fills `rows`, which are shaped like those that are sent, and returns them.
+        """Fills `rows`, which must have the shape of the sent rows, and returns them.
 
         Raises:
             EngineStoppedError: as `Collectives.add`.
@@ -87,14 +91,16 @@ class StagePipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
-    """Links of a rank to the others of its group, which computes a model in `num_stages` stages of layers, of which
-    this rank has a part of `stage`, and prompts in `num_contexts` parts of consecutive tokens, of which it has
-    `context`. The leader is in the last stage, and has the last tokens.
+    """Connections of a rank to the others of its group. The group computes a model in `num_stages` pipeline stages, and
+    prompts in `num_contexts` parts of consecutive tokens (context parallelism). This rank has a part of stage `stage`,
+    for the tokens of part `context`. The leader is in the last stage, and has the last tokens.
 
-    group: of all ranks. shard: of those of its stage and context, among which layers are split.
-    before, after: pipes from the stage before and to the next, of the same context; None = there is none.
-    earlier, later: pipes within the stage from the context with the tokens before and to the one with those after; the
-        first follows the last. None = there is one context.
+    Args:
+        group: exchange among all ranks.
+        shard: exchange among the ranks of this stage and context, which divide the layers' matrices.
+        before, after: pipes from the previous stage and to the next, of the same context; None = there is none.
+        earlier, later: pipes within the stage from the context with the previous tokens and to the one with the next
+            ones; the first follows the last. None = there is only one context.
     """
 
     group: Collectives
@@ -110,17 +116,17 @@ class RankLinks:
 
     @property
     def has_last_tokens(self) -> bool:
-        """Whether the tokens that are asked for, and all that are not divided, are computed in this context."""
+        """Whether this context computes the tokens whose logits are needed, and all tokens that are not divided."""
         return self.context + 1 == self.num_contexts
 
     @property
     def is_last(self) -> bool:
-        """Whether hidden states of the last layer, of the tokens that are asked for, are here."""
+        """Whether this rank has the last layer's hidden states of the tokens whose logits are needed."""
         return self.has_last_tokens and self.stage + 1 == self.num_stages
 
 
 def names_of(links: RankLinks) -> tuple[str, str]:
-    """The settings of a group, and of no group."""
+    """The settings of the group in words, such as "pp=2 with tp=2", and those without a group, "pp=1 and tp=1"."""
     sizes = {"cp": links.num_contexts, "pp": links.num_stages, "tp": links.shard.num_ranks}
     named = {name: size for name, size in sizes.items() if size > 1} or {"tp": 1}
     return " with ".join(f"{name}={size}" for name, size in named.items()), " and ".join(f"{name}=1" for name in named)

@@ -1,5 +1,5 @@
-"""Attention of each query to a window of rows and to entries that several tokens have together: the seam between the
-model and what computes it.
+"""Interface of the attention of DeepSeek-V4, in which each query attends to a window of rows and to entries compressed
+from several tokens, and adapters to ordinary attention backends. See `tandem.architecture.entry_mixers`.
 """
 
 import math
@@ -22,14 +22,16 @@ _MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 @dataclass(frozen=True, slots=True)
 class RowsBatch(QueryBatch):
-    """`of_window`: the batch as what attends to the window alone prepared it; None = nobody does."""
+    """Batch for the window of rows. `of_window`: the batch as prepared by the inner backend that attends to the window
+    alone; None = no layer does.
+    """
 
     of_window: AttentionBatch | None = field(default=None, kw_only=True)
 
 
 class RowsBackend(StateBackend[RowsSpec], Protocol):
-    """Attends to a window of rows. Stateless between steps. `prepare` returns a `RowsBatch`; what layers ask of it is
-    None where they attend to entries too.
+    """Attends to a window of rows. Stateless between steps. `prepare` returns a `RowsBatch`; its `layers` contain None
+    for layers that also attend to entries.
     """
 
     def attend(self, queries: torch.Tensor, rows: LayerRows, batch: RowsBatch, params: AttentionParams) -> torch.Tensor:
@@ -41,8 +43,8 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
     """Chooses entries and attends to them. Stateless between steps. `prepare` returns a `QueryBatch`."""
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """Numbers of the entries that each query attends to, [num_tokens, most] int32, ascending: the best of those
-        whose spans end at its position or before. Where these are fewer, `NOT_CHOSEN` follows.
+        """Indices of the entries that each query attends to, [num_tokens, most] int32, ascending: the best of those
+        whose spans end at or before its position. If there are fewer, `NOT_CHOSEN` follows.
         """
         ...
 
@@ -56,13 +58,13 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
         chosen: torch.Tensor | None,
     ) -> torch.Tensor:
         """As `RowsBackend.attend`, to the window of `params` and in the same softmax to the entries in `chosen`; None =
-        to all whose spans end at the query's position or before. `batches`: of rows and of entries.
+        to all whose spans end at or before the query's position. `batches`: of rows and of entries.
         """
         ...
 
 
 class RowsAsKV:
-    """Implements `RowsBackend` by `inner`, an `AttentionBackend`."""
+    """Implements `RowsBackend` with an `AttentionBackend`, `inner`."""
 
     def __init__(self, inner: AttentionBackend) -> None:
         self._inner = inner
@@ -75,7 +77,7 @@ class RowsAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerRows, layers: Collection[AttentionParams | None]) -> RowsBatch:
-        """Request and position of each query, and the inner backend's batch for the layers that attend to a window."""
+        """Adds request and position of each query, and the inner backend's batch for layers with a window only."""
         found = RowsBatch.of(batch)
         assert isinstance(found, RowsBatch)
         asked = {params for params in layers if params is not None}
@@ -88,7 +90,9 @@ class RowsAsKV:
 
 
 class PartsBackend:
-    """Of what entries are made of, which layers read themselves. `inner`: gives its name."""
+    """Backend of the parts from which entries are made: it does nothing, since layers read these themselves. `inner`
+    provides its name.
+    """
 
     def __init__(self, inner: AttentionBackend) -> None:
         self.name = inner.name
@@ -105,11 +109,11 @@ class PartsBackend:
 
 @dataclass(frozen=True, slots=True)
 class JointCache:
-    """Rows and entries of one arena seen as K and V of one head in blocks of one token; `row_numbers` and
-    `entry_numbers` say which of them is which.
+    """View of rows and entries as K and V of one head in blocks of one token; `row_numbers` and `entry_numbers` give
+    the index of a row or entry in it.
 
-    All begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin in the
-    middle of another and are nobody's.
+    All rows and entries begin at multiples of a common divisor, which is the distance between neighbouring blocks of
+    this view. Most of its blocks begin in the middle of a real one and are never used.
     """
 
     kv: LayerKV
@@ -120,10 +124,10 @@ class JointCache:
 
     @classmethod
     def of(cls, rows: torch.Tensor, entries: torch.Tensor) -> "JointCache":
-        """Of `rows` [num_blocks, block_size, size] and `entries` [num_blocks, num_entries, size].
+        """The view of `rows` [num_blocks, block_size, size] and `entries` [num_blocks, num_entries, size].
 
         Raises:
-            ConfigurationError: the arena is too large to number its rows.
+            ConfigurationError: the KV cache is too large to number its rows.
         """
         assert rows.untyped_storage().data_ptr() == entries.untyped_storage().data_ptr(), "they share an arena"
         assert rows.stride() == entries.stride(), "pages and rows are of one size"
@@ -145,9 +149,9 @@ class JointCache:
         return cls(LayerKV(blocks, blocks), page // unit, size // unit, *starts)
 
     def row_numbers(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Blocks of `kv` with the rows at `offsets` of `pages`, all int64."""
+        """Indices in this view of the rows at `offsets` of `pages`, all int64."""
         return pages * self.page_stride + offsets * self.stride + self.first_row
 
     def entry_numbers(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Blocks of `kv` with the entries at `offsets` of `pages`, all int64."""
+        """Indices in this view of the entries at `offsets` of `pages`, all int64."""
         return pages * self.page_stride + offsets * self.stride + self.first_entry

@@ -1,7 +1,7 @@
-"""Asks the kernel to hold weights in huge pages: a decode step reads them all, and reads large ones faster so.
+"""Requests of huge pages for weights: a decode step reads all weights, which is faster from huge pages.
 
-Files stay in the page cache, shared by all processes. Everything here is a wish: where the kernel or the file system
-has no huge pages for it, nothing changes but a little time. It must never change what a file or a tensor holds.
+Files stay in the page cache, shared by all processes. Everything here is a hint: if the kernel or the file system has
+no huge pages, nothing changes but the speed. It must never change the content of a file or a tensor.
 """
 
 import ctypes
@@ -14,19 +14,20 @@ from pathlib import Path
 
 import torch
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20  # read at a time
 LEAST_BYTES = 8 << 20
 LEAST_BYTES_PER_S = 200e6
-_ENOUGH = 0.75  # of a piece; its ends may share a huge page with something else
+_ENOUGH = 0.75  # share of a piece that must be in huge pages; its ends may share one with other data
 _MADV_POPULATE_READ = 22  # NOTE: Python's mmap does not name it yet
 
 
 def cache_in_huge_pages(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
-    """Brings the file into the page cache in huge pages; returns the bytes of the pieces that are now so.
+    """Reads the file into the page cache in huge pages; returns the bytes of the pieces that are in huge pages
+    afterwards.
 
-    A piece that is cached in small pages is dropped and read again; the kernel drops only what is not mapped. The
-    first piece that comes back in small pages, or slower than `LEAST_BYTES_PER_S`, is the last: more would not be worth
-    it. A file that cannot be read is left to the process that opens it next.
+    A piece that is cached in small pages is dropped and read again; the kernel drops only pages that are not mapped. It
+    stops after the first piece that comes back in small pages, or slower than `LEAST_BYTES_PER_S`. A file that cannot
+    be read is left to the process that opens it next.
     """
     done = 0
     with suppress(OSError, AttributeError), path.open("rb") as file:
@@ -49,7 +50,7 @@ def cache_in_huge_pages(path: Path, clock: Callable[[], float] = time.monotonic)
 
 
 def advise_huge_pages(tensor: torch.Tensor) -> None:
-    """Wishes for huge pages under the tensor's whole storage, for what is yet to be read or written there."""
+    """Requests huge pages for the tensor's whole storage, for memory that is read or written afterwards."""
     storage = tensor.untyped_storage()
     if storage.nbytes() < LEAST_BYTES or tensor.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
@@ -60,7 +61,7 @@ def advise_huge_pages(tensor: torch.Tensor) -> None:
 
 
 def _is_read_hugely(mapping: mmap.mmap, start: int, length: int, path: Path) -> bool:
-    """Reads a piece and lets go of it; whether most of it was in huge pages."""
+    """Reads a piece and releases it. Returns whether most of it was in huge pages."""
     mapping.madvise(_MADV_POPULATE_READ, start, length)
     huge_bytes = _huge_bytes(str(path.resolve()))
     mapping.madvise(mmap.MADV_DONTNEED, start, length)
@@ -68,7 +69,7 @@ def _is_read_hugely(mapping: mmap.mmap, start: int, length: int, path: Path) -> 
 
 
 def _huge_bytes(name: str) -> int:
-    """Bytes of the file of that name that this process has mapped in huge pages."""
+    """Bytes of the file called `name` that this process has mapped in huge pages."""
     total, ours = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         word, _, rest = line.partition(" ")

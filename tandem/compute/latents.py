@@ -1,6 +1,6 @@
-"""Latent attention computed by an attention backend for ordinary K and V.
+"""Adapter that computes latent attention with an attention backend for ordinary K and V.
 
-A row of latents serves as the key of one head that all queries share; its beginning is the value.
+A row of latents serves as the key of one head that all queries share; the row's first elements are the value.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from tandem.compute.step import AttentionBatch
 
 
 class LatentsAsKV:
-    """Implements `LatentBackend` by `inner`, an `AttentionBackend`."""
+    """Implements `LatentBackend` with an `AttentionBackend`, `inner`."""
 
     def __init__(self, inner: AttentionBackend) -> None:
         self._inner = inner

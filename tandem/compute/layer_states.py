@@ -1,4 +1,6 @@
-"""One layer's state in the memory for KV (the arena): views of its pages by kind of state, for layers and backends."""
+"""Views of one layer's state in the arena's pages, one class for each kind of state; layers write through them and
+backends read them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's view of the arena; strided over pages, so never contiguous across blocks."""
+    """K and V of one layer; strided over pages, so never contiguous across blocks."""
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
@@ -23,8 +25,8 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class LayerChosenKV(LayerKV):
-    """One layer's view of the arena where it keeps K and V, and index keys or summaries of K by which blocks of tokens
-    are chosen (sparse attention). A summary has one row of `head_dim` numbers for each `span` tokens.
+    """K and V of one layer, and the index keys or summaries of K by which blocks are chosen (block-sparse attention). A
+    summary has one row of `head_dim` numbers for each `span` tokens.
     """
 
     index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = there are none
@@ -32,13 +34,13 @@ class LayerChosenKV(LayerKV):
     span: int
 
     def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `keys` [num_tokens, index_dim], as `LayerLatents.write` does rows."""
+        """Stores `keys` [num_tokens, index_dim] at `slot_mapping`, as `LayerRows.write`."""
         assert self.index_keys is not None
         _write_rows(self.index_keys, keys, slot_mapping)
 
     def summary(self, name: str) -> torch.Tensor:
-        """The plane `name`, a row for each `span` tokens: [num_blocks, num_kv_heads, block_size / span, head_dim].
-        `span` divides the block size.
+        """The summary `name`, with a row for each `span` tokens: [num_blocks, num_kv_heads, block_size / span,
+        head_dim]. `span` divides the block size.
         """
         numbers = self.summaries[name]
         num_blocks, num_heads, block_size, part = numbers.shape
@@ -47,12 +49,12 @@ class LayerChosenKV(LayerKV):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """One layer's view of the arena where it keeps a row a token: `RowsSpec` and `PartsSpec`."""
+    """State of one layer with one row per token (`RowsSpec` and `PartsSpec`)."""
 
     rows: torch.Tensor  # [num_blocks, block_size, size]
 
     def write(self, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `rows` [num_tokens, size] of the tokens at `slot_mapping`.
+        """Stores `rows` [num_tokens, size] of the tokens at `slot_mapping`.
 
         NOTE: tokens without a slot go to the null block, whose content is never read; so no shape depends on data.
         """
@@ -65,23 +67,21 @@ class LayerRows:
 
     @property
     def as_kv(self) -> LayerKV:
-        """Keys of one head, which are its values too."""
+        """The rows as keys of one head, which are its values too."""
         rows = self.rows.unsqueeze(1)
         return LayerKV(rows, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLatents(LayerRows):
-    """One layer's view of the arena where it keeps latents. A row begins with `rank` numbers of the latent, so that as
-    a value only these are of use.
-    """
+    """Latents of one layer, a row per token. A row's first `rank` numbers are the latent, which serves as the value."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerEntries:
-    """One layer's view of the arena where it keeps an entry of each `span` tokens, in the block of the last of them."""
+    """Entries of one layer, one for each `span` tokens, in the block of the span's last token."""
 
     entries: torch.Tensor  # [num_blocks, block_size / span, size], rounded up
     index_keys: torch.Tensor | None  # [num_blocks, block_size / span, index_dim]; None = there are none
@@ -91,33 +91,33 @@ class LayerEntries:
     def places(
         self, block_tables: torch.Tensor, requests: torch.Tensor, entries: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks and offsets in them of the entries with these numbers, int64, of `requests`."""
+        """Blocks, and offsets in them, of the entries with the given indices, int64, of `requests`."""
         last = (entries + 1) * self.span - 1
         return block_tables[requests, last // self.block_size].long(), last % self.block_size // self.span
 
 
 @dataclass(frozen=True, slots=True)
 class LayerIndexedLatents(LayerLatents):
-    """One layer's view of the arena where it keeps latents, and index keys by which tokens are chosen."""
+    """Latents of one layer, and the index keys by which queries choose tokens."""
 
     index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = another layer has them
 
     def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store `keys` [num_tokens, index_dim], as `write` does rows."""
+        """Stores `keys` [num_tokens, index_dim] at `slot_mapping`, as `write`."""
         assert self.index_keys is not None
         _write_rows(self.index_keys, keys, slot_mapping)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerRecurrent:
-    """One layer's view of the arena where it keeps a recurrent state: a matrix for each head, and the last
-    inputs of the convolution (`columns`). Each block stores the state as it was after the block's last token.
+    """Recurrent state of one layer: a matrix for each head, and the last inputs of the convolution (`columns`). Each
+    block stores the state as it was after the block's last token.
 
     A block has `num_pages` pages. The matrices of the heads of all layers of the KV group fill them one after another,
     `heads_per_page` in a page, and this layer's begin with number `first_head`. Its columns lie in one page.
 
     Args:
-        head_pages, head_slots: of each head the page of a block, and where in it, int64.
+        head_pages, head_slots: for each head the index of its page in a block, and its position in the page, int64.
     """
 
     matrices: torch.Tensor | None  # [num_pool_pages, heads_per_page, rows, columns] float32; None = there are none
@@ -130,25 +130,25 @@ class LayerRecurrent:
     head_slots: torch.Tensor  # [num_heads]
 
     def read_matrices(self, pages: torch.Tensor) -> torch.Tensor:
-        """A copy of the matrices in the blocks of these page numbers, [num_blocks, num_pages]: [num_blocks, num_heads,
-        rows, columns].
+        """A copy of the matrices in blocks whose page numbers are `pages` [num_blocks, num_pages]: [num_blocks,
+        num_heads, rows, columns].
         """
         assert self.matrices is not None
         return self.matrices[pages[:, self.head_pages], self.head_slots]
 
     def write_matrices(self, pages: torch.Tensor, matrices: torch.Tensor) -> None:
-        """Writes what `read_matrices` reads."""
+        """Writes matrices in the shape that `read_matrices` returns."""
         assert self.matrices is not None
         self.matrices[pages[:, self.head_pages], self.head_slots] = matrices
 
     def read_columns(self, pages: torch.Tensor) -> torch.Tensor:
-        """A copy of the columns in the blocks of these page numbers, [num_blocks, num_pages]: [num_blocks, taps - 1,
-        channels].
+        """A copy of the columns in blocks whose page numbers are `pages` [num_blocks, num_pages]: [num_blocks, taps -
+        1, channels].
         """
         return self.columns[pages[:, self.columns_page]]
 
     def write_columns(self, pages: torch.Tensor, columns: torch.Tensor) -> None:
-        """Writes what `read_columns` reads."""
+        """Writes columns in the shape that `read_columns` returns."""
         self.columns[pages[:, self.columns_page]] = columns
 
 
@@ -212,7 +212,7 @@ def _entries(layout: KVLayout, pages: torch.Tensor, layer: int, spec: EntriesSpe
 
 
 def _in_one_page(view: Callable[[Any, Mapping[str, torch.Tensor]], LayerState]) -> View:
-    """Of a state whose blocks are one page. `view` takes the layer's planes, each [num_blocks, ...], by name."""
+    """View of a state whose blocks have one page. `view` gets the layer's planes, each [num_blocks, ...], by name."""
     return lambda layout, pages, layer, spec: view(spec, _planes(layout, pages, layer))
 
 

@@ -1,7 +1,8 @@
-"""Interface of the decoder's arithmetic: matrix products, norms, rotary embedding.
+"""Interface of the decoder's arithmetic, `Kernels`: matrix products, norms, rotary embedding, and calls that fuse many
+of them, such as all experts or all layers.
 
 Everything here is row-wise: a token's result does not depend on the other tokens of the call. In the native CPU
-implementation not a bit depends on them, so results in a batch and alone are equal in bfloat16 too.
+implementation not even a bit does, so results in a batch and alone are equal in bfloat16 too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weight of a linear map in floats, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
+    """Float weight of a linear map, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
 
     tensor: torch.Tensor
     order: Order = Order.ROWS
@@ -30,7 +31,7 @@ Numbers = Matrix | CodedMatrix
 
 
 def floats_of(parts: object, names: Iterable[str]) -> Iterator[torch.Tensor]:
-    """Of the attributes `names` of `parts`, those that are floats: matrices of them, norms and biases."""
+    """Float tensors among the attributes `names` of `parts`: matrices that are not quantised, norms and biases."""
     for name in names:
         part = getattr(parts, name)
         if isinstance(part, Matrix):
@@ -41,7 +42,7 @@ def floats_of(parts: object, names: Iterable[str]) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Weights of one expert, a gated block. None = it has no such bias."""
+    """Weights of one expert, a gated block. A bias None = it has none."""
 
     gate: Numbers  # [ffn, hidden]
     up: Numbers
@@ -52,26 +53,26 @@ class ExpertWeights:
 
 
 class Experts(Protocol):
-    """The routed experts of a layer in one call, which reads only the experts that some token has chosen."""
+    """The routed experts of a layer as one call, which reads only the experts that some token has chosen."""
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Sum of each token's experts, [num_tokens, hidden], added in float32 in the order of their numbers.
+        """Weighted sum of each token's experts, [num_tokens, hidden], added in float32 in the order of expert indices.
 
-        `x` [num_tokens, hidden]; `weights` float32 and `chosen` int64, both [num_tokens, top_k]: a token's experts, all
-        different, and what their outputs are multiplied by. `out_dtype`: float32 or that of `x`, rounded once.
+        `x` [num_tokens, hidden]; `weights` float32 and `chosen` int64, both [num_tokens, top_k]: the factors of a
+        token's experts, and their indices, all different. `out_dtype`: float32 or the dtype of `x`, rounded once.
         """
         ...
 
 
 class ExpertChoice(Protocol):
-    """Chooses the experts of each token by a router's logits. Row-wise."""
+    """Chooses the experts of each token from a router's logits. Row-wise."""
 
     def __call__(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """`logits` [num_tokens, num_experts] -> weights, float32, and experts, int64, both [num_tokens, top_k].
 
-        `dtype`: the model's, to which weights are rounded where the spec says so.
+        `dtype`: the model's dtype, to which weights are rounded if the spec says so.
         """
         ...
 
@@ -80,7 +81,7 @@ class ExpertChoice(Protocol):
 class StackShape:
     """Options that all layers of a stack share. `softcap` 0 = none; the rest as in the specs.
 
-    `num_experts` 0 = the layers are gated blocks; else mixtures of experts, to which `intermediate_size` belongs.
+    `num_experts` 0 = the layers have gated blocks; else mixtures of experts, whose inner size is `intermediate_size`.
     """
 
     hidden_size: int
@@ -135,7 +136,7 @@ class StackLayer:
 
 
 class Stack(Protocol):
-    """All layers in one call. `attention`: name of the attention backend that computes the same bits."""
+    """All layers of a model as one call. `attention`: name of the attention backend that computes the same bits."""
 
     attention: str
 
@@ -148,29 +149,32 @@ class Stack(Protocol):
         wanted: WantedTokens | None = None,
         states: HiddenStates | None = None,
     ) -> torch.Tensor:
-        """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
+        """Computes embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
-        `residual`, the embeddings, is overwritten. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
-        one. Layers of a KV group share a batch.
-        `wanted`: the tokens whose hidden states are returned; None = all. `states`: is filled in, but for what the
-        final norm gives.
+        `residual`, the embeddings, is overwritten. `caches`: a `LayerKV` for each layer. The bits are the same as with
+        separate calls. Layers of a KV group share a batch. `wanted`: the tokens whose hidden states are returned; None
+        = all. `states`: is filled in, except for the output of the final norm.
         """
         ...
 
 
 class Kernels(Protocol):
-    """Implemented by `tandem.compute.native` (compiled, CPU) and `tandem.compute.torch.kernels` (any device)."""
+    """Arithmetic of the decoder on one device. Implemented by `native` (compiled, for CPUs), `torch.kernels` (any
+    device) and `cuda.kernels` (NVIDIA GPUs).
+    """
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows `indices` (int64 [n], each in range) of `x` [rows, size], copied: [n, size]."""
         ...
 
     def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether `pack` serves a weight of that kind."""
+        """Whether `pack` supports a weight of this shape and dtype."""
         ...
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """`weight` [out, in] in `Order.STRIPS`, for memory that begins at a cache line: the same bits, sooner."""
+        """`weight` [out, in] in `Order.STRIPS`, for memory that begins at a cache line: products have the same bits and
+        are faster.
+        """
         ...
 
     def linear(
@@ -185,23 +189,23 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once.
 
-        `sum_blocks`: so many equal blocks of inputs, of an even number each, are summed from zero and then added in a
-        binary tree (`LinearSpec.sum_blocks`). Kernels that do not promise bits may add in another order.
+        `sum_blocks`: number of equal blocks of inputs, each of an even number, that are summed from zero and then added
+        in a binary tree (`LinearSpec.sum_blocks`). Kernels that do not promise bits may add in another order.
         """
         ...
 
     def can_pack_coded(self, matrix: CodedMatrix) -> bool:
-        """Whether `pack_coded` serves a matrix of that kind, shape and groups."""
+        """Whether `pack_coded` supports a matrix of this kind, shape and group size."""
         ...
 
     def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
-        """The matrix in `Order.STRIPS`, for codes whose memory begins at a cache line: the same bits, sooner. Of a
-        matrix on the meta device the shapes alone.
+        """The matrix in `Order.STRIPS`, for codes whose memory begins at a cache line: products have the same bits and
+        are faster. For a matrix on the meta device only the shapes are computed.
         """
         ...
 
     def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows `indices` (int64 [n], each in range) of the numbers that codes stand for, of `dtype`: [n, in]."""
+        """Rows `indices` (int64 [n], each in range) of a quantised matrix, decoded to `dtype`: [n, in]."""
         ...
 
     def coded_linear(
@@ -212,13 +216,13 @@ class Kernels(Protocol):
         *,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """`linear` by the numbers that codes stand for: sums over a group in float32, times its scale, plus its offset
-        times the sum of its inputs. With `matrix.rounds_rows` of rows rounded to 8 bits; a group's sum is then exact.
+        """`linear` with a quantised matrix: sums over a group in float32, times its scale, plus its offset times the
+        sum of its inputs. With `matrix.rounds_rows` the rows are rounded to 8 bits first; a group's sum is then exact.
         """
         ...
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, heads, in], each head times its own of `weight` [heads, out, in], transposed:
+        """`x` [num_tokens, heads, in], each head times its own matrix of `weight` [heads, out, in], transposed:
         [num_tokens, heads, out], accumulated in float32, rounded once.
         """
         ...
@@ -246,7 +250,7 @@ class Kernels(Protocol):
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """`gated_linear` by the numbers that codes stand for; None = these two are multiplied one by one."""
+        """`gated_linear` with quantised matrices; None = these two must be multiplied separately."""
         ...
 
     def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -254,7 +258,8 @@ class Kernels(Protocol):
         ...
 
     def balanced(self, logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-        """Matrices [num_tokens, n, n] whose rows and columns nearly sum to 1, of `logits` of that shape, float32.
+        """Matrices [num_tokens, n, n], float32, made from `logits` of that shape, whose rows and columns sum to nearly
+        1.
 
         The softmax of each row, plus `eps`; then columns, and `iterations - 1` times rows and columns, are divided by
         their sums plus `eps` (Sinkhorn and Knopp).
@@ -292,10 +297,10 @@ class Kernels(Protocol):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        """Rotate `q` [num_tokens, num_heads, head_dim] and `k` [num_tokens, num_kv_heads, head_dim] in place (after an
-        optional per-head norm) and store `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
-        rotary_dim / 2]; half-split convention. A token of slot -1 is not stored, except
-        perhaps in the null block, which is never read.
+        """Rotates `q` [num_tokens, num_heads, head_dim] and `k` [num_tokens, num_kv_heads, head_dim] in place (after an
+        optional per-head norm) and stores `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
+        rotary_dim / 2]; half-split convention. A token with slot -1 is not stored, except perhaps in the null block,
+        which is never read.
         """
         ...
 
@@ -310,21 +315,21 @@ class Kernels(Protocol):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        """Norms and rotates `q` as `rope_and_write` does, for layers without K and V of their own. `norm`: a weight."""
+        """Norms and rotates `q` as `rope_and_write`, for layers without their own K and V. `norm`: a norm's weight."""
         ...
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:
-        """The layers as one call; None = these kernels have none for such layers, which are then called one by one."""
+        """The layers as one call; None = these kernels have no such call, and layers are called separately."""
         ...
 
     def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
-        """A layer's experts as one call; None = these kernels have none for them, and they are called one by one."""
+        """A layer's experts as one call; None = these kernels have no such call, and experts are called separately."""
         ...
 
     def expert_choice(
         self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
     ) -> ExpertChoice | None:
-        """The rule of `spec` as one call; None = these kernels have none for it.
+        """The routing rule of `spec` as one call; None = these kernels have no such call for it.
 
         `correction`, `expert_scales`: the tensors that the spec names, [num_experts] float32. The spec's norm is not
         part of the rule.

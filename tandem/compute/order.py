@@ -1,4 +1,4 @@
-"""Orders in which the elements of a matrix lie in its memory."""
+"""Storage orders of matrices: plain rows, or strips in the private layout of the kernels."""
 
 from enum import IntEnum
 

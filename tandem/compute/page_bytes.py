@@ -1,6 +1,7 @@
-"""CRC-32 (ISO-HDLC, as in zlib) of parts of pages, and whether the numbers in them are finite.
+"""Inspection of KV page contents: CRC-32 checksums (ISO-HDLC, as in zlib) of parts of pages, and checks that numbers
+are finite.
 
-A checksum over parts that lie on several hosts is put together from those of each host (`joined_crc32`).
+A checksum over parts that lie on several hosts is combined from those of each host (`joined_crc32`).
 """
 
 import math
@@ -18,12 +19,12 @@ PagePart = tuple[int, int, int, int]
 _POLYNOMIAL = 0xEDB88320  # reflected: the highest bit is the coefficient of x to the power 0
 _ONE = 1 << 31
 _X8 = 1 << 23
-_AT_ONCE = 64  # parts of equal size, whose copies take little memory
+_AT_ONCE = 64  # pages checked together, so few that their copies take little memory
 
 
 @dataclass(frozen=True, slots=True)
 class NumberParts:
-    """Parts of one rank's pages with numbers of one type at the same place in each."""
+    """Parts of one rank's pages that hold numbers of one type, bytes `start` to `end - 1` of each page."""
 
     rank: int
     pages: tuple[int, ...]
@@ -32,22 +33,23 @@ class NumberParts:
     dtype: str
 
     def first(self) -> PagePart:
+        """The part in the first of the pages."""
         return self.rank, self.pages[0], self.start, self.end
 
 
 class PageBytes(Protocol):
-    """Looks at the bytes of pages of all ranks, wherever they are. Only pages that nothing writes are asked for."""
+    """Inspects pages of all ranks, on any host. Only pages that are not being written may be inspected."""
 
     def crc32s(self, wanted: Sequence[Sequence[PagePart]]) -> list[int]:
-        """The checksum of each list of parts, taken as one string of bytes.
+        """For each list of parts, the checksum of their bytes concatenated.
 
         Raises:
-            TransportError: pages of another host cannot be looked at.
+            TransportError: pages of another host cannot be inspected.
         """
         ...
 
     def are_finite(self, wanted: Sequence[NumberParts]) -> list[bool]:
-        """Whether all numbers are; raises as `crc32s`."""
+        """For each item, whether all its numbers are finite; raises as `crc32s`."""
         ...
 
 
@@ -83,7 +85,7 @@ class LocalPageBytes:
 
 
 def joined_crc32(first: int, second: int, num_bytes: int) -> int:
-    """Of two strings of bytes, one after the other, given those of each and the length of the second."""
+    """The checksum of two concatenated byte strings, from the checksum of each and the length of the second."""
     return _product(_power(num_bytes), first) ^ second
 
 
@@ -100,7 +102,7 @@ def _power(num_bytes: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Of two polynomials over GF(2), modulo the polynomial."""
+    """Product of two polynomials over GF(2), modulo the polynomial."""
     result = 0
     while a:
         if a & _ONE:

@@ -1,4 +1,4 @@
-"""The KV pages of all ranks of a worker, and their bytes as a reader with another number of ranks will have them."""
+"""KV pages of all ranks of a worker, and the parts of them that a reader with another number of ranks needs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ _Part = tuple[int, int, int, int]  # as a `PagePart`, with the page's place in i
 
 @dataclass(frozen=True)
 class RankedPages:
-    """`pages`: [num_ranks, num_blocks, page_bytes] uint8, of which this process may read and write all. Those of ranks
-    of other hosts have nothing in them here.
+    """KV pages of all ranks. `pages`: [num_ranks, num_blocks, page_bytes] uint8, all readable and writable by this
+    process. Pages of ranks on other hosts are empty here.
     """
 
     ranked: RankedLayout
@@ -28,23 +28,25 @@ class RankedPages:
 
     @staticmethod
     def of(arena: Arena) -> "RankedPages":
-        """Those of one rank."""
+        """The pages of a worker with a single rank."""
         return RankedPages(RankedLayout(arena.layout, 1), arena.pages.unsqueeze(0))
 
     @property
     def bytes_per_page(self) -> int:
-        """Of all ranks together."""
+        """Bytes of one page number on all ranks together."""
         return self.pages.shape[0] * self.pages.shape[2]
 
     def store(self, page_ids: Sequence[int], data: torch.Tensor) -> None:
-        """Copy `data`, uint8 [num_bytes], into these pages of all ranks, which have room; on return it is there."""
+        """Copies `data`, uint8 [num_bytes], into these pages of all ranks, which must have room; returns when the copy
+        is done.
+        """
         padding = len(page_ids) * self.bytes_per_page - data.numel()
         whole = torch.nn.functional.pad(data.to(self.pages.device), (0, padding))
         self.pages[:, list(page_ids)] = whole.view(len(page_ids), self.pages.shape[0], -1).transpose(0, 1)
         self._await_copies()
 
     def load(self, page_ids: Sequence[int], num_bytes: int) -> torch.Tensor:
-        """A copy of what `store` was given: uint8 [num_bytes]. On return the pages may be written again."""
+        """A copy of the data that `store` wrote: uint8 [num_bytes]. On return the pages may be overwritten."""
         found = self.pages[:, list(page_ids)].transpose(0, 1).reshape(-1)[:num_bytes]
         self._await_copies()
         return found
@@ -54,8 +56,8 @@ class RankedPages:
             torch.cuda.current_stream(self.pages.device).synchronize()
 
     def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
-        """For each of our ranks, what comes from a worker so divided into a block of these pages: the pages, or what is
-        used of them.
+        """For each of this worker's ranks, the parts of a block's pages that a transfer from a source with the division
+        `source` fills: whole pages, or their used bytes.
         """
         is_whole = source == self.ranked.parts or group == OPAQUE
         whole = (self.pages.shape[2],) * len(block)
@@ -64,7 +66,9 @@ class RankedPages:
             yield [(rank, page, 0, end) for page, end in zip(block, ends, strict=True)]
 
     def as_read(self, group: int, block: Sequence[int], reader: Parts) -> Iterator[list[PagePart]]:
-        """For each rank of a reader, the parts of our block of these pages that its block will consist of, in order."""
+        """For each rank of a reader with the division `reader`, the parts of this worker's block that make up its
+        block, in order.
+        """
         if reader == self.ranked.parts or group == OPAQUE:
             return self.own(group, block, reader)
         parts = self._parts_of(group, reader)

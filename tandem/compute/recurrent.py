@@ -1,8 +1,9 @@
-"""The seam between the model and what carries recurrent states forward.
+"""Interface of backends for recurrent layers, and the batch that says where each request's state is read and written.
 
-A request's state stands in the pages of the block of its last computed token. A step reads it there and writes the
-state after each of its blocks that has pages: those kept for later requests, and the last one. Of a request with drafts
-it writes the state before them; `settle` carries it on behind those that were right, from what the layers had computed.
+A request's state is in the pages of the block of its last computed token. A step reads it there and writes the state
+after each of its blocks that has pages: those kept for later requests, and the last one. For a request with draft
+tokens it writes the state before the drafts; `settle` then advances it past the accepted ones, from inputs that the
+layers kept.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ IntArray = npt.NDArray[np.int64]
 class RecurrentBatch(AttentionBatch):
     """A batch with the states that it reads and writes.
 
-    `first_write`: of each request in the lists of what is written; a request's are in order, its last one is that of
-    its last token, in the null block if that is a draft. `tap_rows` and `column_rows` are rows of `with_columns`.
-    `draft_rows`: tokens of the step that are drafts.
+    `first_write`: index of each request's first item in the lists of writes. A request's writes are in order; the last
+    is the state after its last token, which goes to the null block if that token is a draft. `tap_rows` and
+    `column_rows` are indices of rows of `with_columns`. `draft_rows`: indices of the step's tokens that are drafts.
     """
 
     read_pages: torch.Tensor  # [num_requests, pages_per_block] int64
@@ -41,17 +42,19 @@ class RecurrentBatch(AttentionBatch):
     draft_rows: torch.Tensor  # [num_drafts] int64
 
     def with_columns(self, x: torch.Tensor, state: LayerRecurrent) -> torch.Tensor:
-        """The columns that requests had before the step, then `x` [num_tokens, channels]."""
+        """The convolution inputs that requests had before the step (zeros at their beginning), then `x` [num_tokens,
+        channels].
+        """
         before = state.read_columns(self.read_pages).masked_fill_(self.is_first[:, None, None], 0.0)
         return torch.cat((before.flatten(0, 1), x))
 
     def convolve(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: LayerRecurrent
     ) -> torch.Tensor:
-        """The causal convolution of `x` [num_tokens, channels] by `weight` [taps, channels] float32, in float32; the
-        columns that follow are in `state` then.
+        """Causal convolution of `x` [num_tokens, channels] with `weight` [taps, channels] float32, in float32; writes
+        the next convolution inputs into `state`.
 
-        Element by element in one order of taps, so that no bit depends on how a prompt is cut.
+        Computed element by element in a fixed order of taps, so that no bit depends on how a prompt is divided.
         """
         rows = self.with_columns(x, state)
         out = rows[self.tap_rows[:, 0]].float().mul_(weight[0])
@@ -61,7 +64,7 @@ class RecurrentBatch(AttentionBatch):
         return out if bias is None else out.add_(bias)
 
     def keep_columns(self, rows: torch.Tensor, state: LayerRecurrent) -> None:
-        """Write the columns that follow. `rows`: of `with_columns`."""
+        """Writes the convolution inputs after the step into `state`. `rows`: returned by `with_columns`."""
         if self.column_rows.shape[1]:
             state.write_columns(self.write_pages, rows[self.column_rows])
 
@@ -71,7 +74,9 @@ class RecurrentBatch(AttentionBatch):
         x: torch.Tensor,
         recurrence: tuple["RecurrenceInputs", "RecurrenceParams"] | None = None,
     ) -> None:
-        """Keep what carries a layer's state on behind drafts. `x` [num_tokens, channels] was convolved."""
+        """Keeps the inputs from which a layer's state can be advanced past drafts. `x` [num_tokens, channels]: the
+        convolution's input.
+        """
         if self.drafted is not None:
             if recurrence is not None:
                 recurrence = recurrence[0].take(self.draft_rows), recurrence[1]
@@ -80,7 +85,7 @@ class RecurrentBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceInputs:
-    """Inputs of the recurrence, of a step's tokens. `a` is of each head, or of each of its columns."""
+    """Inputs of the recurrence for a step's tokens. `a` is per head, or per column of each head."""
 
     q: torch.Tensor  # [num_tokens, num_groups, columns]
     k: torch.Tensor  # [num_tokens, num_groups, columns]
@@ -89,7 +94,7 @@ class RecurrenceInputs:
     b: torch.Tensor | None  # [num_tokens, num_heads]; None = a token's step is its beta, and there is no delta
 
     def take(self, rows: torch.Tensor) -> "RecurrenceInputs":
-        """Those of the tokens `rows`, int64."""
+        """The inputs of the tokens `rows`, int64."""
         b = None if self.b is None else self.b[rows]
         return RecurrenceInputs(self.q[rows], self.k[rows], self.v[rows], self.a[rows], b)
 
@@ -103,7 +108,7 @@ class RecurrenceParams:
 
 
 class RecurrentBackend(StateBackend[RecurrentSpec], Protocol):
-    """Carries recurrent states forward. Stateless between steps. `prepare` returns a `RecurrentBatch`."""
+    """Advances recurrent states. Stateless between steps. `prepare` returns a `RecurrentBatch`."""
 
     def recur(
         self, inputs: RecurrenceInputs, params: RecurrenceParams, state: LayerRecurrent, batch: RecurrentBatch
@@ -114,7 +119,7 @@ class RecurrentBackend(StateBackend[RecurrentSpec], Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecurrentDrafts:
-    """A `DraftedLayer`. `x` [num_drafts, channels]; `recurrence` None = the layer has a convolution alone."""
+    """A `DraftedLayer`. `x` [num_drafts, channels]; `recurrence` None = the layer only has a convolution."""
 
     state: LayerRecurrent
     x: torch.Tensor
@@ -128,13 +133,13 @@ class _RecurrentDrafts:
 
 
 def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, state: Any) -> None:
-    """Carry the states of a KV group on, behind the drafts of a step that were right.
+    """Advances the states of a KV group past the draft tokens of a step that were accepted.
 
     Args:
-        batch: of the step and KV group.
-        num_right: of each request in it, how many of its drafts were.
+        batch: the step's batch of the KV group.
+        num_right: number of accepted drafts of each request.
         backends: by kind of state.
-        state: of any layer of the KV group.
+        state: state of any layer of the KV group.
     """
     drafted = batch.drafted
     if drafted is None or not any(num_right):
@@ -163,7 +168,9 @@ def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, 
 
 
 def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> RecurrentBatch:
-    """The pages that each request's state is read from and written to. `state`: of any layer of the KV group."""
+    """Finds the pages from which each request's state is read and to which it is written. `state`: of any layer of the
+    KV group.
+    """
     device, block_size, num_columns = batch.block_tables.device, state.block_size, state.columns.shape[1]
     tables = batch.block_tables.cpu().numpy()
     begins = batch.query_start.cpu().numpy().astype(np.int64)
@@ -220,7 +227,7 @@ def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> Recurrent
 
 
 def _pages(batch: AttentionBatch, block_ids: npt.NDArray[Any], num_pages: int) -> IntArray:
-    """[num_blocks, num_pages]: those of each block."""
+    """The pages of each block, [num_blocks, num_pages]."""
     if batch.block_pages is None:
         assert num_pages == 1, f"of blocks of {num_pages} pages only one is known"
         return block_ids.astype(np.int64)[:, None]

@@ -1,7 +1,7 @@
-"""Rows that are rounded to 8 bits before they are multiplied by integer codes (`--activations int8`): the definition.
+"""Definition of rounding activations to 8 bits before a product with integer codes (`--activations int8`).
 
-Each segment of a row has a scale of its own, its largest magnitude / 127; numbers are rounded to the nearest, halves to
-even. So an outlier costs precision among its neighbours alone, and a row's result does not depend on those beside it.
+Each segment of a row has its own scale, its largest magnitude / 127; numbers are rounded to the nearest, halves to
+even. So an outlier reduces precision only in its segment, and a row's result does not depend on other rows.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ _LEAST: Final = 2.0**-100  # a segment without anything as large is rounded to z
 
 
 def round_rows(x: torch.Tensor, segment_size: int) -> torch.Tensor:
-    """Floats [num_tokens, in] -> what they are rounded to, integers times the scale of `segment_size` inputs, float32
+    """Floats [num_tokens, in] -> the rounded values, integers times the scale of each `segment_size` inputs, float32
     [num_tokens, in]. A segment with a NaN is NaN, one with infinities is not finite.
     """
     num_tokens, inputs = x.shape

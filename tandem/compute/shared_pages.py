@@ -1,9 +1,9 @@
-"""Memory for the KV pages of all ranks of a worker, which each of them maps: one hand-off can fill or read them all.
+"""Shared memory for the KV pages of all ranks of a worker, mapped by each of them, so that one transfer can fill or
+read them all.
 
-State without heads is there once. Every rank writes the same bytes of it, a layer's before the exchange that ends the
-layer, and reads nothing of a step but what it has written itself.
-Nothing but a descriptor leads to it, so only processes that inherit that have it. Its size is set once, when the leader
-knows how many blocks there are.
+State without heads is stored once. Every rank writes the same bytes of it, before the exchange that ends the layer, and
+reads only state of a step that it has written itself. The memory has no name: only processes that inherit its
+descriptor can map it. The size is set once, when the leader knows the number of blocks.
 """
 
 import fcntl
@@ -16,20 +16,21 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make_memory() -> int:
-    """A descriptor of memory without a size or a name; the caller closes it."""
+    """Descriptor of new shared memory, still without a size; the caller closes it."""
     return os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def set_size(descriptor: int, num_bytes: int) -> None:
-    """For good. Pages are taken when they are first written."""
+    """Sets the size, which cannot be changed later. Memory is allocated when it is first written."""
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
 
 def map_pages(descriptor: int, num_parts: int, num_blocks: int, page_bytes: int) -> torch.Tensor:
-    """[num_parts, num_blocks, page_bytes] uint8, the same bytes in every process. The descriptor may be closed then.
+    """Maps the pages as [num_parts, num_blocks, page_bytes] uint8, the same bytes in every process. The descriptor may
+    be closed afterwards.
 
-    `num_parts`: as many as ranks, or one that they share. `num_blocks`: of each, the null block included.
+    `num_parts`: number of ranks, or 1 if they share one part. `num_blocks`: of each part, including the null block.
     """
     num_bytes = num_parts * num_blocks * page_bytes
     assert os.fstat(descriptor).st_size == num_bytes, "the leader has another layout"

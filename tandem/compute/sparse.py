@@ -1,7 +1,8 @@
-"""Attention of each query to tokens that it chooses: the seam between the model and what computes it.
+"""Interface of sparse latent attention, in which each query attends to chosen tokens, and the base of implementations
+with an ordinary attention backend.
 
-A choice is a set, so what a query attends to does not depend on the order in which it was found: tokens are chosen by
-falling score, of equal scores the earlier first, and lie in ascending order.
+A choice is a set: tokens are chosen by falling score, the earlier one if scores are equal, and listed in ascending
+order. So a query's result does not depend on the order in which they were found.
 """
 
 import math
@@ -23,14 +24,14 @@ _MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 @dataclass(frozen=True, slots=True)
 class QueryBatch(AttentionBatch):
-    """A batch with the request and the position of each of its queries."""
+    """A batch with the request and the position of each of its query tokens."""
 
     requests: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
 
     @classmethod
     def of(cls, batch: AttentionBatch) -> "QueryBatch":
-        """`batch` with them."""
+        """`batch` with the request and position of each query added."""
         lengths = batch.query_start.diff().long()
         requests = torch.repeat_interleave(lengths)
         from_end = batch.query_start.long()[requests + 1] - torch.arange(len(requests), device=requests.device)
@@ -47,7 +48,9 @@ class QueryBatch(AttentionBatch):
 
     @staticmethod
     def of_single_queries(seq_lens: torch.Tensor, block_tables: torch.Tensor, max_seq_len: int) -> AttentionBatch:
-        """Requests of one query each that see `seq_lens` tokens in the blocks of `block_tables`, a row each; int32."""
+        """A batch of requests with one query each, which see `seq_lens` tokens in the blocks of `block_tables`, a row
+        each; int32.
+        """
         return AttentionBatch(
             query_start=torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device),
             seq_lens=seq_lens,
@@ -60,7 +63,9 @@ class QueryBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
-    """Index queries of a step, by which index keys are scored. `scale` multiplies the products of queries and keys."""
+    """Index queries of a step, which score index keys. `weights`: of the heads. `scale` multiplies the products of
+    queries and keys.
+    """
 
     queries: torch.Tensor  # [num_tokens, num_heads, index_dim]
     weights: torch.Tensor  # [num_tokens, num_heads] float32
@@ -68,11 +73,11 @@ class IndexQueries:
 
 
 class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
-    """Chooses rows of latents and attends to them. Stateless between steps. `prepare` returns a `QueryBatch`."""
+    """Chooses tokens and attends to their latents. Stateless between steps. `prepare` returns a `QueryBatch`."""
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
         """Positions that each query attends to, [num_tokens, min(top_k, max_seq_len)] int32, ascending: the best of
-        those up to its own. Where these are fewer, `NOT_CHOSEN` follows.
+        those up to its own. If there are fewer, `NOT_CHOSEN` follows.
         """
         ...
 
@@ -90,10 +95,10 @@ class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowCache:
-    """Rows of latents seen as K and V of one head in blocks of one token; `numbers` says which of them is which row.
+    """View of rows of latents as K and V of one head in blocks of one token; `numbers` gives the index of a row in it.
 
-    All rows begin at multiples of a common divisor, and so far apart are the blocks of this cache: most of them begin
-    in the middle of a row and are nobody's.
+    All rows begin at multiples of a common divisor, which is the distance between neighbouring blocks of this view.
+    Most of its blocks begin in the middle of a row and are never used.
     """
 
     kv: LayerKV
@@ -102,10 +107,10 @@ class RowCache:
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> "RowCache":
-        """Of `rows` [num_blocks, block_size, size].
+        """The view of `rows` [num_blocks, block_size, size].
 
         Raises:
-            ConfigurationError: the arena is too large to number its rows.
+            ConfigurationError: the KV cache is too large to number its rows.
         """
         num_blocks, block_size, size = rows.shape
         page = rows.stride(0)
@@ -120,14 +125,14 @@ class RowCache:
         return cls(LayerKV(blocks, blocks), page // unit, size // unit)
 
     def numbers(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Blocks of `kv` with the tokens at `offsets` of `pages`; int32."""
+        """Indices in this view of the tokens at `offsets` of `pages`; int32."""
         return (pages.long() * self.page_stride + offsets * self.row_stride).to(torch.int32)
 
 
 class ChosenRowsAsKV:
-    """Base of `IndexedLatentBackend`s: attends by `inner`, an `AttentionBackend` that serves blocks of one token.
+    """Base of `IndexedLatentBackend`s: attends with an `AttentionBackend`, `inner`, that supports blocks of one token.
 
-    Each query is a request of its own for it, whose block table names the chosen rows where they lie.
+    Each query is passed to it as a separate request, whose block table lists the chosen rows in place.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
@@ -142,7 +147,7 @@ class ChosenRowsAsKV:
     def prepare(
         self, batch: AttentionBatch, kv: LayerIndexedLatents, layers: Collection[AttentionParams]
     ) -> QueryBatch:
-        """Request and position of each query."""
+        """Adds the request and the position of each query."""
         return QueryBatch.of(batch)
 
     def attend(

@@ -1,4 +1,6 @@
-"""One step's requests as kernels and attention read them: where their tokens are, and which of them are asked for."""
+"""Data of one step for kernels and attention backends: where each request's tokens and blocks are, which tokens need
+results, and which are drafts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,25 +17,25 @@ choice others follow adds its own.
 
 
 class DraftedLayer(Protocol):
-    """Inputs of a step's drafts in one layer whose state cannot be rewound."""
+    """Inputs of a step's draft tokens in one layer whose state cannot be rewound."""
 
     def settle(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
-        """Carry the layer's state on.
+        """Advances the layer's state past accepted drafts.
 
         Args:
-            backend: of the layer's kind of state.
-            batch: the drafts that were right, as the backend prepared them.
-            rows: int64, of these among all drafts of the step.
+            backend: backend of the layer's kind of state.
+            batch: the accepted drafts, as prepared by the backend.
+            rows: int64, indices of the accepted ones among all drafts of the step.
         """
         ...
 
 
 class Drafted:
-    """A step's drafts, for layers whose state cannot be rewound: they leave the state before the drafts, and keep here
-    what it takes to carry it on, until it is known which drafts are right.
+    """Draft tokens of a step, for layers whose state cannot be rewound. Such a layer writes the state before the
+    drafts, and keeps here the inputs to advance it once it is known which drafts are accepted.
 
     Args:
-        num_drafts: int64 [num_requests], the last tokens of each request of the batch.
+        num_drafts: int64 [num_requests], number of drafts, which are the last tokens of each request of the batch.
 
     `layers`: filled in by a forward pass.
     """
@@ -47,10 +49,10 @@ class Drafted:
 class AttentionBatch:
     """One step's requests as one KV group sees them. Requests are concatenated along the token dimension.
 
-    The K and V of all `seq_lens` tokens, this step's included, are in the arena when `attend` is called. Token `t` of
-    request `r` is at position `seq_lens[r] - query_len[r] + t`. Entries of `block_tables` that lie wholly before a
-    window, or past the sequence, are 0 and must not be read. Where a block of the KV group has several pages, its id is
-    that of the first, and `block_pages` has all of them.
+    The K and V of all `seq_lens` tokens, this step's included, are in the KV cache when `attend` is called. Token `t`
+    of request `r` is at position `seq_lens[r] - query_len[r] + t`. Entries of `block_tables` that lie wholly before a
+    window, or past the sequence, are 0 and must not be read. If a block of the KV group has several pages, its id is
+    the first page's, and `block_pages` has all of them.
     """
 
     query_start: torch.Tensor  # [num_requests + 1] int32, cumulative query lengths
@@ -69,10 +71,10 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class WantedTokens:
-    """The tokens of a step whose hidden states are asked for: the last ones of some requests, or none.
+    """The tokens of a step whose hidden states are needed: the last ones of some requests, or none.
 
-    The last layer that keeps state computes nothing but K and V of the others, and the layers behind it nothing at all:
-    the results would not show it.
+    For other tokens the last layer that keeps state computes nothing but K and V, and the layers after it nothing at
+    all, since no result depends on it.
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
@@ -80,10 +82,10 @@ class WantedTokens:
 
 
 class LayerTurns(Protocol):
-    """The order in which processes with consecutive tokens of a step write what a layer keeps."""
+    """Order in which processes with consecutive tokens of one step write each layer's state (context parallelism)."""
 
     def take(self) -> None:
-        """Waits until what a further layer keeps of all tokens before is written.
+        """Waits until the next layer's state of all earlier tokens is written.
 
         Raises:
             EngineStoppedError: a rank is lost or late.
@@ -91,18 +93,19 @@ class LayerTurns(Protocol):
         ...
 
     def pass_on(self) -> None:
-        """This layer is written; raises as `take`."""
+        """Reports that this layer's state is written; raises as `take`."""
         ...
 
 
 class HiddenStates:
-    """Hidden states that a reader outside the model asks for, of all tokens of a step. A forward pass fills them in.
+    """Hidden states of all tokens of a step that a draft head or other reader outside the model needs. A forward pass
+    fills them in.
 
     Args:
-        layers: the layers whose inputs are read, the residual stream before any norm; the number of layers stands for
-            what the final norm gives.
+        layers: indices of the layers whose inputs (the residual stream before any norm) are read; the number of layers
+            stands for the output of the final norm.
 
-    `tensor` [num_tokens, len(layers) * hidden]: those of a token side by side, in the order of `layers`.
+    `tensor` [num_tokens, len(layers) * hidden]: the states of a token concatenated, in the order of `layers`.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -110,7 +113,7 @@ class HiddenStates:
         self.tensor = torch.empty(0)
 
     def begin(self, residual: torch.Tensor) -> None:
-        """Take memory for the tokens of `residual` [num_tokens, hidden], of its dtype."""
+        """Allocates memory for the tokens of `residual` [num_tokens, hidden], with its dtype."""
         num_tokens, hidden = residual.shape
         self.tensor = residual.new_empty(num_tokens, len(self.layers) * hidden)
 
@@ -123,7 +126,7 @@ class HiddenStates:
         return self.tensor[:, place : place + hidden]
 
     def note(self, layer: int, residual: torch.Tensor, x: torch.Tensor | None = None) -> None:
-        """Keep `residual`, plus `x` where there is one, if that layer is read."""
+        """Stores `residual`, plus `x` if given, if the states of that layer are read."""
         columns = self.columns(layer)
         if columns is not None:
             columns.copy_(residual if x is None else residual + x)

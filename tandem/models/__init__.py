@@ -1,1 +1,3 @@
-"""From a Hugging Face directory to hidden states: configuration, weights, and one decoder driven by configuration."""
+"""Models in memory: reads a Hugging Face directory (configuration and weights) and computes hidden states with one
+decoder that serves every model family.
+"""

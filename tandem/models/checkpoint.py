@@ -1,8 +1,9 @@
-"""The tensors of a model directory, wherever they are: single file or shards; safetensors, lossless, or legacy PyTorch.
+"""Checkpoint: the tensors of a model directory, in a single file or shards; safetensors, lossless (compressed
+safetensors), or legacy PyTorch.
 
-Views of `outline` say what to read; what is read is a view of a memory-mapped file wherever it can be. Whoever reads
-tensors without keeping them says so with `touched`, and every so often the mappings are let go, so that reading a
-checkpoint does not make it resident.
+`outline` returns a tensor without its numbers; a view of it says which part to `read`. Results are views of a
+memory-mapped file if possible. Code that reads tensors without keeping them reports it with `touched`; the mappings are
+then released from time to time, so that reading a checkpoint does not make it resident in memory.
 """
 
 from collections.abc import Mapping
@@ -21,16 +22,16 @@ SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.j
 LOSSLESS, LOSSLESS_INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _KINDS = ((SAFETENSORS, SAFETENSORS_INDEX), (LOSSLESS, LOSSLESS_INDEX), (TORCH, TORCH_INDEX))
-_RESIDENT_BYTES = 8 << 20
-_MOST_RELEASES = (
-    256  # while all is read once: each costs time for every tensor of the files, whose headers are read anew
-)
+_RESIDENT_BYTES = 8 << 20  # bytes read before mappings are released, at least
+_MOST_RELEASES = 256  # while a checkpoint is read once: after each, the headers of all files are read again
 
 
 class Checkpoint:
-    """Args:
-    directory: the model's, for messages.
-    files: which file holds each tensor.
+    """Tensors of a model directory by name.
+
+    Args:
+        directory: directory of the model, for messages.
+        files: the file that holds each tensor.
     """
 
     def __init__(self, directory: Path, files: Mapping[str, WeightFile]) -> None:
@@ -43,11 +44,11 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor, in alphabetical order."""
+        """Names of all tensors, in alphabetical order."""
         return tuple(sorted(self._files))
 
     def outline(self, name: str) -> torch.Tensor:
-        """The tensor's shape, strides and dtype, on the device `meta`; nothing of it is read."""
+        """The tensor's shape, strides and dtype, as a tensor on the device `meta`; none of its numbers are read."""
         return self._files[name].outline(name)
 
     def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
@@ -68,7 +69,7 @@ class Checkpoint:
         return tuple(sorted(file.path for file in self._different_files))
 
     def cache_in_huge_pages(self) -> None:
-        """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
+        """Requests huge pages for the files' page cache, for weights used in place. A hint, see `huge_pages`."""
         for file in self._different_files:
             if file.is_mapped:
                 cache_in_huge_pages(file.path)
@@ -80,22 +81,22 @@ class Checkpoint:
             self.release()
 
     def release(self) -> None:
-        """Lets go of every mapping that no tensor views any more."""
+        """Drops every file mapping that no tensor views any more."""
         self._touched_bytes = 0
         for file in self._different_files:
             file.close()
 
 
 def open_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """The tensors in `directory`; safetensors are preferred to lossless ones, both to PyTorch files, a single file to
-    shards.
+    """Opens the weights in `directory`. Safetensors are preferred to lossless files, both to PyTorch files, and a
+    single file to shards.
 
     Args:
         allow_pickle: PyTorch files may be read.
 
     Raises:
-        CheckpointError: there are no weights there that we read.
-        UnsupportedCheckpointError: they are PyTorch files, which may not be read.
+        CheckpointError: the directory has no weights in a known format.
+        UnsupportedCheckpointError: there are only PyTorch files, which may not be read.
         CorruptCheckpointError: a file is damaged, or an index does not agree with the shards.
     """
     for name, index_name in _KINDS:
@@ -120,7 +121,7 @@ def _weight_file(path: Path, allow_pickle: bool) -> WeightFile:
 
 
 def _read_shards(directory: Path, index_name: str, allow_pickle: bool) -> dict[str, WeightFile]:
-    """Every tensor of every shard that the index names; the index must not promise more."""
+    """The shard of every tensor in all shards that the index names. Tensors that only the index has are an error."""
     weight_map = _read_weight_map(directory / index_name)
     shards = {name: _open_shard(directory, name, index_name, allow_pickle) for name in sorted(set(weight_map.values()))}
     contents = {name: frozenset(shard.names()) for name, shard in shards.items()}

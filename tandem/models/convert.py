@@ -1,4 +1,4 @@
-"""A checkpoint to another file format with the same bits: safetensors, plain or with lossless bfloat16."""
+"""Conversion of a checkpoint to another file format with the same bits: plain or losslessly compressed safetensors."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _PLAIN: Final = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Report of a conversion. `num_coded` of `num_tensors` tensors are coded; bytes are those of files of weights."""
+    """Report of a conversion. `num_coded` of `num_tensors` tensors were compressed; bytes are sizes of weight files."""
 
     num_tensors: int
     num_coded: int
@@ -31,18 +31,18 @@ class Conversion:
 def convert(
     checkpoint: Checkpoint, target: Path, *, lossless: bool, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Conversion:
-    """Writes the directory `target`: each file of weights anew, and all else of the model as it is.
+    """Writes the directory `target`: each weight file converted, and all other files of the model copied.
 
-    A run that was killed goes on behind the files that it wrote, if the same is asked for again.
+    A run that was killed is continued by the next call with the same arguments, which skips complete files.
 
     Args:
-        lossless: bfloat16 tensors are coded; otherwise all are plain.
-        on_bytes: called with the bytes of tensors that were dealt with since.
+        lossless: bfloat16 tensors are compressed; otherwise all tensors are plain.
+        on_bytes: called with the number of tensor bytes finished since the last call.
 
     Raises:
-        UnsupportedCheckpointError: a tensor that cannot be written, or none that would be coded.
-        CheckpointError: a damaged file, or one that cannot be written.
-        ConfigurationError: `target` is not empty, or half of another conversion lies beside it.
+        UnsupportedCheckpointError: a tensor cannot be written, or `lossless` and no tensor is bfloat16.
+        CheckpointError: a file is damaged or cannot be written.
+        ConfigurationError: `target` is not empty, or files of another conversion lie beside it.
     """
     outlines = {name: checkpoint.outline(name) for name in checkpoint.names}
     coded = [name for name, outline in outlines.items() if lossless and outline.dtype == torch.bfloat16]
@@ -77,7 +77,7 @@ def convert(
 
 
 def _file_name(path: Path, num_files: int, ending: str) -> str:
-    """That of a file of weights made from `path`."""
+    """Name of the weight file made from `path`."""
     if num_files == 1:
         return LOSSLESS if ending == ENDING else SAFETENSORS
     return path.name.removesuffix(ENDING).removesuffix(path.suffix).replace("pytorch_model", "model") + ending

@@ -1,7 +1,8 @@
-"""The decoder-only transformer that every family is: driven by a `ModelSpec`, over `Kernels` and an attention backend.
+"""Decoder: the decoder-only transformer that computes every model family, described by a `ModelSpec`, with `Kernels`
+for arithmetic and attention backends.
 
-It holds weights and rotary tables and nothing else: the KV belongs to the arena, the batch to the caller. Parameter
-names equal those of the specs. It must never learn a family's name.
+It holds weights and rotary tables only: KV memory and batch belong to the caller. Parameter names equal those of the
+specs. It must never learn a family's name.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -32,10 +33,12 @@ from tandem.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """The tokens that layers compute, requests concatenated.
+    """The tokens of a step that layers compute, requests concatenated.
 
-    `batches`: by state, of those that these layers read, as the backend prepared them. `embeddings`: what the
-    model begins with, where layers ask for it. `choices`: of these tokens, in the layers computed so far.
+    Args:
+        batches: the prepared batch of each state that these layers read, by the state's index.
+        embeddings: input embeddings, if the layers need them; else None.
+        choices: the tokens or blocks that earlier layers chose to attend to, for these tokens.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -45,7 +48,7 @@ class StepTokens:
     choices: Choices = field(default_factory=dict)
 
     def only(self, wanted: WantedTokens, kernels: Kernels) -> "StepTokens":
-        """These alone."""
+        """The tokens in `wanted` alone."""
         embeddings = None if self.embeddings is None else kernels.take_rows(self.embeddings, wanted.rows)
         return StepTokens(
             self.input_ids.index_select(0, wanted.rows),
@@ -57,10 +60,10 @@ class StepTokens:
 
 
 class DecoderLayer:
-    """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
+    """Computes a `LayerSpec`. It has no state between calls.
 
     Args:
-        states: of each mixer, the indices of the states that it reads among all that the model keeps.
+        states: for each mixer, the indices of the states that it reads, among all states of the model.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class DecoderLayer:
         self.graph_safe = self._feed_forward is None or self._feed_forward.graph_safe
 
     def readers(self, state: int) -> set[Hashable]:
-        """Parameters that its mixers pass to the backend of a state that they read."""
+        """Parameters that the layer's mixers pass to the backend of `state`; empty if none reads it."""
         asked = (zip(params_by_state(mixer, own), own, strict=True) for mixer, own in self._mixers)
         return {params for each in asked for params, read in each if read == state}
 
@@ -101,11 +104,12 @@ class DecoderLayer:
         wanted: WantedTokens | None = None,
         turns: LayerTurns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, StepTokens]:
-        """Returns the residual stream, the output that is still to be added to it, and the tokens that both are of:
-        with `wanted` those alone.
+        """Returns the residual stream, the output still to be added to it, and the tokens of both: only the `wanted`
+        ones if given.
 
-        `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by state.
-        `turns`: None = all tokens of the step are here. NOTE: `residual` is overwritten.
+        `x`: the output of the layer before, still to be added; None = there is none. `kv`, `backends`: by index of
+        state. `turns`: coordination of ranks that have other tokens of the same requests; None = all tokens of the step
+        are here. NOTE: `residual` is overwritten.
         """
         normed, residual, kept = self._around_mixer.take(self._before_mixer, residual, x)
         if turns is not None:
@@ -142,7 +146,7 @@ class DecoderLayer:
         kv: Mapping[int, LayerState] | Sequence[LayerState],
         backends: Mapping[int, StateBackend[Any]] | Sequence[StateBackend[Any]],
     ) -> torch.Tensor:
-        """The sum of what the mixers give for their queries, added in their order."""
+        """The sum of the mixers' outputs for their queries, added in their order."""
         batches, choices = tokens.batches, tokens.choices
         first, *others = (
             mixer.attend(each, of_states(kv, own), of_states(batches, own), of_states(backends, own), choices)
@@ -155,7 +159,7 @@ class DecoderLayer:
     def _add_embedding(
         self, residual: torch.Tensor, x: torch.Tensor | None, tokens: StepTokens
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The stream, and what is still to be added to it."""
+        """The stream, and the output still to be added to it, after adding the per-layer embedding."""
         if self._embedding is None:
             return residual, x
         assert tokens.embeddings is not None
@@ -168,10 +172,12 @@ def _normed(norm: Norm | None, y: torch.Tensor) -> torch.Tensor:
 
 
 class Decoder:
-    """Args:
-    spec: the model to compute.
-    parameters: of all that `spec` names, for rows of its dtype, on one device.
-    kernels: the arithmetic.
+    """The layers of a model, or of the part of one that a rank computes, with their weights.
+
+    Args:
+        spec: the model to compute.
+        parameters: all parameters that `spec` names, on one device.
+        kernels: the arithmetic.
     """
 
     def __init__(self, spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> None:
@@ -212,20 +218,21 @@ class Decoder:
         received: torch.Tensor | None = None,
         turns: LayerTurns | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden], and without one the residual stream; writes what
-        the step leaves into `kv`.
+        """Returns hidden states after the final norm, [num_tokens, hidden], or the residual stream if there is no final
+        norm. Writes the step's KV and other state into `kv`.
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
-            kv, batches: one entry for each state that the model keeps; those of a group share the batch object.
+            kv, batches: one item for each state that the model keeps; states of a group share the batch object.
             backends: one for each kind of state that the model keeps.
-            wanted: the tokens whose hidden states are asked for, and returned, with the batches of
+            wanted: the tokens whose hidden states are needed and returned, with the batches of
                 `ModelSpec.wanted_states`; None = all.
-            states: is filled in; None = nobody reads any. NOTE: behind the last layer that keeps state there are only
-                those of the tokens that are `wanted`, see `ModelSpec.num_prompt_layers`.
-            received: the residual stream that it begins with, which is overwritten: of the tokens that are `wanted`
-                where `num_prompt_layers` is below 1; None = it begins with the embeddings.
-            turns: of the ranks with other tokens of the same requests; None = all tokens of the step are here.
+            states: is filled with hidden states of layers; None = none are needed. NOTE: after the last layer that
+                keeps state there are only those of the `wanted` tokens, see `ModelSpec.num_prompt_layers`.
+            received: the residual stream from the stage before, which is overwritten. It has only the `wanted` tokens
+                if `num_prompt_layers` is below 1. None = the model begins with the embeddings.
+            turns: coordination of ranks that have other tokens of the same requests; None = all tokens of the step are
+                here.
         """
         residual = self._ends.begin(self.embed(input_ids)) if received is None else received
         if not len(residual):
@@ -264,7 +271,7 @@ class Decoder:
 
     @property
     def embedding(self) -> TokenEmbedding:
-        """Of a model that begins with tokens."""
+        """The token embedding; only of a part of the model that begins with tokens."""
         assert self._embedding is not None, "this stage begins with the residual stream"
         return self._embedding
 
@@ -280,8 +287,8 @@ class Decoder:
     def logits(
         self, hidden: torch.Tensor, rows: torch.Tensor | None = None, head: Weight | None = None
     ) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone.
-        `head`: in place of the decoder's own, of which other ranks may have parts.
+        """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as in the spec. `rows`: int64, the rows to compute;
+        None = all. `head`: used instead of the decoder's own head, of which other ranks may have parts.
         """
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
@@ -293,6 +300,6 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [n] -> [n, hidden], what the first layer begins with."""
+        """int64 [n] -> [n, hidden], the input of the first layer."""
         hidden = self.embedding(input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)

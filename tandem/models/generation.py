@@ -1,6 +1,6 @@
-"""`generation_config.json`: sampling options that a checkpoint recommends, used where a request gives none.
+"""Sampling options that a checkpoint recommends in its optional `generation_config.json`, used if a request sets none.
 
-The file is optional. Only values that a request could have set itself are taken from it.
+Only options that a request could set itself are read.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ FILE_NAME = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`defaults` holds only what the file sets, out of temperature, top_k, top_p, min_p, repetition_penalty."""
+    """Sampling options in a file. `defaults`: those it sets of temperature, top_k, top_p, min_p, repetition_penalty."""
 
     defaults: Mapping[str, object]
     eos_token_ids: tuple[int, ...]

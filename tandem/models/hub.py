@@ -1,9 +1,10 @@
-"""A model's name to a directory on disk. Only files that the loader and the tokenizer read are downloaded.
+"""Resolution of a model's name to a directory on disk: a path, the default model, or a Hugging Face repository, of
+which only files that the loader and the tokenizer read are downloaded.
 
-A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
-all of a cluster load the same. The commit that was fetched is logged. Before that it may have `:part`, which names the
-one GGUF file of the repository whose name has that part, as `:Q4_K_M`, with the further files of a model in parts. Only
-their headers are fetched where no weights are wanted.
+A GGUF file is converted into the cache. A Hugging Face name has the form `repository:part@revision`. The revision is a
+branch, tag or commit, so that all of a cluster load the same; the fetched commit is logged. The part, such as
+`:Q4_K_M`, selects the one GGUF file with that text in its name, and the further files of a split model. If no weights
+are needed, only headers of GGUF files are fetched.
 """
 
 import glob
@@ -33,20 +34,20 @@ _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
 _GGUF = ".gguf"
 _TORCH = (*_COMMON, "pytorch_model*.bin")
-_SHOWN = 6  # names of files
+_SHOWN = 6  # names of files in a message
 _COMMIT = re.compile("[0-9a-f]{40}")
-_IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
+_IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: all folders except additional_chat_templates
 
 _log = logging.getLogger(__name__)
 
 
 class _UnreachableError(CheckpointError):
-    """The hub does not answer, or does not have what was asked for, and neither does its client's cache."""
+    """The hub does not answer or does not have the name, and the local download cache does not have it either."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """`repository:part@revision`; what is not given is empty."""
+    """A model's name on the hub, `repository:part@revision`; absent pieces are empty."""
 
     repository: str
     part: str
@@ -54,7 +55,7 @@ class HubName:
 
     @classmethod
     def parse(cls, name: str) -> "HubName":
-        """NOTE: a revision may have slashes and colons too."""
+        """Splits a name. NOTE: a revision may contain slashes and colons."""
         model, _, revision = name.partition("@")
         repository, _, part = model.partition(":")
         return cls(repository, part, revision)
@@ -67,17 +68,17 @@ class HubName:
 def resolve_model_path(
     path_or_hub_id: str, *, decoded_to: str | None = None, has_weights: bool = True, allow_pickle: bool = False
 ) -> Path:
-    """The directory itself where it is one; that of a GGUF file or the default model, converted or cached; otherwise
-    the Hugging Face repository of that name, downloaded or cached.
+    """Directory of a model: the path itself if it is a model directory; the converted one of a GGUF file or of the
+    default model; otherwise the Hugging Face repository of that name, downloaded or cached.
 
     Args:
-        decoded_to: the dtype to which a GGUF file's codes are decoded; None = they stay codes.
-        has_weights: they are wanted too, not only the tokenizer and the chat template.
-        allow_pickle: PyTorch files are fetched where a repository has no safetensors.
+        decoded_to: dtype to which a GGUF file's quantised numbers are decoded; None = they stay quantised.
+        has_weights: whether weights are needed too, not only the tokenizer and the chat template.
+        allow_pickle: PyTorch files are fetched if a repository has no safetensors.
 
     Raises:
-        CheckpointError: nothing of that name exists, or there is no network and no cached copy; or a GGUF file that
-            would not be served exactly.
+        CheckpointError: nothing of that name exists, or there is neither a network nor a cached copy; or a GGUF file
+            that would not be served exactly.
         UnsupportedCheckpointError: a repository has no safetensors, and its PyTorch files may not be fetched.
     """
     path = Path(path_or_hub_id).expanduser()
@@ -111,8 +112,8 @@ def resolve_model_path(
 
 
 def served_name(path_or_hub_id: str) -> str:
-    """Name of a model that was given no other: its directory's or GGUF file's name without the ending,
-    or its Hugging Face name.
+    """Default name under which a model is served: the name of its directory, of its GGUF file without the ending, or
+    its Hugging Face name.
     """
     path = Path(path_or_hub_id).expanduser()
     if path.is_file():
@@ -165,12 +166,12 @@ def _converted(
 
 
 def _known(named: HubName, has_weights: bool) -> Path | None:
-    """Directory that was made of it before, which stays the same for a commit."""
+    """Directory without weights that an earlier call made for the same commit."""
     return recall(str(named)) if _COMMIT.fullmatch(named.revision) and not has_weights else None
 
 
 def _described(named: HubName, file: "_HubFile") -> Path:
-    """The directory without weights of a GGUF file on the hub."""
+    """Directory without weights, made from the header of a GGUF file on the hub."""
     pinned = replace(named, revision=file.commit)
     files = HubFiles(named.repository, file.commit, lambda part: _fetched(pinned, part))
     made = _converted(files.root / file.name, files=files, decoded_to=None, has_weights=False)
@@ -182,7 +183,7 @@ def _described(named: HubName, file: "_HubFile") -> Path:
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The file itself, or the only one of a directory that holds no other model."""
+    """`path` if it is a GGUF file, or the only GGUF file of a directory that holds no other model."""
     if path.is_file():
         return path if path.suffix == _GGUF else None
     if not path.is_dir() or (path / "config.json").exists():
@@ -195,14 +196,14 @@ def _gguf_file(path: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _HubFile:
-    """A GGUF file, the first of a model in parts."""
+    """A GGUF file on the hub, the first one of a split model."""
 
     name: str
     commit: str
 
 
 def _find_gguf(named: HubName, part: str, has_weights: bool, snapshot: Path | None = None) -> _HubFile | None:
-    """The repository's GGUF file whose name has that part; None where it has none at all."""
+    """The repository's GGUF file with `part` in its name; None if `part` is empty and there is no such file."""
     names, commit = _gguf_names(named, part, has_weights, snapshot)
     if not names and not part:
         return None
@@ -222,8 +223,8 @@ def _find_gguf(named: HubName, part: str, has_weights: bool, snapshot: Path | No
 
 
 def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | None) -> tuple[list[str], str]:
-    """Those of the repository, or without a network of what is here, and its commit; of a model in parts the first
-    file, and no projectors.
+    """Names of a repository's GGUF files (of local ones without a network), and its commit. Only the first file of a
+    split model, and no image projectors.
     """
     try:  # NOTE: a trial download asks for each file that is not here, for 23 s where nothing answers
         found = huggingface_hub.HfApi().model_info(named.repository, revision=named.revision or None)
@@ -240,7 +241,7 @@ def _gguf_names(named: HubName, part: str, has_weights: bool, snapshot: Path | N
 
 
 def _fetched(named: HubName, name: str) -> Path:
-    """The GGUF file of that name, downloaded with its other parts."""
+    """Path of a GGUF file, downloaded with the other files of a split model."""
     parts = (glob.escape(str(part)) for part in part_paths(Path(name)))
     return _logged(named, _download(named, tuple(parts))) / name
 
@@ -250,7 +251,7 @@ def _few(names: list[str]) -> str:
 
 
 def _logged(named: HubName, snapshot: Path) -> Path:
-    """A snapshot's directory is named after its commit, to which branches and tags are resolved when it is fetched."""
+    """Logs the commit after which a snapshot's directory is named; branches and tags are resolved to it on download."""
     _log_commit(named, snapshot.name)
     return snapshot
 

@@ -1,6 +1,7 @@
-"""GGUF files of a repository on the Hugging Face hub, for those who need no weights: headers alone are fetched.
+"""Headers of GGUF files in a Hugging Face repository, fetched without the weights, for processes that only need the
+tokenizer and the configuration.
 
-What is made of them is remembered under the name that was asked for, so that it is found without a network too.
+The directory made from them is remembered by the model's name, so that it is found again without a network.
 """
 
 import hashlib
@@ -29,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """`Files` of one commit.
+    """`Files` of one commit of a repository.
 
     Args:
-        fetch_whole: downloads the file of that name, for servers that know no ranges.
+        fetch_whole: downloads the file of that name, for servers that do not support ranges.
     """
 
     repository: str
@@ -45,9 +46,11 @@ class HubFiles:
         return Path(f"{self.repository}@{self.commit}")
 
     def digest(self, path: Path) -> bytes:
+        """Digest of the file's name and commit."""
         return hashlib.sha256(f"hub {path}".encode()).digest()
 
     def open(self, path: Path) -> "GgufSource":
+        """Opens the cached file, or reads the remote one by ranges; if the server has none, downloads it whole."""
         import httpx
 
         from tandem.models.gguf.source import MappedFile
@@ -69,7 +72,7 @@ class HubFiles:
 
 
 def remember(name: str, made: Path) -> None:
-    """Notes the directory that was made for a name on the hub."""
+    """Records the directory made for the model `name`, see `recall`."""
     record = _record(name)
     record.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=record.parent, suffix=".new", delete=False) as file:
@@ -78,7 +81,7 @@ def remember(name: str, made: Path) -> None:
 
 
 def recall(name: str) -> Path | None:
-    """The directory that was last made for it, where it is still there."""
+    """The directory last recorded for the model `name`, if it still exists."""
     try:
         made = Path(json.loads(_record(name).read_text())["made"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The plan of loading a model: its tensors, and the format of each of its weights."""
+"""Plan of loading a model: its tensors, and the format in which each weight of a linear map is stored."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from tandem.compute.weights.formats import choose_format
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """`tensors`: all that are not weights of linear maps. `weights`: these, and an embedding of codes, which is a
-    whole tied head too, so that such a head is left out.
+    """Tensors and weights to load. `tensors`: all that are not weights of linear maps. `weights`: these, each with its
+    format, and also a quantised embedding. A head tied to a quantised embedding is left out, since they are one weight.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -23,10 +23,10 @@ class LoadingPlan:
 
     @classmethod
     def of(cls, spec: ModelSpec, formats: Sequence[WeightFormat]) -> "LoadingPlan":
-        """Each weight has the first of `formats` that does not refuse it.
+        """Plan for a model. Each weight gets the first of `formats` that accepts it.
 
         Raises:
-            UnsupportedCheckpointError: all of them refuse one.
+            UnsupportedCheckpointError: all formats refuse a weight.
         """
         tensors = [tensor for tensor in spec.tensors() if not tensor.is_weight]
         weights = [(weight, choose_format(weight, formats)) for weight in spec.weights()]
@@ -41,19 +41,19 @@ class LoadingPlan:
 
     @classmethod
     def of_tensors(cls, tensors: Iterable[TensorSpec], formats: Sequence[WeightFormat]) -> "LoadingPlan":
-        """Of a network beside a model, whose embedding and output head are maps like any others. Raises as `of`."""
+        """Plan for a draft head, whose embedding and output head are treated like other weights. Raises as `of`."""
         found = tuple(tensors)
         weights = ((tensor, choose_format(tensor, formats)) for tensor in found if tensor.is_weight)
         return cls(tuple(tensor for tensor in found if not tensor.is_weight), tuple(weights))
 
     def stored(self) -> Iterator[TensorSpec]:
-        """All that a checkpoint must have. A tied head and the embedding are made of the same."""
+        """All tensors that the checkpoint must have. A tied head and the embedding have the same source."""
         yield from self.tensors
         for weight, weight_format in self.weights:
             yield from weight_format.wants(weight)
 
     def num_bytes(self, dtype: str) -> int:
-        """In memory, for a model of that dtype."""
+        """Bytes in memory, for a model of that dtype."""
         kept = [*self.tensors]
         for weight, weight_format in self.weights:
             kept += weight_format.keeps(weight)
@@ -62,7 +62,7 @@ class LoadingPlan:
 
 
 def dtype_of(tensor: TensorSpec, model_dtype: str) -> torch.dtype:
-    """That in which a model of `model_dtype` has the tensor."""
+    """The dtype that the tensor has in a model of `model_dtype`."""
     if tensor.code_dtype is not None:
         found: torch.dtype = getattr(torch, tensor.code_dtype)
         return found
@@ -70,5 +70,5 @@ def dtype_of(tensor: TensorSpec, model_dtype: str) -> torch.dtype:
 
 
 def num_bytes_of(tensor: TensorSpec, model_dtype: str) -> int:
-    """In memory, for a model of `model_dtype`."""
+    """Bytes of the tensor in a model of `model_dtype`."""
     return tensor.size * dtype_of(tensor, model_dtype).itemsize

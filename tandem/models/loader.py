@@ -1,7 +1,7 @@
-"""A Hugging Face directory in, a decoder ready to run out; or an error that says what is wrong and what would work.
+"""Loader: turns a Hugging Face directory into a decoder ready to run, or raises an error that says what is wrong and
+what would work.
 
-The order matters: the configuration is read and refused before any weight is touched, and every tensor is checked
-before any is loaded.
+The configuration is read and refused before any weight is touched, and every tensor is checked before any is loaded.
 """
 
 import logging
@@ -57,9 +57,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
-    `weight_bytes`: memory of its weights. `states`: `spec.kv_specs` of the whole model, where it is one rank's part.
-    `states_of_stages`: how many of them each stage of the model has.
+    """A model in memory, the whole or one rank's part.
+
+    Args:
+        generation_defaults: values in its `generation_config.json`, by sampling parameter name.
+        weight_bytes: memory of its weights.
+        states: `kv_specs` of the whole model, even if this is one rank's part.
+        states_of_stages: number of these states in each pipeline stage.
     """
 
     spec: ModelSpec
@@ -70,7 +74,7 @@ class LoadedModel:
     states_of_stages: tuple[int, ...]
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
-        """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
+        """This model with the tokenizer's end token added to those that end an answer, as its chat template needs."""
         if eos_token_id is None or eos_token_id >= self.spec.vocab_size:
             return self
         return replace(self, spec=replace(self.spec, eos_token_ids=_join_eos(self.spec, (eos_token_id,))))
@@ -79,7 +83,7 @@ class LoadedModel:
 def _naming_the_model(
     load: Callable[Concatenate[str, _Options], LoadedModel],
 ) -> Callable[Concatenate[str, _Options], LoadedModel]:
-    """Refusals say of which model they are: a process may load several, and most know only the tensor's name."""
+    """Adds the model's name to errors: a process may load several, and most errors only know the tensor's name."""
 
     @wraps(load)
     def named(path_or_hub_id: str, /, *args: _Options.args, **kwargs: _Options.kwargs) -> LoadedModel:
@@ -107,20 +111,20 @@ def load_model(
     formats_of: FormatReader = read_formats,
     links: RankLinks | None = None,
 ) -> LoadedModel:
-    """Load a model.
+    """Loads a model, or one rank's part of it.
 
     Args:
         path_or_hub_id: a directory, a GGUF file, or the name of a Hugging Face repository.
         dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
-        max_model_len: the longest sequence that will be asked for, to size the rotary tables and to choose their
-            factors; None = max_position_embeddings.
-        packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
-        memory_bytes: of `device`; weights that take more are refused. None = any are tried.
-        allow_pickle: weights may be PyTorch files where there are no safetensors.
-        formats_of: the formats that weights may have.
-        links: of the rank whose part of the model is loaded; None = the whole model.
+        max_model_len: the longest sequence that will be computed, which decides the size of the rotary tables and the
+            choice of their factors; None = max_position_embeddings.
+        packed_dir: directory for a copy of the weights in the kernels' own layout (`packed`); None = no copy.
+        memory_bytes: memory of `device`; a model whose weights need more is refused. None = no limit.
+        allow_pickle: weights may be PyTorch files if there are no safetensors.
+        formats_of: reader of the formats that weights may have.
+        links: the rank whose part of the model is loaded, and its links to others; None = the whole model.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
@@ -169,7 +173,7 @@ def load_model(
 
 
 def _tell_rope_factors(spec: ModelSpec, max_model_len: int | None) -> None:
-    """Logs which of LongRoPE's factors are used for all sequences, where there are any."""
+    """Logs which list of LongRoPE factors is used for all sequences, if the model has any."""
     length = spec.max_position_embeddings if max_model_len is None else max_model_len
     for scaling in {mixer.rope.scaling for mixer in spec.mixers if mixer.rope is not None}:
         if not isinstance(scaling, LongRopeScaling):
@@ -193,7 +197,7 @@ def _load(
     device: torch.device,
     packed_dir: Path | None,
 ) -> Parameters:
-    """Weights from the packed file where there is one; the others, and all tensors, from the checkpoint."""
+    """Weights from the packed file if there is one; the other weights and all tensors from the checkpoint."""
     file = None
     if packed_dir is not None and device.type == "cpu":  # NOTE: what is mapped is the CPU's memory
         file = PackedFile.of(checkpoint, plan, sources, spec, packed_dir)
@@ -212,7 +216,7 @@ def _load(
 def _plan_shard(
     whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, links: RankLinks
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
-    """The part of one rank of a model: its spec, its plan, and the sources of its tensors."""
+    """One rank's part of a model: its spec, its plan, and the sources of its tensors."""
     coded = {weight.name for weight, each in whole.weights if each.wants(weight) != (weight,)}
     shard = shard_model(spec, links.shard.rank, links.shard.num_ranks, coded=coded)
     shard = stage_of(shard, links.stage, links.num_stages)
@@ -222,7 +226,7 @@ def _plan_shard(
 
 @contextmanager
 def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
-    """Adds a remedy to the refusal of a part of a model: the whole may be served."""
+    """Adds to an error about one rank's part of a model that the whole model may be served."""
     try:
         yield
     except UnsupportedCheckpointError as error:
@@ -232,7 +236,7 @@ def _with_a_remedy(links: RankLinks | None) -> Iterator[None]:
 
 
 def _completed(parameters: Parameters, shard: ModelSpec, collectives: Collectives) -> Parameters:
-    """Those of a shard, whose products are completed by the other ranks'."""
+    """Parameters of a shard whose products are completed with those of the other ranks."""
     weights = dict(parameters.weights)
     for tensor in shard.weights():
         if tensor.is_partial:
@@ -281,7 +285,7 @@ def _check_dtype_name(dtype: str) -> None:
 
 
 def _named_dtype(fields: Fields) -> str | None:
-    """The dtype that `auto` stands for: the configuration's. None = it has none, the first tensor's is used."""
+    """The configuration's dtype, for which `auto` stands. None = it has none, and the first tensor's is used."""
     text = fields.section("text_config")
     for section in (fields, text):
         for key in ("dtype", "torch_dtype"):

@@ -1,7 +1,7 @@
-"""A model's directory that is written file by file, under another name until it is whole.
+"""Directory of a model that is written file by file, under a temporary name until it is complete.
 
-Each file gets its name once its bytes are on the disk, and so does the directory: a run that is killed leaves whole
-files, which the next one goes on from, and never half a checkpoint under the name that was asked for.
+Each file is renamed once its bytes are on disk, and so is the directory. A run that is killed leaves complete files,
+from which the next one continues, and never half a checkpoint under the final name.
 """
 
 import json
@@ -18,14 +18,16 @@ _FOLDERS = ("additional_chat_templates",)
 
 
 class OutputDirectory:
-    """Args:
-    target: the directory that was asked for, which must not exist or be empty.
-    run_file: name of the file that says `run` while the directory is not whole.
-    run: what the result depends on; files of another run are refused.
+    """Writer of a model directory.
+
+    Args:
+        target: final directory, which must not exist or be empty.
+        run_file: name of a file that holds `run` until the directory is complete.
+        run: everything that the result depends on; files of another run are refused.
 
     Raises:
-        ConfigurationError: there is something in `target`, or files of another run beside it.
-        CheckpointError: nothing can be written there.
+        ConfigurationError: `target` is not empty, or files of another run lie beside it.
+        CheckpointError: the directory cannot be written.
     """
 
     def __init__(self, target: Path, run_file: str, run: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ class OutputDirectory:
             )
 
     def write(self, name: str, write: Callable[[Path], None]) -> None:
-        """Writes a file by a function of the path that it has until it is whole.
+        """Writes a file with the function `write`, which gets a temporary path.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -79,7 +81,7 @@ class OutputDirectory:
         scratch.replace(self.path / name)
 
     def copy_others(self, source: Path) -> None:
-        """Copies all of a model but its weights: configuration, tokenizer, chat templates, and what else is there."""
+        """Copies all files of a model except its weights: configuration, tokenizer, chat templates and any others."""
         for file in source.iterdir():
             if file.name in _FOLDERS and file.is_dir():
                 shutil.copytree(file, self.path / file.name, dirs_exist_ok=True)
@@ -87,7 +89,7 @@ class OutputDirectory:
                 shutil.copyfile(file, self.path / file.name)
 
     def finish(self, notes: Iterable[str] = ()) -> None:
-        """Gives the directory the name that was asked for, and deletes the run's file and `notes` from it."""
+        """Gives the directory its final name, and deletes the run's file and the files `notes` from it."""
         check_target(self.target)
         self.path.rename(self.target)
         for name in (self._run_file.name, *notes):
@@ -95,7 +97,7 @@ class OutputDirectory:
 
 
 def check_target(target: Path) -> None:
-    """Raises `ConfigurationError` where something would be overwritten."""
+    """Raises `ConfigurationError` if `target` exists and is not an empty directory."""
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():

@@ -1,8 +1,9 @@
-"""File cache of packed weights: written by the first process that needs it, mapped by every process.
+"""Cache of packed weights: files with a copy of a model's weights in the layout that the kernels read fastest. The
+first process that needs one writes it, and every process maps it into memory.
 
-The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
-had, the weights are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
-for long, or for a day where their checkpoint is gone; that takes nothing from a process that has one mapped.
+A file can be deleted at any time. It belongs to one checkpoint, as it is on disk. If it cannot be written, the original
+weights are used, with the same results. A process that writes one deletes files not loaded for 30 days, or for a day if
+their checkpoint is gone; processes that have one mapped keep it.
 """
 
 import hashlib
@@ -33,14 +34,14 @@ from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_pieces, load_tensor
 
-LEAST_BYTES = 8 << 20  # below this nothing is gained
-_FREE_SHARE = 1.1  # of its size, that the disk must have free
-_KEPT_S = 30 * 86400.0  # after it was last loaded
-_ABANDONED_S = 86400.0  # after it was last written to, or loaded where its checkpoint is gone
-_ORIGIN = "checkpoint"  # in the file's metadata
-_UNFINISHED = "packing-"
+LEAST_BYTES = 8 << 20  # smaller models are not packed: nothing is gained
+_FREE_SHARE = 1.1  # free space that the disk must have, relative to the file's size
+_KEPT_S = 30 * 86400.0  # a file is deleted so long after it was last loaded,
+_ABANDONED_S = 86400.0  # or so long if its checkpoint is gone, or it was never finished
+_ORIGIN = "checkpoint"  # key in the file's metadata for the path of the checkpoint
+_UNFINISHED = "packing-"  # prefix of files that are being written
 _CPU = torch.device("cpu")
-_NAMES = {  # safetensors'
+_NAMES = {  # names of dtypes in safetensors
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -53,8 +54,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Packed weights of a checkpoint's file in the cache: its path, its origin, and the weights of a model of `dtype`,
-    each with its format and its packed form.
+    """Cache file of a model's packed weights. `origin`: a file of the checkpoint it was made from. `weights`: spec,
+    stored format and packed form of each weight. `dtype`: of the model.
     """
 
     path: Path
@@ -67,7 +68,7 @@ class PackedFile:
     def of(
         cls, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, spec: ModelSpec, directory: Path
     ) -> "PackedFile | None":
-        """The cache file of a model; None: the model is not packed, or it is too small."""
+        """The cache file for a model; None = the model cannot be packed, or it is too small."""
         weights = _packed_weights(plan, spec.dtype)
         if weights is None:
             return None
@@ -80,7 +81,7 @@ class PackedFile:
         return file if file.num_bytes >= LEAST_BYTES else None
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Weight]:
-        """The packed weights by name, from the file, written first if needed; empty if it cannot be written."""
+        """Packed weights by name, from the file, which is written first if needed; empty if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock")):
@@ -157,13 +158,13 @@ class PackedFile:
 
 
 def _columns(weight: TensorSpec) -> tuple[int, int] | None:
-    """Those of its tensor in the checkpoint that a shard's weight has; None = all."""
+    """Columns of its tensor in the checkpoint that a shard's weight has; None = all."""
     return None if weight.source is None else weight.source.within
 
 
 def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:
-    """All weights but small ones; None if one cannot be packed, since calls that fuse products need weights in one
-    order. The head is multiplied alone, so it may be left out.
+    """All weights except small ones; None if one cannot be packed, since calls that fuse products need all their
+    weights packed. The output head is multiplied alone, so it may be left out.
     """
     found = []
     for weight, weight_format in plan.weights:

@@ -1,4 +1,4 @@
-"""A model's parameters in memory, by the names of its specs: weights of linear maps, and tensors that are no such."""
+"""Parameters of a model in memory, by the names in its specs: weights of linear maps, and all other tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,12 @@ from tandem.compute.weights.shards import SpreadExperts, SpreadRows
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """`tensors`: embeddings, norms, biases. `weights`: of all linear maps, the head's too where it is the embedding.
-    `collectives`: of the group of which this is one rank's part; None = it is the whole.
+    """Parameters of a model, or of one rank's part of it.
+
+    Args:
+        tensors: embeddings, norms and biases.
+        weights: weights of all linear maps, including the output head even if tied.
+        collectives: exchange with the other ranks of the group; None = this is the whole model.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -28,15 +32,15 @@ class Parameters:
         return next(iter(self.tensors.values())).device  # NOTE: every model has norms
 
     def linear(self, spec: LinearSpec) -> Linear:
-        """The map of that spec, which the model has."""
+        """The linear map that `spec` describes."""
         return Linear(self.weights[f"{spec.name}.weight"], self.bias(spec), spec.scale)
 
     def bias(self, spec: LinearSpec) -> torch.Tensor | None:
-        """[out]; None = the map has none."""
+        """Bias of the map, [out]; None = it has none."""
         return self.tensors[f"{spec.name}.bias"] if spec.bias else None
 
     def spread(self, own: Experts, bounds: tuple[int, ...] | None) -> Experts:
-        """All experts of a layer, of which `own` are here. `bounds`: as in a `MixtureOfExpertsSpec`."""
+        """All experts of a layer, of which this rank has `own`. `bounds`: as in a `MixtureOfExpertsSpec`."""
         if bounds is None:
             return own
         assert self.collectives is not None, "shards are loaded for a group"
@@ -45,6 +49,6 @@ class Parameters:
     def over_ranks(
         self, function: Callable[[torch.Tensor], torch.Tensor], size: int, within: tuple[int, int]
     ) -> SpreadRows:
-        """A function of rows of `size` elements, of which `within` are here; see `SpreadRows`."""
+        """Applies `function` to rows of `size` elements, of which this rank has `within`; see `SpreadRows`."""
         assert self.collectives is not None, "shards are loaded for a group"
         return SpreadRows(function, size, within, self.collectives)

@@ -1,4 +1,4 @@
-"""Refusal of pickled weights, a format that can carry code, where no setting allows them."""
+"""Error for weights in pickles, a format that can carry code, if no setting allows them."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""A GGUF file on an HTTP server, of which only the header and small tensors are fetched, by ranges.
+"""GGUF file on an HTTP server, of which only the header and small tensors are fetched, by range requests.
 
-What was fetched stays in memory until the file is closed: nothing on disk could be taken for the file itself.
+Fetched bytes stay in memory until the file is closed; nothing is written to disk.
 """
 
 import logging
@@ -19,26 +19,26 @@ MAX_BYTES = 64 << 20
 """Of a header, and of a tensor. The largest vocabularies make headers of about 10 MB."""
 _FIRST_BYTES = 1 << 19
 _OK, _PARTIAL, _TOO_MANY, _ERROR = 200, 206, 429, 500
-_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before it is tried again
+_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # pauses before further attempts
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 _log = logging.getLogger(__name__)
 
 
 class NoRangesError(Exception):
-    """The server sends nothing but whole files."""
+    """The server ignores range requests and sends whole files."""
 
 
 class RangedFile:
-    """A `GgufSource`. Of its header twice as many bytes are fetched each time as there are, until they suffice.
+    """A `GgufSource` over HTTP. When more of the header is needed, the number of fetched bytes doubles.
 
     Args:
         name: for messages.
-        client: is closed with it.
+        client: HTTP client, which is closed with the file.
 
     Raises:
-        CheckpointError: the server refuses, cannot be reached, or answers with other bytes than were asked for.
-        NoRangesError: see there.
+        CheckpointError: the server refuses, cannot be reached, or answers with other bytes than were requested.
+        NoRangesError: the server does not support ranges.
     """
 
     remedy = "name another file or revision, or tell its publisher"
@@ -83,7 +83,7 @@ class RangedFile:
             )
 
     def _fetch(self, start: int, end: int) -> bytes:
-        """Those bytes, as far as there are so many."""
+        """Bytes `start` to `end - 1`, or fewer at the file's end. Tries several times."""
         for wait_s in (*_WAITS_S, None):
             try:
                 with self._client.stream("GET", self._url, headers={"Range": f"bytes={start}-{end - 1}"}) as response:

@@ -1,4 +1,4 @@
-"""The beginning of a safetensors file whose tensors are then written one after another, none kept in memory."""
+"""Header of a safetensors file whose tensors are then written one after another, without keeping them in memory."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,11 @@ Entry = tuple[str, tuple[int, ...], str, int]
 
 
 def safetensors_header(tensors: Iterable[Entry], metadata: Mapping[str, str], least_bytes: int = 0) -> bytes:
-    """Padded, so that the first tensor begins at a page.
+    """The header, padded so that the first tensor begins at a page.
 
     Args:
-        tensors: in the order in which they follow.
-        least_bytes: the header is padded to so many, a multiple of a page.
+        tensors: name, shape, dtype and bytes of each tensor, in the order in which they follow.
+        least_bytes: minimum size of the header, a multiple of a page.
     """
     offset = 0
     entries: dict[str, object] = {"__metadata__": dict(metadata)}

@@ -1,9 +1,9 @@
-"""One file of tensors, memory-mapped: safetensors, or PyTorch's zip format read without running any code in it.
+"""One memory-mapped file of tensors: safetensors, or PyTorch's zip format read without running any code in it.
 
-A tensor handed out is a view of the mapping: it holds no memory of its own, keeps the mapping alive, and must not be
-written. `close` drops this object's hold on the mapping, so that pages nobody else views leave the process.
+A returned tensor is a view of the mapping: it holds no memory of its own, keeps the mapping alive, and must not be
+written. `close` drops this object's reference to the mapping, so that pages without views leave the process.
 
-What is wanted of a tensor is said by a view of its `outline`, which has its shape, strides and dtype, and no numbers.
+`outline` returns a tensor's shape, strides and dtype without its numbers; the part to read is given as a view of it.
 """
 
 import pickle
@@ -18,17 +18,17 @@ from tandem.core.errors import CheckpointError, CorruptCheckpointError, Unsuppor
 
 
 class WeightFile(Protocol):
-    """Opens on first use and again after `close`. `is_mapped`: what it gives are views of the file."""
+    """File of tensors, opened on first use, and again after `close`. `is_mapped`: returned tensors are views of it."""
 
     path: Path
     is_mapped: bool
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor in the file."""
+        """Names of all tensors in the file."""
         ...
 
     def outline(self, name: str) -> torch.Tensor:
-        """The tensor on the device `meta`; nothing of it is read."""
+        """The tensor without its numbers, on the device `meta`; nothing of it is read."""
         ...
 
     def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,8 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """Raises CorruptCheckpointError where the header and the bytes do not agree, CheckpointError where the system does
-    not map the file.
+    """A safetensors file. Raises CorruptCheckpointError if header and size do not agree, CheckpointError if the system
+    cannot map the file.
     """
 
     is_mapped = True
@@ -53,7 +53,7 @@ class SafetensorsFile:
         return tuple(self._open().keys())  # type: ignore[no-untyped-call]
 
     def metadata(self) -> Mapping[str, str]:
-        """Entries of the header that do not describe tensors."""
+        """Metadata in the header."""
         return self._open().metadata() or {}  # type: ignore[no-untyped-call]
 
     def outline(self, name: str) -> torch.Tensor:
@@ -90,7 +90,7 @@ class SafetensorsFile:
 
 
 class TorchFile:
-    """A legacy `pytorch_model.bin`. Anything but a dictionary of tensors is refused before it could run."""
+    """A legacy `pytorch_model.bin`. Anything but a dictionary of tensors is refused, and no code in it is run."""
 
     is_mapped = True
 

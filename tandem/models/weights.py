@@ -1,7 +1,8 @@
-"""Maps the tensors of a checkpoint to those of a configuration: all present, of the right shape, none left over.
+"""Matching of a checkpoint's tensors to those that a model needs (all present, of the right shape, none left over), and
+their loading.
 
-A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces,
-so that loading never holds much more than the parameters themselves.
+A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces, so
+that loading never holds much more than the parameters themselves.
 """
 
 from collections import Counter
@@ -37,15 +38,15 @@ def match_parameters(
     formats: Sequence[WeightFormat],
     stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
-    """Returns the sources of all parameters; the spec is returned with the actual `tie_word_embeddings`, and with
-    experts made of stacks where they are stored so.
+    """Finds the sources of all parameters. Returns the spec with the actual `tie_word_embeddings` and the stored form
+    of experts, the plan of loading, and the sources.
 
-    `stored`: see `stored_names`.
+    `stored`: names as returned by `stored_names`.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
-        UnsupportedCheckpointError: a tensor that the spec has no place for, a dtype that is not served, a weight that
-            all formats refuse, or rotations of modules that are nowhere.
+        UnsupportedCheckpointError: a tensor that the spec does not have, a dtype that is not served, a weight that all
+            formats refuse, or rotations of modules that do not exist.
     """
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
@@ -58,7 +59,7 @@ def match_parameters(
 
 
 def _other_modules(checkpoint: Checkpoint, stored: Mapping[str, str]) -> set[str]:
-    """Modules of tensors that are not the model's, as of a part for images or of layers that predict further tokens."""
+    """Modules that do not belong to the model, such as an image encoder or layers that predict further tokens."""
     own = set(stored.values())
     return {name.rpartition(".")[0] for name in checkpoint.names if name not in own}
 
@@ -66,7 +67,7 @@ def _other_modules(checkpoint: Checkpoint, stored: Mapping[str, str]) -> set[str
 def match_plan(
     checkpoint: Checkpoint, plan: LoadingPlan, formats: Sequence[WeightFormat], stored: Mapping[str, str]
 ) -> Sources:
-    """The sources of all tensors of a plan; raises as `match_parameters`."""
+    """Finds the sources of all tensors of a plan; raises as `match_parameters`."""
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
     _check_names(checkpoint, stored, {source.tensor for source in wanted.values()}, formats)
@@ -81,7 +82,7 @@ def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | N
     """Maps the names of tensors in specs to those in the checkpoint.
 
     Raises:
-        CorruptCheckpointError: the checkpoint has one twice.
+        CorruptCheckpointError: two tensors of the checkpoint map to one name.
     """
     sources: dict[str, str] = {}
     for name in checkpoint.names:
@@ -92,8 +93,8 @@ def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | N
 
 
 def _resolve_tie(checkpoint: Checkpoint, spec: ModelSpec, sources: dict[str, str]) -> tuple[ModelSpec, dict[str, str]]:
-    """Decides as transformers does: if both tensors exist they are tied only if equal; if one exists, it serves as
-    both.
+    """Decides like transformers whether head and embedding are tied: if both exist, only if they are equal; if one
+    exists, it serves as both.
     """
     if HEAD not in sources:
         return spec, sources
@@ -119,7 +120,7 @@ def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
 
 
 def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str]) -> StoredTensors:
-    """Headers of the tensors of `stored_names`."""
+    """Shapes and dtypes of the tensors in `stored_names`."""
     found = {}
     for ours, name in names.items():
         outline = checkpoint.outline(name)
@@ -171,7 +172,7 @@ def _check_tensor(checkpoint: Checkpoint, source: Source, tensor: TensorSpec) ->
 
 
 def _shown(source: Source) -> str:
-    """The part that `source` describes."""
+    """Description of the part that `source` takes."""
     entry = "" if source.index is None else f"entry {source.index}, "
     rows = f"{entry}rows {source.start}:{'' if source.stop is None else source.stop}:{source.step}"
     return rows if source.period is None else f"{rows} of each {source.period}"
@@ -193,7 +194,7 @@ def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: It
 
 
 def _num_elements(parts: Iterable[tuple[Source, int]]) -> int:
-    """In these parts of a tensor, by the number in each. Rows in a row that several have, as scales of a block that
+    """Number of elements in these parts of a tensor. Rows that several parts share, such as scales of a block that
     belongs to two weights, count once.
     """
     total, ends = 0, Counter[int | None]()
@@ -207,7 +208,7 @@ def _num_elements(parts: Iterable[tuple[Source, int]]) -> int:
 
 
 def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
-    """The view that `source` describes; with a period its rows have two dimensions, that of periods first."""
+    """The view that `source` describes. With a period its rows have two dimensions: period, and row in the period."""
     view = stored if source.index is None else stored[source.index]
     view = view.transpose(-2, -1) if source.transposed else view
     if source.period is not None:
@@ -219,19 +220,19 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
 
 
 def _shape(part: torch.Tensor, source: Source) -> tuple[int, ...]:
-    """Of the parameter that is made of `part`, the view of `source`."""
+    """Shape of the parameter made of `part`, the view of `source`."""
     return tuple(part.shape if source.period is None else (part.shape[0] * part.shape[1], *part.shape[2:]))
 
 
 def sources_of_shard(shard: LoadingPlan, whole: LoadingPlan, sources: Sources) -> Sources:
-    """Sources of a shard's tensors, which are parts of those of the `whole` model."""
+    """Sources of a shard's tensors, which are parts of the tensors of the `whole` model."""
     stored = {(tensor.source or Source(tensor.name)).tensor: sources[tensor.name].tensor for tensor in whole.stored()}
     parts = {tensor.name: tensor.source or Source(tensor.name) for tensor in shard.stored()}
     return {name: replace(source, tensor=stored[source.tensor]) for name, source in parts.items()}
 
 
 def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Loads the part described by `source`, as `dtype` on `device`."""
+    """Loads the part that `source` describes, as `dtype` on `device`."""
     outline = _part(checkpoint.outline(source.tensor), source)
     shape = _shape(outline, source)
     if outline.dtype == dtype and device.type == "cpu" and outline.is_contiguous():
@@ -251,9 +252,9 @@ def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, devi
 def load_pieces(
     checkpoint: Checkpoint, weight: TensorSpec, weight_format: WeightFormat, sources: Sources, load: TensorLoader
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The tensors of a weight's pieces, by name. None is kept by who asks for the next.
+    """Tensors of one weight, by name, piece by piece; each piece should be dropped before the next is taken.
 
-    `load`: loads one tensor, of a part that is described by a source.
+    `load`: loads one tensor, given its spec and source.
     """
     for piece in weight_format.pieces(weight):
         parts = {}
@@ -276,7 +277,7 @@ def load_parameters(
     device: torch.device,
     packed: Mapping[str, Weight] | None = None,
 ) -> Parameters:
-    """Loads all that a plan has, for a model of `dtype`. `packed`: weights that are in memory already."""
+    """Loads everything in a plan, for a model of `dtype`. `packed`: weights that are already in memory."""
     kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
 
     def load(tensor: TensorSpec, source: Source) -> torch.Tensor:

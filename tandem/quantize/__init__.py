@@ -1,1 +1,1 @@
-"""Quantiser: checkpoints with codes and scales in place of the weights of linear maps. See `quantizer`."""
+"""Quantiser: makes a checkpoint whose linear maps have low-bit weights (codes and scales). `run` is the main module."""

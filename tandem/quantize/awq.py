@@ -1,8 +1,9 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978): inputs with large activations are multiplied up before rounding.
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): inputs with large activations are scaled up before their weights are
+rounded.
 
-The factors are divided out of the norm, or the linear map, that gives the input, so nothing is left to do at run time.
-The error that is minimised is that of the linear maps' own outputs, by the second moments of their inputs; the paper's
-code measures the block's.
+The factors are divided out of the norm, or the linear map, that produces the input, so no work is left at run time. The
+minimised error is that of the linear maps' own outputs, by the second moments of their inputs; the paper's code
+measures the output of the whole block.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -22,7 +23,8 @@ _SMALLEST: Final = 1e-4
 def scale_inputs(
     tensors: MutableMapping[str, torch.Tensor], shared: SharedInput, grid: Grid, moments: Moments
 ) -> Moments:
-    """Folds the best factors into `tensors`, a layer's, in place; returns the moments of the inputs as they are then.
+    """Folds the best factors for the input `shared` into a layer's `tensors`, in place. Returns the moments of the
+    scaled inputs, or `moments` itself if nothing can absorb the factors.
 
     `moments` themselves where nothing can take the factors.
     """
@@ -46,7 +48,7 @@ def scale_inputs(
 
 
 def _search(weights: Sequence[torch.Tensor], grid: Grid, moments: Moments) -> torch.Tensor:
-    """[in], the factors of the least error of all `weights` together; ones where none are better."""
+    """[in], the factors with the least error of all `weights` together; ones if none are better."""
     sizes = moments.mean_absolute.clamp(min=_SMALLEST)
     best, least = torch.ones_like(sizes), float("inf")
     for step in range(_STEPS):

@@ -1,4 +1,4 @@
-"""A quantised checkpoint, written one layer at a time; see `OutputDirectory` for runs that are killed."""
+"""Writer of a quantised checkpoint, one layer at a time; see `OutputDirectory` for how a killed run is continued."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,15 @@ _RUN, _REST_BYTES = "quantization_run.json", 1 << 30
 
 
 class CheckpointWriter:
-    """Args:
-    target: the checkpoint's directory, which must not exist or be empty.
-    run: what the result depends on; files of another run are refused.
+    """Writes the files of a quantised checkpoint.
+
+    Args:
+        target: the checkpoint's directory, which must not exist or be empty.
+        run: everything that the result depends on; files of another run are refused.
 
     Raises:
-        ConfigurationError: there is something in `target`, or files of another run beside it.
-        CheckpointError: nothing can be written there.
+        ConfigurationError: `target` is not empty, or files of another run lie beside it.
+        CheckpointError: the directory cannot be written.
     """
 
     def __init__(self, target: Path, run: Mapping[str, Any]) -> None:
@@ -31,11 +33,11 @@ class CheckpointWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the written files of weights."""
+        """Bytes of the weight files written so far."""
         return sum(path.stat().st_size for path in self.directory.glob("model-*.safetensors"))
 
     def layer_file(self, index: int) -> Path:
-        """Path of a layer's file."""
+        """Path of the file for layer `index`."""
         return self.directory / f"model-layer-{index:05d}.safetensors"
 
     def read_layer(self, index: int) -> tuple[dict[str, torch.Tensor], str] | None:
@@ -45,7 +47,7 @@ class CheckpointWriter:
         return load_file(self.layer_file(index)), (self.directory / _notes(index)).read_text(encoding="utf-8")
 
     def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], notes: str) -> None:
-        """Writes a layer. `notes`: text returned by `read_layer`; it is no part of the checkpoint."""
+        """Writes a layer. `notes`: text that `read_layer` returns; it is not part of the finished checkpoint."""
         self._output.write_text(_notes(index), notes)
         self._write_tensors(self.layer_file(index), tensors)
 
@@ -62,8 +64,8 @@ class CheckpointWriter:
         self._write_tensors(self._rest_file(number), pending)
 
     def finish(self, source: Path, config: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Adds tokenizer and the like from `source`, configuration, index and other files; gives the directory its
-        name.
+        """Adds the tokenizer and other files from `source`, the configuration, the index and `texts`; then gives the
+        directory its final name.
         """
         self._output.copy_others(source)
         self._output.write_text("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

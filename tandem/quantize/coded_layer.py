@@ -1,4 +1,4 @@
-"""One layer's weights as codes, and the tensors of a checkpoint that they and the layer's other parameters become."""
+"""Conversion of one layer from parameters in float32 to the tensors of a quantised checkpoint, and back."""
 
 import json
 from collections import defaultdict
@@ -15,10 +15,10 @@ from tandem.quantize.source import SourceModel, module_of
 
 @dataclass(frozen=True, slots=True)
 class WeightError:
-    """Relative errors of one coded weight: of its numbers, and of its outputs where calibration has seen its inputs.
+    """Relative errors of one quantised weight: of its numbers, and of its outputs if calibration has seen its inputs.
 
-    `num_rows`: of inputs that calibration has seen; None = there was none. `is_fallback`: they were too few for the
-    method, so it was rounded to the nearest.
+    `num_rows`: input rows that calibration has seen; None = the method uses none. `is_fallback`: there were too few for
+    the method, so the weight was rounded to the nearest.
     """
 
     name: str
@@ -30,14 +30,14 @@ class WeightError:
 
 @dataclass(frozen=True, slots=True)
 class GridWeight:
-    """A weight and the grid to which it was rounded."""
+    """A rounded weight, and the grid to which it was rounded."""
 
     rounded: Rounded
     grid: Grid
 
 
 def coded_inputs(model: SourceModel, index: int) -> tuple[SharedInput, ...]:
-    """The inputs whose weights are coded: all but those that other layers share."""
+    """Inputs of a layer whose weights are quantised: all whose stored tensors no other layer shares."""
     own = {tensor.name for tensor in model.own_tensors(index)}
     return tuple(shared for shared in shared_inputs(model.spec.layers[index]) if own.issuperset(shared.weights))
 
@@ -45,7 +45,9 @@ def coded_inputs(model: SourceModel, index: int) -> tuple[SharedInput, ...]:
 def to_stored(
     model: SourceModel, index: int, coded: Mapping[str, GridWeight], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The layer's tensors by the checkpoint's names; `tensors` are its parameters in float32."""
+    """The layer's tensors by the checkpoint's names, from its quantised weights `coded` and all its parameters,
+    float32.
+    """
     found: dict[str, torch.Tensor] = {}
     for written, names in _by_written(model, [tensor.name for tensor in model.own_tensors(index)]).items():
         rows = [model.written_rows(name) for name in names]
@@ -62,7 +64,7 @@ def to_stored(
 
 
 def _placed(parts: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor with each part at its rows, which are all that it has."""
+    """The tensor that consists of `parts`, each at the given `rows`."""
     whole = torch.cat(list(parts))
     order = torch.cat(list(rows))
     found = torch.empty_like(whole)
@@ -73,7 +75,9 @@ def _placed(parts: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> torc
 def from_stored(
     model: SourceModel, index: int, grid: Grid, stored: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The layer's parameters in float32 out of tensors that `to_stored` made, and of those that it left out."""
+    """The layer's parameters in float32, decoded from tensors that `to_stored` made. Parameters shared with other
+    layers are loaded from the source.
+    """
     found: dict[str, torch.Tensor] = {}
     is_coded = {name for shared in coded_inputs(model, index) for name in shared.weights}
     shapes = {tensor.name: tensor.shape for tensor in model.spec.layers[index].tensors()}

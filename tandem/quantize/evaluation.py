@@ -1,4 +1,4 @@
-"""Quality of a quantised model beside the original's: perplexity, top-1 agreement and Kullback-Leibler divergence."""
+"""Quality of a quantised model against the original: perplexity, top-1 agreement and Kullback-Leibler divergence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-_ROWS = 128  # whose logits are in memory at a time
+_ROWS = 128  # tokens whose logits are in memory at a time
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 """Residual stream after the last layer [rows, hidden] -> logits [rows, vocab], float32."""
@@ -14,8 +14,9 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Over `num_tokens` predictions of the held-out text; `kl_divergence` in nats a token, of the quantised model's
-    distribution from the original's. `top1_agreement`: share of predictions with the same most probable token.
+    """Results over `num_tokens` predictions of the held-out text. `kl_divergence`: of the quantised model's
+    distribution from the original's, in nats per token. `top1_agreement`: share of predictions with the same most
+    probable token.
     """
 
     num_tokens: int
@@ -28,7 +29,9 @@ class Quality:
 def compare(
     token_ids: torch.Tensor, before: torch.Tensor, after: torch.Tensor, logits_before: Logits, logits_after: Logits
 ) -> Quality:
-    """`token_ids` [sequences, length]; `before` and `after`: residual streams [sequences, length, hidden]."""
+    """Quality by the residual streams `before` and `after` quantisation, [sequences, length, hidden], of `token_ids`
+    [sequences, length], and a function to logits for each.
+    """
     sums = torch.zeros(4, dtype=torch.float64)
     num_tokens = 0
     for ids, original, quantised in zip(token_ids, before, after, strict=True):
@@ -57,5 +60,5 @@ def compare(
 
 
 def relative_error(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Relative error, by root of the sum of squares."""
+    """Relative error: root of the sum of squares of the difference, over that of `before`."""
     return float((after - before).norm() / before.norm().clamp(min=1e-30))

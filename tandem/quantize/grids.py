@@ -1,7 +1,8 @@
-"""Grids of numbers that weights are rounded to, and their tensors in the layout of compressed-tensors 0.20.
+"""Grids, the sets of numbers to which weights are rounded: one per format, with its tensors in the layout of
+compressed-tensors 0.20.
 
-A grid chooses scales, rounds numbers that are divided by them, and writes and reads the tensors of a checkpoint.
-Scales are always those that a reader finds: they are rounded to their stored dtype before anything is divided by them.
+A grid chooses scales, rounds weights divided by them, and writes and reads the tensors of a checkpoint. Scales are
+rounded to their stored dtype before they are used, so that they are those that a reader finds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,33 +22,35 @@ _E8M0_BIAS: Final = 127
 
 
 class Grid(Protocol):
-    """Numbers of one format. `group_size`: inputs that share a scale; None = all inputs of an output."""
+    """Numbers of one format. `group_size`: consecutive inputs that share a scale; None = all inputs of an output."""
 
     @property
     def group_size(self) -> int | None: ...
 
     def fitted(self, weights: Sequence[torch.Tensor]) -> "Grid":
-        """The grid for these weights [out, in], which readers fuse into one."""
+        """The grid for these weights [out, in], which readers fuse into one, with one tensor-wide scale if it has
+        any.
+        """
         ...
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
-        """Scales, float32, of groups with these largest absolute values [out, groups], as readers find them."""
+        """Scales for groups with these largest absolute values [out, groups], rounded as they are stored, float32."""
         ...
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
-        """Rounds each of `x`, float32, to the nearest number of the grid, for a scale of 1."""
+        """Rounds each number of `x`, float32, to the nearest one of the grid, for a scale of 1."""
         ...
 
     def stored(self, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Stored tensors of the weight `numbers * scales`: numbers [out, in] of the grid, scales [out, groups]."""
+        """Checkpoint tensors of the weight `numbers * scales`: numbers [out, in] of the grid, scales [out, groups]."""
         ...
 
     def read(self, tensors: Tensors, inputs: int) -> torch.Tensor:
-        """Decodes tensors of `stored`, float32 [out, in]."""
+        """Weight decoded from the tensors that `stored` made, float32 [out, in]."""
         ...
 
     def description(self) -> dict[str, object]:
-        """The group's `weights` in `quantization_config`."""
+        """The entry `weights` of a group in `quantization_config`."""
         ...
 
     @property
@@ -57,7 +60,7 @@ class Grid(Protocol):
 
 
 def spread(scales: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Repeats [out, groups] to [out, in]."""
+    """Repeats scales [out, groups] for each input, to [out, in]."""
     return scales.repeat_interleave(inputs // scales.shape[1], dim=1)
 
 
@@ -65,7 +68,7 @@ def spread(scales: torch.Tensor, inputs: int) -> torch.Tensor:
 class IntegerGrid:
     """Implements `Grid`: signed integers of 4 or 8 bits, without zero points ("pack-quantized").
 
-    The scale is the absolute maximum over half of the range, 7.5 or 127.5, as compressed-tensors has it.
+    The scale is the absolute maximum divided by half of the range, 7.5 or 127.5, as in compressed-tensors.
     """
 
     bits: int
@@ -84,7 +87,7 @@ class IntegerGrid:
         return x.round().clamp(-half, half - 1)
 
     def stored(self, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-        """32 / bits codes to an int32, that of the first input lowest; a code is the number plus half of the range."""
+        """Packs 32 / bits codes in an int32, the first input's lowest. A code is the number plus half of the range."""
         per_word = 32 // self.bits
         shifts = torch.arange(per_word, dtype=torch.int64) * self.bits
         codes = (numbers.to(torch.int64) + (1 << (self.bits - 1))).view(len(numbers), -1, per_word)
@@ -106,7 +109,7 @@ class IntegerGrid:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Grid:
-    """Implements `Grid`: float8_e4m3fn with a scale for each output ("float-quantized")."""
+    """Implements `Grid`: float8_e4m3fn with one scale per output ("float-quantized")."""
 
     scale_dtype: torch.dtype
     group_size: None = None
@@ -133,7 +136,7 @@ class Fp8Grid:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Grid:
-    """Implements `Grid`: E2M1 with powers of two as scales of 32 inputs (OCP Microscaling Formats v1.0, 6.3).
+    """Implements `Grid`: E2M1 with a power of two as scale of each 32 inputs (OCP Microscaling Formats v1.0, 6.3).
 
     The scale is `2^(floor(log2(absmax)) - 2)`.
     """
@@ -165,9 +168,9 @@ class Mxfp4Grid:
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Grid:
-    """Implements `Grid`: E2M1 with e4m3 scales of 16 inputs, divided by a number of the tensor.
+    """Implements `Grid`: E2M1 with an e4m3 scale for each 16 inputs, divided by a factor of the whole tensor.
 
-    `global_scale`: `448 * 6 / absmax` of all weights that readers fuse, so that the largest scale is 448.
+    `global_scale`: that factor, `448 * 6 / absmax` of all weights that readers fuse, so that the largest scale is 448.
     """
 
     group_size: int = 16
@@ -213,7 +216,7 @@ def _description(bits: int, kind: str, strategy: str, group_size: int | None) ->
 
 
 def _as_stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float32 of `dtype`, finite and positive."""
+    """Scales rounded to `dtype`, finite and positive, in float32."""
     limits = torch.finfo(dtype)
     return scales.clamp(max(_SMALLEST, limits.tiny), limits.max).to(dtype).float()
 
@@ -223,14 +226,14 @@ def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def _to_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Ties to the even mantissa; beyond 6 is 6."""
+    """Rounds to the nearest E2M1 number, ties to the even mantissa; numbers beyond 6 become 6."""
     size = x.abs().clamp(max=_E2M1_MAX)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return ((size / step).round() * step).copysign(x)
 
 
 def _pack_e2m1(numbers: torch.Tensor) -> torch.Tensor:
-    """uint8 [out, in / 2]; the code of the even input in the lower half."""
+    """uint8 [out, in / 2]; the code of the even input in the lower half of a byte."""
     codes = torch.searchsorted(_E2M1, numbers.abs().contiguous()) + 8 * numbers.signbit()
     return (codes[:, 0::2] | (codes[:, 1::2] << 4)).to(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Hadamard matrices: Sylvester's doubling of Paley's constructions."""
+"""Construction of Hadamard matrices, used as rotations: Paley's constructions, doubled by Sylvester's."""
 
 from typing import Final
 
@@ -8,7 +8,8 @@ _SMALLEST_FACTOR: Final = 2
 
 
 def hadamard(size: int) -> torch.Tensor | None:
-    """Orthogonal [size, size] float64 whose elements all have one absolute value; None = no construction is known here.
+    """Orthogonal [size, size] float64 matrix whose elements have equal absolute values; None = no construction is known
+    here.
 
     Sizes are `2^k * m` with `m` 1, or a multiple of 4 with `m - 1` a prime (Paley I) or `m / 2 - 1` a prime that is 1
     modulo 4 (Paley II).

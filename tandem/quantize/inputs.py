@@ -1,7 +1,7 @@
-"""Inputs of a layer's linear maps: which weights share one, and what it is made of.
+"""Inputs of a layer's linear maps: groups of maps that read the same input and are quantised together.
 
-Routers and other small maps are not coded; nor are those of per-layer embeddings, and of a recurrence those to its
-steps and decays, unless they are rows of a tensor that is.
+Routers and other small maps are not quantised, nor maps of per-layer embeddings. Of a recurrence the maps to steps and
+decays are only quantised if they are rows of a tensor that is.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ from tandem.core.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class SharedInput:
-    """`linears` are multiplied by the same rows, and readers fuse them into one.
+    """One input of a layer. `linears` all multiply its rows, and readers of the checkpoint fuse them into one map.
 
-    `norm`: its weight multiplies the rows, which nothing else reads. `rows_of`: its outputs are the rows, or are
-    multiplied into them element by element, so that a factor of an output is one of an input of `linears`.
+    `norm`: norm whose weight multiplies the rows, if only `linears` read its output. `rows_of`: linear map whose
+    outputs are the rows, or factors of them, so that scaling an output scales an input of `linears`. Both serve AWQ.
     """
 
     linears: tuple[LinearSpec, ...]
@@ -36,13 +36,13 @@ class SharedInput:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the weights of `linears`. The first one's input is observed for all."""
+        """Names of the weights of `linears`. Calibration observes the input of the first one for all."""
         return tuple(f"{linear.name}.weight" for linear in self.linears)
 
 
 def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
-    """All of the layer whose weights are coded, in an order in which later ones may have been scaled by none before:
-    that of a block's output stands before that of its input.
+    """Inputs of the layer whose weights are quantised. The input of a block's output map comes before the block's own
+    input, so that AWQ scales a map's outputs before its inputs.
     """
     norm = layer.before_mixer if not layer.beside else None  # NOTE: others read what it gives, too
     mixers = [shared for mixer in layer.mixers for shared in _of_mixer(mixer, norm)]
@@ -50,7 +50,7 @@ def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
 
 
 def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
-    """NOTE: of latents the map to keys and values is not coded: no rows are multiplied by it as it is stored."""
+    """NOTE: the map from latents to keys and values is not quantised: it is not applied to rows as it is stored."""
     match mixer:
         case AttentionSpec():
             has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads

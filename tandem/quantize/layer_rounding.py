@@ -1,4 +1,4 @@
-"""Rounds the weights of one layer by the chosen method, and measures the errors."""
+"""Rounding of the weights of one layer by the chosen method (nearest, GPTQ or AWQ), and measurement of the errors."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -27,14 +27,14 @@ def round_layer(
     grid: Grid,
     moments: Mapping[str, Moments],
 ) -> tuple[dict[str, GridWeight], list[WeightError]]:
-    """The coded weights by name, and their errors.
+    """Returns the quantised weights by name, and their errors.
 
-    Weights of which calibration has seen fewer than `LEAST_ROWS` rows of inputs, as of experts that few tokens chose,
-    are rounded to the nearest.
+    Weights of which calibration has seen fewer than `LEAST_ROWS` input rows, such as experts that few tokens chose, are
+    rounded to the nearest.
 
     Args:
-        tensors: the layer's parameters, float32; AWQ replaces those that its factors go into.
-        moments: of the rows of each weight that comes first among those of a shared input; of none for `rtn`.
+        tensors: the layer's parameters, float32; AWQ replaces those that absorb its factors.
+        moments: moments of the input of each `SharedInput`, by the name of its first weight; empty for `rtn`.
 
     Raises:
         UnsupportedCheckpointError: weights or the model's activations are not finite.

@@ -1,4 +1,4 @@
-"""Moments of the input rows of a weight, gathered while a layer computes."""
+"""Moments of a weight's input rows, gathered during calibration while a layer computes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,9 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
 
 class Moments:
-    """`second`: sum of `x^T x`, [in, in] float32. `absolute`: sum of `|x|`, [in]. `num_rows`: rows seen."""
+    """Sums over the input rows x of a weight. `second`: sum of `x^T x`, [in, in] float32. `absolute`: sum of `|x|`,
+    [in]. `num_rows`: number of rows.
+    """
 
     def __init__(self, inputs: int) -> None:
         self.second = torch.zeros(inputs, inputs)
@@ -28,7 +30,7 @@ class Moments:
         return self.absolute / max(1, self.num_rows)
 
     def divided_by(self, factors: torch.Tensor) -> "Moments":
-        """Moments of the rows divided by `factors` [in]."""
+        """Moments of the same rows, divided by `factors` [in]."""
         found = Moments(0)
         found.second = self.second / torch.outer(factors, factors)
         found.absolute, found.num_rows = self.absolute / factors, self.num_rows
@@ -36,7 +38,7 @@ class Moments:
 
 
 class ObservedWeight:
-    """Implements `Weight` by another one; adds the rows to moments first."""
+    """A `Weight` that adds its input rows to moments, then computes the product with another weight."""
 
     matrix = None
 
@@ -63,7 +65,7 @@ class ObservedWeight:
         return self._weight(x, bias, out_dtype=out_dtype)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation) -> None:
-        """None: each product is called by itself."""
+        """Returns None, so that each product is called separately."""
 
     def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> None:
-        """None: each product is called by itself."""
+        """Returns None, so that each product is called separately."""

@@ -1,4 +1,4 @@
-"""Logits of residual streams: the final norm and the head of a decoder, without its layers."""
+"""Output head: computes logits of residual streams with the final norm and the head of a model, without its layers."""
 
 from dataclasses import replace
 
@@ -14,9 +14,11 @@ from tandem.models.parameters import Parameters
 
 
 class OutputHead:
-    """Args:
-    norm: weight of the final norm, float32; None = it has none.
-    rows: of the head, [vocab, hidden] of any dtype.
+    """Final norm and head of a model.
+
+    Args:
+        norm: weight of the final norm, float32; None = it has none.
+        rows: weight of the head, [vocab, hidden] of any dtype.
     """
 
     def __init__(self, spec: ModelSpec, norm: torch.Tensor | None, rows: torch.Tensor, kernels: Kernels) -> None:

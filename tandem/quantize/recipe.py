@@ -1,4 +1,4 @@
-"""Recipe of a quantised checkpoint: format of the weights, method of rounding, and rotation."""
+"""Recipe: the options of quantising a checkpoint, namely format of the weights, rounding method and rotation."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -13,18 +13,20 @@ from tandem.quantize.inputs import shared_inputs
 FormatName = Literal["int8", "int4", "fp8", "mxfp4", "nvfp4"]
 Method = Literal["rtn", "gptq", "awq"]
 
-CHANNEL: Final = 0
+CHANNEL: Final = 0  # group size that stands for one scale per output
 _INTEGER_BITS: Final = {"int8": 8, "int4": 4}
 _USUAL_GROUPS: Final = {"int8": CHANNEL, "int4": 64}
 _SCALE_DTYPES: Final = (torch.bfloat16, torch.float16)
-_WORD_BITS: Final = 32
+_WORD_BITS: Final = 32  # integer codes are packed into words
 _SMALLEST_GROUP: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Options of quantising a checkpoint. `group_size`: inputs that share a scale, `CHANNEL` = all of an output;
-    None = the format's own.
+    """Options of quantising a checkpoint.
+
+    `group_size`: inputs that share a scale, `CHANNEL` = all inputs of an output; None = the format's usual size.
+    `rotate`: merge QuaRot's rotations into the weights.
     """
 
     format: FormatName
@@ -36,7 +38,7 @@ class Recipe:
         """The grid of the weights, for a checkpoint of that dtype.
 
         Raises:
-            ConfigurationError: the format has no groups of that size.
+            ConfigurationError: the format does not allow groups of that size.
         """
         scale_dtype = dtype if dtype in _SCALE_DTYPES else torch.bfloat16
         if self.format in _INTEGER_BITS:
@@ -57,10 +59,10 @@ class Recipe:
 
 
 def check_divides(spec: ModelSpec, recipe: Recipe, grid: Grid) -> None:
-    """Checks that groups and packed words divide the inputs of all coded weights.
+    """Checks that the inputs of all quantised weights are multiples of the group size and of a packed word.
 
     Raises:
-        ConfigurationError: they do not; names the weight and the remedy.
+        ConfigurationError: they are not; the message names the weight and the remedy.
     """
     word = _WORD_BITS // _INTEGER_BITS.get(recipe.format, _WORD_BITS)
     for layer in spec.layers:

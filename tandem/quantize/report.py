@@ -1,4 +1,4 @@
-"""Report of a quantised checkpoint: sizes, quality on a held-out text, and the error of each layer; JSON and text."""
+"""Report of a quantisation: sizes, quality on a held-out text, and the error of each layer, as JSON and as text."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _NUM_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """Error of one layer. `of_stream`: relative error of its output if all layers up to it are quantised."""
+    """Error of one layer. `of_stream`: relative error of its output with this and all earlier layers quantised."""
 
     layer: int
     of_stream: float
@@ -25,7 +25,9 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """Results of a quantisation. `bytes_before`, `bytes_after`: sizes of the weight files."""
+    """Results of a quantisation. `bytes_before`, `bytes_after`: sizes of the weight files. `group_size`: inputs that
+    share a scale; None = all of an output.
+    """
 
     model: str
     recipe: Recipe
@@ -37,11 +39,11 @@ class QuantizationReport:
     layers: tuple[LayerError, ...]
 
     def as_json(self) -> str:
-        """All figures."""
+        """All results as JSON."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def as_text(self) -> str:
-        """A page for people, with the layers' errors as bars."""
+        """One page of text, with the layers' errors as bars."""
         errors = [*_bars(self.layers), "", *_worst(self.layers), *_fallbacks(self.layers)]
         return "\n".join([*self._summary(), "", *errors]) + "\n"
 
@@ -71,7 +73,7 @@ def _bars(layers: Sequence[LayerError]) -> list[str]:
 
 
 def _worst(layers: Sequence[LayerError]) -> list[str]:
-    """Weights by the error of their outputs, or of their numbers where no inputs were seen."""
+    """Weights with the largest errors of their outputs, or of their numbers if no inputs were seen."""
     errors = [error for layer in layers for error in layer.weights]
     errors.sort(key=_size, reverse=True)
     lines = ["Weights with the largest relative errors of their outputs (of their numbers):"]
@@ -82,7 +84,7 @@ def _worst(layers: Sequence[LayerError]) -> list[str]:
 
 
 def _fallbacks(layers: Sequence[LayerError]) -> list[str]:
-    """Weights that were rounded to the nearest since calibration has seen too few of their inputs."""
+    """Weights that were rounded to the nearest because calibration has seen too few of their inputs."""
     errors = [error for layer in layers for error in layer.weights if error.is_fallback]
     if not errors:
         return []

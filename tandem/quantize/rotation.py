@@ -1,8 +1,9 @@
-"""Rotations of QuaRot (Ashkboos et al. 2024, arXiv:2404.00456) that are merged into weights: R1 and R2.
+"""Rotations of QuaRot (Ashkboos et al. 2024, arXiv:2404.00456) that can be merged into weights: R1 and R2. They spread
+large numbers evenly, so that weights lose less by rounding.
 
-R1 turns the residual stream: what writes into it is multiplied by an orthogonal matrix, what reads from it by its
-inverse; weights of norms go into the maps behind them first. R2 turns each head's values. Nothing is left to do at run
-time, and the model computes the same but for rounding.
+R1 rotates the residual stream: maps that write to it are multiplied by an orthogonal matrix, maps that read it by the
+inverse. Weights of norms are merged into the maps after them first. R2 rotates each head's values. No work is left at
+run time, and the model computes the same except for rounding.
 """
 
 from collections.abc import MutableMapping
@@ -23,7 +24,8 @@ _ALTERNATIVE = "leave --rotate out"
 
 @dataclass(frozen=True, slots=True)
 class MergedRotation:
-    """`stream` [hidden, hidden] and `heads` [head_dim, head_dim], both orthogonal, float64.
+    """Rotation of one model: `stream` [hidden, hidden], and `heads` by head size, [head_dim, head_dim]; all orthogonal,
+    float64. A row x of the stream becomes `x @ stream`.
 
     A row of the stream becomes `x @ stream`.
     """
@@ -33,7 +35,7 @@ class MergedRotation:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "MergedRotation":
-        """Hadamard matrices with random signs, always the same ones.
+        """Rotation by Hadamard matrices with random signs from a fixed seed.
 
         Raises:
             ConfigurationError: the model cannot be rotated; the message says why.
@@ -71,7 +73,7 @@ class MergedRotation:
         return _times(hidden, self.stream.T)
 
     def turn_head(self, rows: torch.Tensor, norm: NormSpec, weight: torch.Tensor | None) -> torch.Tensor:
-        """Rotates rows of the head, float32, including the final norm's weight."""
+        """Rotates rows of the output head, float32, with the final norm's weight merged in."""
         return _times(rows if weight is None else rows * (weight + float(norm.unit_offset)), self.stream)
 
     def _turn_readers(
@@ -96,12 +98,12 @@ class MergedRotation:
 
 
 def neutral(norm: NormSpec) -> torch.Tensor:
-    """The weight of a norm that multiplies by one."""
+    """The norm weight that multiplies by one."""
     return torch.full((norm.size,), 1.0 - float(norm.unit_offset))
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """`rows` [n, k * size] float32, each piece of `size` times `matrix` [size, size]."""
+    """Multiplies each piece of `size` elements in `rows` [n, k * size] float32 by `matrix` [size, size]."""
     pieces = rows.double().reshape(*rows.shape[:-1], -1, len(matrix))
     return torch.matmul(pieces, matrix).flatten(-2).float()
 

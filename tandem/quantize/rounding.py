@@ -1,7 +1,7 @@
-"""Rounds weights to a grid: to the nearest number, or with error feedback to later inputs (GPTQ).
+"""Rounding of a weight to a grid: each number to the nearest, or with error feedback to later inputs (GPTQ).
 
-`second_moments` is the sum of `x^T x` over calibration tokens, [in, in] float32: the error that a change D of the
-weight makes in the outputs is `tr(D second_moments D^T)`.
+`second_moments` is the sum of `x^T x` over calibration tokens, [in, in] float32. A change D of the weight causes the
+error `tr(D second_moments D^T)` in the outputs.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from tandem.quantize.grids import Grid, spread
 
 _DAMPING: Final = 0.01  # share of the mean of the diagonal (GPTQ, section 3.3, step 3)
 _MOST_DAMPING: Final = 1.0
-_COLUMNS: Final = 32  # of a block (GPTQ, section 3.3, step 2, has 128); what is kept of it stays in the cache
-_SHRINKAGES: Final = tuple(1 - step / 20 for step in range(9))  # 1 to 0.6
+_COLUMNS: Final = 32  # of a block (GPTQ, section 3.3, step 2, has 128), so few that its errors stay in the CPU cache
+_SHRINKAGES: Final = tuple(1 - step / 20 for step in range(9))  # factors of the maximum tried for a scale, 1 to 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def round_to_nearest(weight: torch.Tensor, grid: Grid) -> Rounded:
 
 
 def round_clipped(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor) -> Rounded:
-    """As `round_to_nearest`, with the scale of each group that makes the least error: numbers beyond it are clipped.
+    """As `round_to_nearest`, with the scale of each group that makes the least error, beyond which numbers are clipped.
 
     The errors of inputs are weighted by the diagonal of `second_moments`.
     """
@@ -72,8 +72,8 @@ def choose_scales(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor
 
 
 def round_with_feedback(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor) -> Rounded:
-    """GPTQ (Frantar et al. 2022, arXiv:2210.17323, algorithm 1): columns are rounded one after the other, and what
-    each adds to the outputs' error is taken from the columns behind it; first those of the largest second moments.
+    """GPTQ (Frantar et al. 2022, arXiv:2210.17323, algorithm 1): columns are rounded one after the other, those with
+    the largest second moments first. The error that each adds to the outputs is compensated in the columns after it.
 
     Scales are chosen before any column is rounded, so that the order of columns does not show in the result's layout.
     Columns of inputs that calibration never saw are rounded to the nearest, not set to 0 as in the paper's code.
@@ -98,14 +98,14 @@ def round_with_feedback(weight: torch.Tensor, grid: Grid, second_moments: torch.
 
 
 def output_error(change: torch.Tensor, second_moments: torch.Tensor) -> float:
-    """Sum of squares that `change` [out, in] of a weight adds to its outputs."""
+    """Sum of squares by which the outputs change if a weight changes by `change` [out, in]."""
     return max(0.0, float(((change @ second_moments) * change).sum(dtype=torch.float64)))
 
 
 def _inverse_factor(second_moments: torch.Tensor) -> torch.Tensor:
-    """The upper factor R of the damped matrix's inverse `R^T R`; more damping where it is not positive definite.
+    """Upper triangular R with `R^T R` the inverse of the damped matrix; damped more if it is not positive definite.
 
-    It is the inverse of the upper U with `U U^T` the matrix, which is the Cholesky factor of the matrix in reverse.
+    R is the inverse of the upper U with `U U^T` the matrix, which is the Cholesky factor of the matrix in reverse.
     """
     reverse = second_moments.double().flip(0, 1)
     mean = float(reverse.diagonal().mean()) or 1.0

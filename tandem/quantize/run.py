@@ -1,7 +1,8 @@
-"""Quantises a checkpoint, one layer at a time: calibrate, round, write, and move the held-out text past the layer.
+"""Quantisation of a checkpoint, one layer at a time: calibrate, round, write, and compute the held-out text through the
+layer.
 
-Layers are calibrated behind those that are quantised already (GPTQ, section 4). The text goes on over the numbers that
-readers of the files will find, so a run that is killed and given again makes the same checkpoint.
+A layer is calibrated on the outputs of the already quantised layers before it (GPTQ, section 4). The text is computed
+with the numbers as readers of the files will find them, so a run that is killed and repeated makes the same checkpoint.
 """
 
 import hashlib
@@ -30,15 +31,17 @@ from tandem.quantize.stream import LayerRunner, ResidualStream
 from tandem.quantize.text import Sequences
 
 REPORT: Final = "quantization_report"
-_ROWS: Final = 4096  # of an embedding, rotated at a time
+_ROWS: Final = 4096  # rows of an embedding that are rotated at a time
 
 
 class QuantizationRun:
-    """Args:
-    name: of the model, for the report.
-    model: the checkpoint, which `recipe` must suit.
-    sequences: at most as long as the model's.
-    on_layer: called with the number of layers that are done.
+    """One quantisation of a model by a recipe.
+
+    Args:
+        name: name of the model, for the report.
+        model: the checkpoint to quantise, which `recipe` must suit.
+        sequences: text for calibration and evaluation, in sequences no longer than the model's limit.
+        on_layer: called with the number of finished layers.
 
     Raises:
         ConfigurationError: the recipe does not suit the model.
@@ -75,7 +78,7 @@ class QuantizationRun:
         return {"model": self._model.fingerprint, "recipe": recipe, "text": digest.hexdigest()}
 
     def write(self, writer: CheckpointWriter) -> QuantizationReport:
-        """Writes all of the checkpoint, from where `writer` stands; the report is in it too.
+        """Writes the checkpoint with a report in it; layers that `writer` already has are not computed again.
 
         Raises:
             CheckpointError: a file cannot be written, or the model's numbers are not finite.
@@ -183,7 +186,7 @@ class QuantizationRun:
         return found
 
     def _config(self, rest: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """`config.json`, with the scheme of the weights as compressed-tensors has it."""
+        """`config.json`, with the format of the weights described as in compressed-tensors."""
         config: dict[str, Any] = json.loads(json.dumps(self._model.config))
         if self._rotation is not None:
             for section in (config, config.get("text_config")):
@@ -204,7 +207,7 @@ class QuantizationRun:
         }
 
     def _ignored(self, rest: Mapping[str, torch.Tensor]) -> list[str]:
-        """Modules whose weights are matrices and stay unquantised."""
+        """Names of modules whose weights are matrices but not quantised."""
         model = self._model
         found = {module_of(HEAD)}
         for index in range(model.spec.num_layers):
@@ -228,5 +231,5 @@ class QuantizationRun:
 
 
 def _by_rows(matrix: torch.Tensor, turn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """`turn` of a few rows at a time, in the dtype of `matrix`."""
+    """Applies `turn` to a few rows at a time; the result has the dtype of `matrix`."""
     return torch.cat([turn(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])

@@ -1,4 +1,4 @@
-"""The checkpoint to quantise: its specs, and its tensors one layer at a time in float32."""
+"""Unquantised checkpoint as the source of a quantisation: its specs, and its tensors one layer at a time in float32."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,7 +27,9 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class SourceModel:
-    """`config`: the content of `config.json`. `sources`: by parameter of the specs, the stored tensor that contains it.
+    """An unquantised checkpoint. `config`: content of `config.json`. `sources`: for each parameter of the specs, the
+    part of a stored tensor that contains it. `fingerprint`: of weights and configuration, see
+    `tandem.models.fingerprint`.
 
     `fingerprint`: of weights and configuration, see `tandem.models.fingerprint`.
     """
@@ -41,7 +43,7 @@ class SourceModel:
 
     @classmethod
     def open(cls, directory: Path, kernels: Kernels, *, allow_pickle: bool = False) -> "SourceModel":
-        """Raises `CheckpointError` where the model is not served, or has coded weights already."""
+        """Opens a model directory. Raises `CheckpointError` if the model is not served, or is quantised already."""
         path = directory / "config.json"
         config = read_json_object(path)
         _refuse_coded(directory, Fields(config, str(path)))
@@ -61,7 +63,7 @@ class SourceModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its embedding, also used for scales and unquantised tensors."""
+        """Dtype of the embedding, also used for scales."""
         return self.checkpoint.outline(self.sources[EMBEDDING].tensor).dtype
 
     def stored(self, name: str) -> torch.Tensor:
@@ -77,7 +79,7 @@ class SourceModel:
         return {tensor.name: self.load(tensor.name) for tensor in dict.fromkeys(self.spec.layers[index].tensors())}
 
     def own_tensors(self, index: int) -> list[TensorSpec]:
-        """Parameters of a layer whose stored tensors no other layer shares, without tables."""
+        """Parameters of a layer whose stored tensors no other layer shares, except lookup tables."""
         users = self._users()
         return [
             tensor
@@ -86,17 +88,17 @@ class SourceModel:
         ]
 
     def own_names(self) -> frozenset[str]:
-        """Stored tensors that contain `own_tensors` of any layer."""
+        """Names of the stored tensors that contain `own_tensors` of any layer."""
         own = (tensor for index in range(self.spec.num_layers) for tensor in self.own_tensors(index))
         return frozenset(self.sources[tensor.name].tensor for tensor in own)
 
     def head(self) -> torch.Tensor:
-        """Rows of the head, [vocab, hidden], as stored."""
+        """Weight of the output head, [vocab, hidden], as stored."""
         return self.stored(HEAD)
 
     @property
     def head_name(self) -> str:
-        """Name of the head's tensor in a checkpoint where it is not tied."""
+        """Name of the head's tensor in the quantised checkpoint, if it is not tied."""
         return HEAD if self.spec.tie_word_embeddings else self.sources[HEAD].tensor
 
     def final_norm(self) -> torch.Tensor | None:
@@ -105,8 +107,8 @@ class SourceModel:
         return None if name is None else self.load(name)
 
     def written_name(self, name: str) -> str:
-        """Name of the tensor that contains the parameter `name` in a quantised checkpoint: as stored, but that entries
-        of stacks, of which compressed-tensors codes none, have tensors of their own.
+        """Name in the quantised checkpoint of the tensor that contains the parameter `name`. It is the stored name,
+        except that items of stacks become separate tensors, since compressed-tensors quantises no stacks.
         """
         source, spec = self.sources[name], self._specs[name].source
         if source.index is None or spec is None:
@@ -119,7 +121,7 @@ class SourceModel:
         return given[: len(given) - same] + name[len(begin) :]
 
     def written_rows(self, name: str) -> torch.Tensor:
-        """Rows of `written_name` that are the parameter, in order."""
+        """Indices of the rows of tensor `written_name` that are the parameter, in order."""
         source, num_rows = self.sources[name], self._specs[name].shape[0] if self._specs[name].shape else 1
         if source.index is not None:
             return torch.arange(num_rows)

@@ -1,6 +1,6 @@
-"""Residual streams of all sequences, advanced through a model one layer at a time.
+"""Residual streams of calibration and evaluation texts, computed through a model one layer at a time.
 
-The layers are the decoder's own, in float32. Only the computing layer has its weights in memory.
+The layers are the decoder's own, in float32. Only the layer being computed has its weights in memory.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,14 @@ LayerTensors = Mapping[str, torch.Tensor]
 
 @dataclass(slots=True)
 class ResidualStream:
-    """`token_ids` [sequences, length]; `hidden` [sequences, length, hidden] float32, changed in place by a layer.
+    """Residual streams of several sequences.
 
-    `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, what each sequence keeps that
-    later layers read. `choices`: by sequence.
+    Args:
+        token_ids: [sequences, length].
+        hidden: [sequences, length, hidden] float32, changed in place by each layer.
+        embeddings: the input embeddings, if layers need them.
+        kept: by index of state, the states (such as KV) of each sequence that later layers read too.
+        choices: by sequence, the tokens that earlier layers chose to attend to.
     """
 
     token_ids: torch.Tensor
@@ -45,7 +49,7 @@ class ResidualStream:
 
 
 class LayerRunner:
-    """Computes single layers of `spec`, a model for sequences of at most `max_position_embeddings` tokens."""
+    """Computes single layers of the model `spec`, for sequences of at most `max_position_embeddings` tokens."""
 
     def __init__(self, spec: ModelSpec, kernels: Kernels) -> None:
         self._spec = spec
@@ -57,7 +61,7 @@ class LayerRunner:
         self._last_reader = {state: index for index, states in enumerate(self._states) for state in states}
 
     def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> ResidualStream:
-        """The stream before the first layer; `embedding` [vocab, hidden] of any dtype."""
+        """The stream before the first layer; `embedding` is [vocab, hidden] of any dtype."""
         hidden = embedding[token_ids].float()
         hidden = hidden if self._spec.embedding_scale == 1.0 else hidden * self._spec.embedding_scale
         keeps = any(layer.per_layer_embedding is not None for layer in self._spec.layers)
@@ -79,7 +83,9 @@ class LayerRunner:
     def observe(
         self, index: int, tensors: LayerTensors, stream: ResidualStream, moments: Mapping[str, Moments]
     ) -> None:
-        """Adds the input rows of the weights of layer `index` to `moments`, by weight."""
+        """Computes layer `index`, but leaves `stream` as it is; adds input rows of its weights to `moments`, by
+        weight.
+        """
         layer = self._layer(index, tensors, moments)
         for number in range(len(stream.hidden)):
             self._computed(layer, stream, number, self._kv(index, stream, number))
@@ -91,7 +97,7 @@ class LayerRunner:
         )
 
     def _kv(self, index: int, stream: ResidualStream, number: int) -> dict[int, LayerState]:
-        """By state, what layer `index` reads: cached state of a sequence from an earlier layer, or memory for it."""
+        """By index, the states that layer `index` reads: a sequence's state from an earlier layer, or memory for it."""
         found: dict[int, LayerState] = {}
         for state in self._states[index]:
             kept = stream.kept.get(state, ())
@@ -129,7 +135,7 @@ class LayerRunner:
 
 
 def _batch(length: int) -> AttentionBatch:
-    """A batch of one request, whose blocks are 1, 2, …"""
+    """A batch of one request, whose KV blocks are 1, 2, …"""
     positions = torch.arange(length)
     num_blocks = -(-length // _BLOCK_SIZE)
     return AttentionBatch(

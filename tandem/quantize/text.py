@@ -1,7 +1,7 @@
-"""Token sequences for calibration and evaluation, from text files. The two never overlap.
+"""Token sequences for calibration and evaluation, cut from text files; the two never overlap.
 
-Without a file the text is the reference of the Python language that the running Python carries: English with code, some
-700 kB on every machine, so that nothing is bundled and nothing downloaded.
+Without a file the text is the reference of the Python language that the running Python contains: English with code,
+some 700 kB on every machine, so that nothing is bundled or downloaded.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from tandem.core.errors import ConfigurationError, InvalidRequestError
 from tandem.text.tokenizer import Tokenizer
 
-_HELD_OUT_SHARE = 8  # one sequence of so many
+_HELD_OUT_SHARE = 8  # one of so many sequences is held out
 _SAMPLE = "the reference of Python (omit --calibrate)"
 
 
@@ -27,8 +27,8 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """Limits of the sequences. `length`: tokens of a sequence; the maximum number of sequences is sampled from a text
-    at even distances.
+    """Limits of the sequences. `length`: tokens of a sequence. `most_calibration`, `most_evaluation`: numbers of
+    sequences; from a longer text they are taken at equal distances.
     """
 
     length: int
@@ -39,13 +39,14 @@ class TextLimits:
 def read_sequences(
     tokenizer: Tokenizer, calibrate: Path | None, evaluate: Path | None, limits: TextLimits
 ) -> Sequences:
-    """The text of `calibrate` cut into sequences; without `evaluate` the last eighth is held out for evaluation.
+    """The text of `calibrate` cut into sequences; without `evaluate` the last eighth of them is held out for
+    evaluation.
 
     Each begins with the token that the tokenizer puts before a text, if there is one.
 
     Raises:
         InvalidRequestError: a file cannot be read or is too short.
-        ConfigurationError: both are one file.
+        ConfigurationError: both names are of the same file.
     """
     if calibrate is not None and evaluate is not None and calibrate.resolve() == evaluate.resolve():
         raise ConfigurationError(f"--evaluate={evaluate} is the file of --calibrate; leave it out or name another")

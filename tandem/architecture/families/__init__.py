@@ -1,1 +1,1 @@
-"""One file a family: from a Hugging Face configuration to a `ModelSpec`, or a refusal. No tensors, no maths."""
+"""Model families, one file each: a Hugging Face configuration is read into a `ModelSpec` or refused."""

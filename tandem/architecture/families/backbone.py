@@ -1,4 +1,4 @@
-"""Mamba-2 under the names that Nemotron-H shares with it: tensors of a `backbone`, one norm in each layer."""
+"""Mamba-2 mixers and tensor names shared by Mamba-2 and Nemotron-H: tensors under `backbone`, one norm per layer."""
 
 import re
 from typing import Final
@@ -23,21 +23,21 @@ def layer_prefix(index: int) -> str:
 
 
 def parameter_name(name: str) -> str:
-    """Our name of a tensor of the checkpoint; attention's are those of Llama."""
+    """Tandem's name of a checkpoint's tensor; those of attention are named as in Llama."""
     name = name.replace("backbone.", "model.", 1)
     name = re.sub(r"^model\.embeddings?\.", "model.embed_tokens.", name).replace("model.norm_f.", "model.norm.")
     return re.sub(r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1.", name)
 
 
 def layer_norm(index: int, hidden: int, eps: float) -> NormSpec:
-    """The norm before what layer `index` of the checkpoint computes."""
+    """The norm at the start of layer `index` of the checkpoint."""
     return NormSpec(f"{layer_prefix(index)}.norm", hidden, eps)
 
 
 def read_state_space(
     fields: Fields, hidden: int, eps: float, heads: tuple[str, int], head_dim: tuple[str, int], state: tuple[str, int]
 ) -> StateSpaceSizes:
-    """Reads the mixer's sizes. `heads`, `head_dim`, `state`: the family's key for each, and what it is if absent."""
+    """Reads the mixer's sizes. `heads`, `head_dim`, `state`: (key of the family, default) for each of these sizes."""
     check_step_limit(fields)
     num_heads = fields.count(*heads, high=1 << 12)
     groups = fields.count("n_groups", 8, high=1 << 12)

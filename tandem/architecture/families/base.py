@@ -1,7 +1,8 @@
-"""Reading of configurations common to all families: sizes, tokens, standard layers, and a warning for unread keys.
+"""Reading of configurations common to all families: sizes, special tokens, standard layers, and warnings for unread
+keys.
 
-A key that `transformers`' own model of the family never reads cannot change its results: it is a warning, unless other
-engines compute something else because of it.
+A key that `transformers`' own model of the family never reads cannot change its results: it causes a warning, or an
+error if other engines compute something else because of it.
 """
 
 import logging
@@ -62,10 +63,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Reader of one architecture.
+    """Reader of one architecture: its configuration and the names of its tensors.
 
     `read_model` raises for anything it would not serve exactly. `parameter_name` maps a tensor's name in the checkpoint
-    to ours, or to None where it belongs to a part of the model that is not served (a vision tower).
+    to Tandem's, or to None if it belongs to a part of the model that is not served (a vision tower).
     """
 
     read_model: Callable[[Fields], ModelSpec]
@@ -74,10 +75,11 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values that transformers assumes for absent keys. None: as many KV heads as heads, hidden / heads, no token.
+    """Values that transformers assumes for absent keys. `kv_heads` None = as many as heads, `head_dim` None = hidden /
+    heads, a token id None = no such token.
 
-    `rotary_share`: part of each head that is rotated; None = all of it, and nothing else is served.
-    The five sizes that define a model have no default except in Gemma, whose files may leave any of them out.
+    `rotary_share`: part of each head that is rotated; None = all of it, and nothing else is served. The five sizes that
+    define a model have no default except in Gemma, whose files may leave any of them out.
     """
 
     max_positions: int
@@ -100,7 +102,9 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Numbers that every family has, with the defaults they were read with. `unit_offset`: of all norms."""
+    """Sizes that every family has, as read from the file, with the defaults used. `unit_offset`: whether all norms
+    multiply by 1 + their weight.
+    """
 
     defaults: Defaults
     hidden: int
@@ -126,12 +130,12 @@ class Sizes:
         harmless: tuple[str, ...] = (),
         default: Mapping[str, object] | None = None,
     ) -> RopeSpec:
-        """The rotary embedding that all layers share.
+        """The rotary embedding, if all layers share one.
 
         Args:
-            rotary_share: where the family's own key says it.
-            harmless: options of it that change nothing for text.
-            default: where the file does not describe it; None = nothing is scaled.
+            rotary_share: share of each head that is rotated, if the family has its own key for it.
+            harmless: options of the embedding that change nothing for text.
+            default: used if the file does not describe the embedding; None = an unscaled one.
         """
         defaults = self.defaults
         return flat_rope(
@@ -149,7 +153,7 @@ class Sizes:
 def read_sizes(
     fields: Fields, defaults: Defaults, *, unit_offset: bool = False, activation: Activation | None = None
 ) -> Sizes:
-    """Reads the sizes. `activation`: None = the file says it.
+    """Reads the sizes. `activation`: None = read from the file.
 
     Raises:
         CorruptCheckpointError: sizes that are missing, absurd or contradict each other, or the length of a list of
@@ -214,8 +218,8 @@ def attention(
     head_norms: bool = False,
     whole_norms: bool = False,
 ) -> AttentionSpec:
-    """Attention of layer `index` with the tensor names of Llama. `head_norms`: a norm on each head of q and k;
-    `whole_norms`: one on all heads together.
+    """Attention of layer `index` with Llama's tensor names. `head_norms`: a norm on each head of q and k;
+    `whole_norms`: one norm over all heads.
     """
     prefix, hidden = f"{layer_prefix(index)}.self_attn", sizes.hidden
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -237,7 +241,7 @@ def attention(
 
 
 def gated(sizes: Sizes, prefix: str, intermediate: int | None = None, *, bias: bool = False) -> GatedSpec:
-    """A gated feed-forward block with the tensor names of Llama."""
+    """A gated feed-forward block with Llama's tensor names under `prefix`."""
     width = sizes.intermediate if intermediate is None else intermediate
     return GatedSpec(
         gate=LinearSpec(f"{prefix}.gate_proj", width, sizes.hidden, bias),
@@ -250,7 +254,7 @@ def gated(sizes: Sizes, prefix: str, intermediate: int | None = None, *, bias: b
 def pre_norm_layer(
     sizes: Sizes, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec | None = None
 ) -> LayerSpec:
-    """A layer that normalises the input of each block, as Llama. `feed_forward`: None = gated, of the usual size."""
+    """A layer that norms the input of each block, as Llama. `feed_forward`: None = a gated one of the usual size."""
     prefix = layer_prefix(index)
     return LayerSpec(
         mixer=mixer,
@@ -263,7 +267,7 @@ def pre_norm_layer(
 def pre_norm_layers(
     sizes: Sizes, mixers: Iterable[MixerSpec], blocks: Iterable[FeedForwardSpec | None]
 ) -> list[LayerSpec]:
-    """Layers of these mixers and blocks, each as `pre_norm_layer` makes it."""
+    """Layers with these mixers and blocks, in order, each made by `pre_norm_layer`."""
     return [
         pre_norm_layer(sizes, index, mixer, block)
         for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
@@ -273,7 +277,7 @@ def pre_norm_layers(
 def sandwich_layer(
     sizes: Sizes, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec | None = None
 ) -> LayerSpec:
-    """A layer that normalises the input and the output of each block, as Gemma. `feed_forward`: as `pre_norm_layer`."""
+    """A layer that norms input and output of each block, as Gemma. `feed_forward`: as in `pre_norm_layer`."""
     prefix = layer_prefix(index)
     return replace(
         pre_norm_layer(sizes, index, mixer, feed_forward),
@@ -296,7 +300,7 @@ def build_model(
     next_layers: tuple[LayerSpec, ...] = (),
     next_names: NextNames | None = None,
 ) -> ModelSpec:
-    """The model of these layers, with the tokens and the tie of embedding and head that `fields` have."""
+    """The model with these layers; special tokens, and whether embedding and head are tied, are read from `fields`."""
     defaults = sizes.defaults
     return ModelSpec(
         family=family,
@@ -319,7 +323,7 @@ def build_model(
 
 
 def _read_bos(fields: Fields, default: int | None) -> int | None:
-    """`default` when absent; some files hold a list, of which the first counts."""
+    """Id of the token that begins a text. Some files hold a list, of which the first counts; `default` when absent."""
     ids = fields.token_ids("bos_token_id") if fields.has("bos_token_id") else (default,)
     return ids[0] if ids else None
 
@@ -334,7 +338,7 @@ def _read_eos(fields: Fields, default: int | None) -> tuple[int, ...]:
 def read_layer_types(
     fields: Fields, num_layers: int, kinds: Collection[str] = (FULL, SLIDING)
 ) -> tuple[str, ...] | None:
-    """The checked list `layer_types`, of `kinds` alone; None when absent."""
+    """The list `layer_types`, checked to contain only `kinds`; None when absent."""
     fields.check_length("layer_types", num_layers)
     types = fields.texts("layer_types")
     if types is not None and not {*types} <= {*kinds}:
@@ -343,14 +347,14 @@ def read_layer_types(
 
 
 def check_unread(fields: Fields, harmless: Collection[str] = (), refused: Collection[str] = ()) -> None:
-    """Ends the reading of `fields`: warns of keys that nobody read.
+    """Ends the reading of `fields`: warns of keys that were not read, and refuses some of them.
 
     Args:
         harmless: keys that need no warning, besides those common to all families.
-        refused: keys that transformers' model of the family reads and this one does not; empty values pass.
+        refused: keys that transformers' model of the family reads and Tandem's does not; empty values pass.
 
     Raises:
-        UnsupportedCheckpointError: one of `refused`, or of those that no family serves, has a value.
+        UnsupportedCheckpointError: a key in `refused`, or one that no family serves, has a value.
     """
     fields.only("is_causal", (True,), "true")
     if not fields.was_read("layer_types") and not set(fields.texts("layer_types") or ()) <= {FULL}:

@@ -1,5 +1,5 @@
-"""Layers of MiniMax-M3 that attend to chosen blocks, as its configurations tell them: which these are, how many blocks
-they choose, and the indexer that scores blocks.
+"""Block-sparse layers of MiniMax-M3: reads which layers attend to chosen blocks, how many blocks a query chooses, and
+the indexer that scores them.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import LinearSpec, ShardAxis
 
 SPARSE = "minimax_m3_sparse"
-_MULTIPLE = 8  # of numbers, in which keys are read
+_MULTIPLE = 8  # an index key has a multiple of so many elements
 
 
 def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[bool]:
-    """For each layer, whether it attends to chosen blocks."""
+    """For each layer, whether it attends to chosen blocks. `sparse`: the configuration in MiniMax's own names."""
     listed = sparse.indices("sparse_attention_freq", 2)
     without_values = sparse.indices("sparse_disable_index_value", 2)
     types = base.read_layer_types(fields, num_layers, (base.FULL, SPARSE))
@@ -29,7 +29,7 @@ def read_choosing(fields: Fields, sparse: Fields, num_layers: int) -> Sequence[b
 
 
 def read_choice(fields: Fields, sparse: Fields, sizes: base.Sizes) -> tuple[BlockChoice, int]:
-    """The choice, and the size of an index key."""
+    """The rule of choice, and the size of an index key."""
 
     def count(name: str, theirs: str, default: int) -> int:
         return sparse.count(theirs, fields.count(name, default))

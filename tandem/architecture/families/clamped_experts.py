@@ -14,7 +14,7 @@ _DENSE_BLOCK, _SPARSE_BLOCK = "dense", "sparse"
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes, is_fused: bool) -> list[FeedForwardSpec]:
-    """Those of all layers. `is_fused`: gate and up of blocks without experts are rows of one tensor."""
+    """Reads the block of each layer. `is_fused`: gate and up of blocks without experts are rows of one tensor."""
     clamp = Clamp(alpha=fields.number("swiglu_alpha", 1.702), limit=fields.number("swiglu_limit", 7.0))
     dense_width = fields.count("dense_intermediate_size", 12_288, high=1 << 20)
     shared_width = fields.count("shared_intermediate_size", 3072, high=1 << 20)

@@ -1,4 +1,4 @@
-"""Kinds of layers of DeepSeek-V4, tokens of their entries, and their rotary embeddings."""
+"""Configuration of DeepSeek-V4's layers: their kinds, the tokens per entry (`entry_mixers`), and rotary embeddings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +17,8 @@ _ROTATED_SHARE = 64 / 512
 
 
 def read_kinds(fields: Fields, num_layers: int) -> Sequence[str]:
-    """`layer_types`, or the ratios of published files, which go on behind the last layer; where there is neither, two
-    layers that attend to all entries, then by turns such that do and such that choose.
+    """Reads the kind of each layer, from `layer_types` or from `compress_ratios`, which goes on after the last layer.
+    Without either: two layers attending to all entries, then alternately such layers and layers that choose.
     """
     types = base.read_layer_types(fields, num_layers, (base.SLIDING, CHOSEN, ALL))
     ratios = fields.get("compress_ratios")
@@ -32,7 +32,7 @@ def read_kinds(fields: Fields, num_layers: int) -> Sequence[str]:
 
 
 def read_spans(fields: Fields) -> Mapping[str, int]:
-    """Tokens of an entry, by kind of layer."""
+    """Reads the tokens per entry, by kind of layer."""
     rates = fields.section("compress_rates") or Fields({}, fields.where)
     spans = {kind: rates.count(kind, span, high=1 << 12) for kind, span in _SPANS.items()}
     rates.refuse_unread()
@@ -40,8 +40,8 @@ def read_spans(fields: Fields) -> Mapping[str, int]:
 
 
 def read_ropes(fields: Fields, sizes: base.Sizes) -> Mapping[str, RopeSpec]:
-    """The embedding of each kind of layer. Newer files describe one of sliding layers and one of the others; older ones
-    how that of the others is scaled, whose angles are multiplied by a factor only where the file gives one.
+    """Reads the rotary embedding of each kind of layer. Newer files describe one for sliding layers and one for the
+    others; older ones only the scaling of the latter, with a factor of cosines and sines only if the file gives one.
     """
     nested, scaling = fields.section("rope_parameters"), fields.section("rope_scaling")
     thetas = {name: fields.number(key, theta) for name, (key, theta) in _THETAS.items()}

@@ -1,4 +1,4 @@
-"""Attention of DeepSeek-V4: layers of a sliding window, and those that attend to entries of several tokens too."""
+"""Attention of DeepSeek-V4: layers with a sliding window, and layers that also attend to compressed entries."""
 
 from tandem.architecture.entry_mixers import EntryAttentionSpec, EntryIndexerSpec, SharedRowAttentionSpec
 from tandem.architecture.families import base

@@ -1,4 +1,4 @@
-"""Maps of groups of heads, and what makes entries of several tokens, with the tensor names of DeepSeek-V4."""
+"""Parts of DeepSeek-V4's attention with their tensor names: output maps of groups of heads, and pools of entries."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tandem.architecture.tensors import LinearSpec, ShardAxis, Source, TensorSpe
 
 
 def group_maps(prefix: str, num_groups: int, outputs: int, inputs: int) -> Sequence[LinearSpec]:
-    """Maps of what groups of heads find, which are rows of one tensor of a checkpoint."""
+    """Output maps of groups of heads, stored as rows of one tensor of the checkpoint."""
     name = f"{prefix}.o_a_proj"
     whole = Source(f"{name}.weight")
     parts = (whole.rows(group * outputs, (group + 1) * outputs) for group in range(num_groups))
@@ -16,7 +16,7 @@ def group_maps(prefix: str, num_groups: int, outputs: int, inputs: int) -> Seque
 
 
 def pool_of(prefix: str, sizes: base.Sizes, size: int, span: int, series: int) -> PoolSpec:
-    """Spec of the pooling of tokens into entries, with the tensors under `prefix`."""
+    """Spec of the compression of tokens into entries, with the tensors under `prefix`."""
     return PoolSpec(
         contents=LinearSpec(f"{prefix}.kv_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),
         gates=LinearSpec(f"{prefix}.gate_proj", series * size, sizes.hidden, axis=ShardAxis.REPLICATED),

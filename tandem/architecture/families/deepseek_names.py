@@ -1,4 +1,4 @@
-"""Names of tensors in DeepSeek's own files of DeepSeek-V4, which `transformers` calls otherwise."""
+"""Translation of the tensor names in DeepSeek's own files of DeepSeek-V4 into those of `transformers`."""
 
 import re
 
@@ -32,7 +32,7 @@ _NAMES = (
 
 
 def parameter_name(name: str) -> str:
-    """Maps tensor names as `Family.parameter_name`."""
+    """Maps a tensor's name as `Family.parameter_name` does."""
     for pattern, ours in _NAMES:
         name = re.sub(pattern, ours, name)
     return name

@@ -40,8 +40,8 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_router(fields: Fields, sizes: base.Sizes) -> RouterSpec:
-    """A group's score is its best expert's. NOTE: weights are not divided by their sum, which `transformers` never
-    does and DeepSeek's files never ask for.
+    """Reads the router, in which a group's score is its best expert's. NOTE: weights are not divided by their sum,
+    which `transformers` never does and DeepSeek's files never ask for.
     """
     fields.only("scoring_func", ("softmax",), "softmax")
     fields.only("norm_topk_prob", (False,), "false")

@@ -1,6 +1,6 @@
 """DeepseekV3ForCausalLM: DeepSeek-V3 and R1, Kimi-K2. Latent attention; experts in groups, chosen by sigmoid.
 
-A layer behind the last one predicts further tokens.
+An additional layer after the last one predicts further tokens (multi-token prediction).
 """
 
 from tandem.architecture.families import base

@@ -1,6 +1,7 @@
-"""DeepseekV32ForCausalLM: DeepSeek-V3.2. DeepSeek-V3 whose queries attend to 2,048 tokens that they choose.
+"""DeepseekV32ForCausalLM: DeepSeek-V3.2. As DeepSeek-V3, but each query attends only to the 2,048 tokens scored
+highest.
 
-Layers behind the last one predict further tokens; they are not served.
+Additional layers that predict further tokens are not served.
 """
 
 from dataclasses import replace

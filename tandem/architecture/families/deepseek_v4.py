@@ -1,8 +1,8 @@
-"""DeepseekV4ForCausalLM: DeepSeek-V4. Attention to a window and to compressed entries of the tokens before it; experts
-chosen by the token in the first layers, by score behind them; several residual streams.
+"""DeepseekV4ForCausalLM: DeepSeek-V4. Attention to a window and to compressed entries of earlier tokens; experts chosen
+by token id in the first layers and by score in the others; several residual streams.
 
-Tensors have DeepSeek's names in published files; `transformers`' own are read too. Modules that predict further tokens
-are not served.
+Published files have DeepSeek's own tensor names; those of `transformers` are read too. Modules that predict further
+tokens are not served.
 """
 
 from dataclasses import replace

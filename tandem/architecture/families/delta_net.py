@@ -12,7 +12,7 @@ _MOST = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetMaps:
-    """The maps in, as `LinearRecurrenceSpec` has them."""
+    """The input projections of a mixer, with the meaning they have in `LinearRecurrenceSpec`."""
 
     qkv: tuple[LinearSpec, ...]
     gate: LinearSpec
@@ -22,7 +22,9 @@ class DeltaNetMaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetSizes:
-    """Sizes in elements; each of `num_groups` queries and keys serves consecutive ones of `num_heads` values."""
+    """Sizes of a mixer in elements. Each of `num_groups` queries and keys serves several consecutive ones of
+    `num_heads` values. `taps`: tokens of the convolution.
+    """
 
     hidden: int
     num_heads: int
@@ -37,9 +39,7 @@ class DeltaNetSizes:
         return 2 * self.num_groups * self.key_dim + self.num_heads * self.value_dim
 
     def mixer(self, prefix: str, maps: DeltaNetMaps) -> LinearRecurrenceSpec:
-        """The mixer whose tensors are under `prefix`. NOTE: the norm of the output is times its weight, those of layers
-        times one more than theirs.
-        """
+        """The mixer with tensors under `prefix`. NOTE: its norm multiplies by its weight, others by 1 + weight."""
         return LinearRecurrenceSpec(
             qkv=maps.qkv,
             gate=maps.gate,

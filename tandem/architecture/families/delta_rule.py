@@ -1,4 +1,4 @@
-"""Hybrids of gated DeltaNet layers and gated attention (Qwen3-Next, Qwen3.5), most often three to one."""
+"""Hybrids of gated DeltaNet layers and layers of gated attention (Qwen3-Next, Qwen3.5), usually three to one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,8 +48,8 @@ def build_model_with_further(family: str, fields: Fields, sizes: base.Sizes, lay
 
 
 def _read_further(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Reads the layers for multi-token prediction. They are like the model's layers with attention, and with experts
-    where it has some. Empty where they have an embedding of their own, or where no layer of the model is like them.
+    """Reads the layers for multi-token prediction, built like the model's attention layers, with experts if the model
+    has any. Empty if these layers have their own embedding, or if no layer of the model has attention.
     """
     num_further = max(fields.count(name, 1, low=0) for name in _NUM_FURTHER_KEYS)
     own_embedding = fields.flag("mtp_use_dedicated_embeddings", False)
@@ -79,5 +79,5 @@ def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
 
 
 def _gated_attention(plain: AttentionSpec) -> AttentionSpec:
-    """Adds a gate to each head: `q` also computes the gates, each behind its head's query."""
+    """Adds a gate to each head: `q` also computes the gates, each after its head's query."""
     return replace(plain, q=replace(plain.q, outputs=2 * plain.q.outputs), is_gated=True)

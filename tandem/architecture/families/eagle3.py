@@ -1,7 +1,8 @@
-"""EAGLE-3 heads: the `config.json` of a head in the published layout, read for one model.
+"""EAGLE-3 draft heads in the published layout: reads a head's `config.json` for the model that it serves.
 
-`eagle_config.eagle_aux_hidden_state_layer_ids` names layers whose outputs are read, and the same key at the top (the
-`speculators` layout) layers whose inputs are. Without either, the inputs of layers 2, n / 2 and n - 3 are.
+A head reads hidden states of three layers. `eagle_config.eagle_aux_hidden_state_layer_ids` names layers whose outputs
+are read, the same key at the top level (`speculators` layout) layers whose inputs are read. Without either, these are
+the inputs of layers 2, n / 2 and n - 3.
 """
 
 from collections.abc import Collection
@@ -26,18 +27,18 @@ _NUM_LAYERS_READ = 3
 
 
 def parameter_name(name: str) -> str | None:
-    """A tensor's name in the checkpoint to ours; None = it has no part in the computation."""
+    """Maps a tensor's name in the checkpoint to Tandem's; None = the tensor is not used."""
     if name in _UNUSED:
         return None
     return name.replace(f"{_OTHER_LAYER}.", f"{LAYER}.", 1) if name.startswith(_OTHER_LAYER) else name
 
 
 def read_eagle3(fields: Fields, model: ModelSpec, names: Collection[str]) -> Eagle3Spec:
-    """Reads a head.
+    """Reads a head's spec.
 
     Args:
-        model: whose hidden states it reads.
-        names: of the checkpoint's tensors, as `parameter_name` has them.
+        model: the model whose hidden states the head reads.
+        names: names of the checkpoint's tensors, as returned by `parameter_name`.
 
     Raises:
         CheckpointError: it is no such head, or that of another model.
@@ -124,7 +125,7 @@ def _read_layers(fields: Fields, model: ModelSpec) -> tuple[int, ...]:
 
 
 def _read_attention(fields: Fields, sizes: base.Sizes, bias: bool, max_positions: int) -> AttentionSpec:
-    """NOTE: over twice the hidden size."""
+    """Reads the attention. NOTE: its input is twice as wide as the hidden size."""
     prefix = f"{LAYER}.self_attn"
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     narrow = base.attention(sizes, 0, sizes.rope(fields).for_length(max_positions))

@@ -1,6 +1,6 @@
-"""Mixtures of experts with the tensor names that several families share.
+"""Mixtures of experts with tensor names that several families share (Qwen, GLM, Mixtral, gpt-oss).
 
-Routers are given without a prefix: `mixture_of_experts` and `mixtral_experts` add it.
+Names in a router have no prefix at first: `mixture_of_experts` and `mixtral_experts` add it.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ def read_num_experts(fields: Fields, default: int) -> int:
 def mixture_of_experts(
     sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int, shared: GatedSpec | None = None
 ) -> MixtureOfExpertsSpec:
-    """Experts with tensors `{prefix}.experts.{i}`, of `intermediate` inner elements each, as named by Qwen and GLM."""
+    """Experts with tensors `{prefix}.experts.{i}`, named as in Qwen and GLM. `intermediate`: inner size of each."""
     experts = tuple(
         base.gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
     )
@@ -35,7 +35,7 @@ def mixture_of_experts(
 def mixtral_experts(
     sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int | None = None
 ) -> MixtureOfExpertsSpec:
-    """Experts with tensors `{prefix}.experts.{i}` named as Mixtral's. `intermediate`: as `mixtral_gated`."""
+    """Experts with tensors `{prefix}.experts.{i}`, named as in Mixtral. `intermediate`: as in `mixtral_gated`."""
     experts = tuple(
         mixtral_gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
     )
@@ -62,7 +62,7 @@ def stacked_experts(sizes: base.Sizes, prefix: str, num_experts: int, intermedia
 
 
 def alternating_experts(sizes: base.Sizes, prefix: str, num_experts: int) -> tuple[GatedSpec, ...]:
-    """Experts with biases, of `intermediate_size` elements, stored as gpt-oss's."""
+    """Experts with biases, of `intermediate_size` elements, stored in stacks like those of gpt-oss."""
     return tuple(
         from_alternating_stack(base.gated(sizes, f"{prefix}.{expert}", bias=True), prefix, expert)
         for expert in range(num_experts)

@@ -1,4 +1,4 @@
-"""FalconH1ForCausalLM: Falcon-H1. Attention and Mamba-2 side by side in each layer; a multiplier behind each map."""
+"""FalconH1ForCausalLM: Falcon-H1. Attention and Mamba-2 in parallel in each layer; a constant factor on each map."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_layers(fields: Fields, sizes: base.Sizes) -> list[LayerSpec]:
-    """NOTE: what multiplies queries, keys and values is where it costs nothing: in scores and in the output."""
+    """NOTE: factors of queries, keys and values are applied for free, in the scale of scores and the output map."""
     rope, bias, mlp_bias = sizes.rope(fields), fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     into = _read_input_scale(fields, "attention_in_multiplier", bias)
     out = into * fields.number("attention_out_multiplier", 1.0)
@@ -71,7 +71,7 @@ def _read_state_space(fields: Fields, sizes: base.Sizes) -> StateSpaceSizes:
 
 
 def _read_input_scale(fields: Fields, name: str, has_bias: bool) -> float:
-    """Multiplier of the input of maps, and so of their output where they have no bias."""
+    """Factor of the input of maps; applied to their output, which is the same only if they have no bias."""
     if has_bias:
         fields.only(name, (1.0,), "1.0 beside biases")
     return fields.number(name, 1.0)

@@ -1,4 +1,4 @@
-"""Gemma 2: windows on every other layer, unit-offset and sandwich norms, scores and logits that are bounded."""
+"""Gemma 2: windows on every other layer, unit-offset and sandwich norms, softcaps on scores and logits."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def _read_layers(fields: Fields, sizes: base.Sizes) -> list[LayerSpec]:
 
 
 def _read_bound(fields: Fields, name: str, default: float) -> float:
-    """0 = there is none, which a file says by null."""
+    """Softcap under the key `name`; 0 = none, which a file states by null."""
     return (fields.optional_number(name) or 0.0) if fields.has(name) else default
 
 

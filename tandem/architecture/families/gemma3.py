@@ -1,7 +1,7 @@
-"""Gemma 3 text: local and global layers with a rotary embedding each, unit-offset and sandwich norms.
+"""Gemma 3 text: local and global layers, each kind with its own rotary embedding, unit-offset and sandwich norms.
 
-`attn_logit_softcapping` is read and, as in transformers, has no effect in this family: its norms of q and k took its
-place.
+`attn_logit_softcapping` is read and, as in transformers, has no effect in this family, which has norms of q and k
+instead.
 """
 
 from tandem.architecture.families import base

@@ -1,4 +1,4 @@
-"""Gemma 4 text: norms around each block, per-layer embeddings, experts beside a gated block.
+"""Gemma 4 text: norms around each block, per-layer embeddings, experts in parallel with a gated block.
 
 Attention is read in `gemma4_attention`. `layer_scalar` multiplies the residual stream at the end of each layer.
 """

@@ -49,7 +49,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes, mixers: Sequence[AttentionSpe
 
 
 def _beside(sizes: base.Sizes, prefix: str, block: GatedSpec, router: RouterSpec, width: int) -> ParallelSpec:
-    """Sum of `block` and experts, each between norms of its own; the router has its own norm of the input."""
+    """Sum of `block` and experts, each between its own norms; the router has its own norm of the input."""
     experts = MixtureOfExpertsSpec(
         router=router.under(prefix),
         experts=stacked_experts(sizes, f"{prefix}.experts", router.num_experts, width),

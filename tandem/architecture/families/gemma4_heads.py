@@ -10,9 +10,7 @@ _GLOBAL_HEAD_DIM = 512
 
 
 def read_heads(fields: Fields, sizes: base.Sizes, types: Sequence[str], is_value_key: bool) -> list[base.Sizes]:
-    """Reads the heads of each layer: from `per_layer_config`, which `transformers` writes, or from the keys for global
-    layers.
-    """
+    """Reads the heads of each layer, from `per_layer_config` (of newer files) or from the keys of global layers."""
     if fields.has("per_layer_config"):
         given = fields.section("per_layer_config") or Fields({}, fields.where)
         found = [_override(given.section(str(index)), sizes) for index in range(len(types))]

@@ -1,6 +1,6 @@
 """Glm4MoeForCausalLM: GLM 4.5 to 4.7. Half of each head is rotated; experts are chosen by sigmoid with a correction.
 
-A layer behind the last one predicts further tokens.
+An additional layer after the last one predicts further tokens (multi-token prediction).
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""GlmMoeDsaForCausalLM: GLM-5. Latent attention to chosen tokens, by layers that choose and layers that follow them;
-experts chosen by sigmoid with a correction.
+"""GlmMoeDsaForCausalLM: GLM-5. Sparse latent attention, in which some layers choose tokens and the next ones reuse
+their choice; experts chosen by sigmoid with a correction.
 
-Layers behind the last one predict further tokens; they are not served.
+Additional layers that predict further tokens are not served.
 """
 
 from tandem.architecture.families import base

@@ -1,4 +1,4 @@
-"""GptOssForCausalLM: sinks, a window on every other layer, experts with biases and clamps."""
+"""GptOssForCausalLM: attention sinks, a window on every other layer, experts with biases and clamped activations."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GraniteForCausalLM: Granite 3. As Llama, with a multiplier on embeddings, scores, residual branches and logits."""
+"""GraniteForCausalLM: Granite 3. As Llama, with constant factors on embeddings, scores, block outputs and logits."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -40,13 +40,13 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def read_attention(fields: Fields, sizes: base.Sizes, rope: RopeSpec | None) -> Callable[[int], AttentionSpec]:
-    """The attention of a layer by its index."""
+    """Returns a function from a layer's index to its attention."""
     scale, bias = fields.number("attention_multiplier", 1.0), fields.flag("attention_bias", False)
     return lambda index: base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
 
 
 def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable[LayerSpec]) -> ModelSpec:
-    """The model of these layers, with the multipliers of residual branches, embeddings and logits."""
+    """The model with these layers, and the factors of residual branches, embeddings and logits."""
     residual_scale = fields.number("residual_multiplier", 1.0)
     return base.build_model(
         family,

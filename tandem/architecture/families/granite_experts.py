@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Granite's mixtures of experts (3 and 4), with or without a block for every token."""
+"""Feed-forward blocks of Granite's mixtures of experts (3 and 4), with or without a shared block."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from tandem.architecture.tensors import LinearSpec
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes, width: int | None = None) -> list[FeedForwardSpec]:
-    """A gated block of that width for every token, and beside it experts where there are any; None = experts alone.
+    """Experts for each layer, if there are any, and a shared gated block of inner size `width`; None = no shared block.
 
     Raises:
-        CorruptCheckpointError: there is neither.
+        CorruptCheckpointError: there are neither experts nor a shared block.
     """
     num_experts = fields.count("num_local_experts", 8, low=0 if width else 1, high=1 << 12)
     top_k = fields.count("num_experts_per_tok", 2, low=min(1, num_experts), high=num_experts or MAX_COUNT)
@@ -37,7 +37,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes, width: int | None = None) -> 
 
 
 def _gated(sizes: base.Sizes, prefix: str, width: int, expert: int | None) -> GatedSpec:
-    """A gated block whose gate and up are one tensor, gate first; `expert`: its entry in a stack of such blocks."""
+    """A gated block whose gate and up are one tensor, gate first. `expert`: its index in a stack of such blocks."""
     name = prefix if expert is None else f"{prefix}.{expert}"
     plain = base.gated(sizes, name, width)
     named = replace(plain, down=replace(plain.down, name=f"{name}.output_linear"))

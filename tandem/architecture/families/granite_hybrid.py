@@ -1,4 +1,4 @@
-"""GraniteMoeHybridForCausalLM: Granite 4. Mamba-2 layers, and attention in a few; the multipliers of Granite 3."""
+"""GraniteMoeHybridForCausalLM: Granite 4. Mamba-2 layers, and attention in a few; the constant factors of Granite 3."""
 
 from tandem.architecture.families import base, granite
 from tandem.architecture.families.experts import TRAINING_KEYS

@@ -1,4 +1,6 @@
-"""Experts in groups, with shared experts and some dense first layers, with the tensor names of DeepSeek."""
+"""Experts in groups, with shared experts and some dense first layers, with the tensor names of DeepSeek. Used by
+several families (DeepSeek, GLM, Kimi, Mistral 4).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ _EPSILON = 1e-20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingDefaults:
-    """Values that transformers assumes for absent keys. `num_dense`: first layers without experts."""
+    """Values that transformers assumes for absent keys. `width`: inner elements of an expert. `num_dense`: number of
+    first layers without experts.
+    """
 
     num_experts: int
     width: int
@@ -37,7 +41,7 @@ class RoutingDefaults:
 
 
 def sigmoid_router(fields: Fields, sizes: base.Sizes, defaults: RoutingDefaults) -> RouterSpec:
-    """Router by sigmoid with a correction, within the best groups (DeepSeek-V3); names are without a prefix."""
+    """Router with sigmoid scores and a correction, within the best groups (DeepSeek-V3). Its names have no prefix."""
     fields.only("scoring_func", ("sigmoid",), "sigmoid")
     fields.only("topk_method", ("noaux_tc",), "noaux_tc")
     num_experts, num_groups, top_groups = read_groups(fields, defaults)
@@ -55,9 +59,7 @@ def sigmoid_router(fields: Fields, sizes: base.Sizes, defaults: RoutingDefaults)
 
 
 def read_groups(fields: Fields, defaults: RoutingDefaults, least: int = 2) -> tuple[int, int, int]:
-    """Reads the numbers of experts, of groups, and of groups chosen for a token. `least`: minimum number of experts of
-    a group.
-    """
+    """Reads the numbers of experts, groups, and groups chosen for a token. `least`: minimum experts per group."""
     num_experts = read_num_experts(fields, defaults.num_experts)
     num_groups = fields.optional_count("n_group", defaults.num_groups, high=num_experts) or 1
     if num_experts % num_groups or (num_groups > 1 and num_experts < least * num_groups):
@@ -68,7 +70,7 @@ def read_groups(fields: Fields, defaults: RoutingDefaults, least: int = 2) -> tu
 
 
 def read_top_k(fields: Fields, defaults: RoutingDefaults, num_reachable: int) -> int:
-    """Reads the number of experts chosen for a token, from those in its groups."""
+    """Reads the number of experts chosen for a token; `num_reachable`: the number in its chosen groups."""
     return fields.count("num_experts_per_tok", defaults.top_k, high=num_reachable)
 
 
@@ -82,13 +84,13 @@ def read_blocks(
     are_stacked: bool = False,
     num_further: int = 0,
 ) -> list[MixtureOfExpertsSpec | None]:
-    """One for each layer; None = a gated block of the usual size.
+    """Reads the experts of each layer; None = a gated block of the usual size.
 
     Args:
-        router: its names are without a prefix.
-        dense: the layers without experts; None = the first ones.
+        router: the router, whose names have no prefix.
+        dense: for each layer, whether it has no experts; None = the number of first ones is read.
         are_stacked: the experts of a layer are stored as one stack.
-        num_further: layers behind the last one, all with experts.
+        num_further: additional layers after the last one, all with experts.
     """
     fields.only("moe_layer_freq", (1,), "1 (experts in every layer behind the dense ones)")
     width = fields.count("moe_intermediate_size", defaults.width, high=1 << 20)
@@ -103,9 +105,9 @@ def read_blocks(
 
 
 def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
-    """Reads which layers are without experts, by `mlp_layer_types`; `num_dense`: the first ones, where that is absent.
+    """Reads which layers have no experts, from `mlp_layer_types`; when absent, the first `num_dense` layers.
 
-    NOTE: `first_k_dense_replace` beside it is not what transformers goes by, so it must agree.
+    NOTE: transformers ignores `first_k_dense_replace` if both are given, so it must agree.
     """
     types = fields.texts("mlp_layer_types")
     if types is None:
@@ -135,11 +137,11 @@ def build_model(
     dense: Sequence[bool] | None = None,
     is_further_served: bool = True,
 ) -> ModelSpec:
-    """The model whose layers attend as `attention` has it by index, with experts by `sigmoid_router`.
+    """The model with the mixers that `attention` returns by layer index, and experts chosen by `sigmoid_router`.
 
     Args:
         dense: as in `read_blocks`.
-        is_further_served: layers behind the last one may be used to predict further tokens; else they are left out.
+        is_further_served: additional layers after the last one may predict further tokens; else they are left out.
     """
     router, unserved = sigmoid_router(fields, sizes, routing), further_layers(fields, sizes)
     num_further = len(unserved) if is_further_served else 0

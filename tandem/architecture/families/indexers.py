@@ -1,4 +1,4 @@
-"""Attention to chosen tokens (DSA) with the tensor names of DeepSeek-V3.2."""
+"""Sparse latent attention (DSA) with the tensor names of DeepSeek-V3.2: the layers with an indexer, and its sizes."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from tandem.architecture.sparse_mixers import IndexerSpec, SparseLatentAttention
 from tandem.architecture.tensors import LayerNormSpec, LinearSpec, ShardAxis
 
 _NORM_EPS = 1e-6
-_MULTIPLE = 8  # of numbers, in which keys are read
+_MULTIPLE = 8  # an index key has a multiple of so many elements
 INDEXED = "indexed_attention"
 FULL, SHARED = "full", "shared"
 
@@ -19,12 +19,13 @@ FULL, SHARED = "full", "shared"
 def read_indexers(
     fields: Fields, sizes: base.Sizes, *, num_heads: int, is_interleaved: bool, types: Sequence[str] | None = None
 ) -> Callable[[int, LatentAttentionSpec], SparseLatentAttentionSpec]:
-    """Reads how the layers choose what they attend to; returns what makes a layer's attention, by index, a sparse one.
+    """Reads the indexers. Returns a function that turns the attention of the layer with a given index into a sparse
+    one.
 
     Args:
-        num_heads: of an absent key.
+        num_heads: index heads if the file does not say.
         is_interleaved: order of the rotated elements of index queries and keys.
-        types: which layers choose; None = all.
+        types: for each layer, `FULL` if it has an indexer; None = all have one.
     """
     base.read_layer_types(fields, sizes.num_layers, (INDEXED,))
     heads = fields.count("index_n_heads", num_heads, high=1 << 12)
@@ -57,7 +58,7 @@ def read_indexers(
 
 
 def read_indexer_types(fields: Fields, num_layers: int) -> Sequence[str]:
-    """Reads which layers choose (`FULL`), and which attend to what the last of these before them chose (`SHARED`)."""
+    """For each layer, `FULL` if it chooses tokens, or `SHARED` if it reuses the choice of the last layer that did."""
     named = fields.texts("indexer_types")
     types = _types_of_pattern(fields, num_layers) if named is None else named
     if not {*types} <= {FULL, SHARED}:
@@ -68,7 +69,7 @@ def read_indexer_types(fields: Fields, num_layers: int) -> Sequence[str]:
 
 
 def _types_of_pattern(fields: Fields, num_layers: int) -> Sequence[str]:
-    """NOTE: a pattern wins over the period, as in transformers."""
+    """Types from `index_topk_pattern`, or from a period. NOTE: the pattern wins, as in transformers."""
     pattern = fields.text("index_topk_pattern")
     period = fields.optional_count("index_topk_freq", 1, low=0) or 1
     offset = fields.count("index_skip_topk_offset", 2, low=0)
@@ -87,7 +88,7 @@ def build_sparse_model(
     sparse: Callable[[int, LatentAttentionSpec], SparseLatentAttentionSpec],
     routing: RoutingDefaults,
 ) -> ModelSpec:
-    """The model of layers whose `attention` is made `sparse`; its layers without experts may be listed."""
+    """The model with the attention of each layer, made sparse by `sparse`. Layers without experts may be listed."""
     dense = read_dense(fields, sizes.num_layers, fields.count("first_k_dense_replace", routing.num_dense, low=0))
     return build_model(
         family,

@@ -1,4 +1,4 @@
-"""JambaForCausalLM: Mamba layers, and attention without positions in one of some layers; experts in every other one."""
+"""JambaForCausalLM: Mamba layers; attention without positions in one layer of eight; experts in every other layer."""
 
 from collections.abc import Callable
 
@@ -46,14 +46,14 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_places(fields: Fields, kind: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Whether a layer is that at `{kind}_offset` of each `{kind}_period`; the numbers are those of absent keys."""
+    """Tells by index whether a layer is at `{kind}_offset` in its `{kind}_period`. `period`, `offset`: defaults."""
     period = fields.count(f"{kind}_period", period, high=1 << 10)
     offset = fields.count(f"{kind}_offset", offset, low=0, high=period - 1)
     return lambda index: index % period == offset
 
 
 def _read_blocks(fields: Fields, sizes: base.Sizes) -> Callable[[int], FeedForwardSpec]:
-    """The block of each layer: gated, or experts as wide as that."""
+    """Returns a function from a layer's index to its block: gated, or experts with the same inner size."""
     num_experts, has_experts = read_num_experts(fields, 16), _read_places(fields, "expert_layer", 2, 1)
     router = RouterSpec(
         linear=LinearSpec("router", num_experts, sizes.hidden),

@@ -1,4 +1,4 @@
-"""Kimi delta attention (arXiv:2510.26692): a delta rule that decays each column of a state by itself."""
+"""Kimi delta attention (arXiv:2510.26692): a delta rule that decays each column of a state separately."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ _MOST = 1 << 12
 
 
 def read_delta_attention(fields: Fields, sizes: base.Sizes) -> Callable[[int], LinearRecurrenceSpec]:
-    """Reads the mixer of a recurrent layer, by index. Sizes in `linear_attn_config` win over those outside."""
+    """Returns a function from a layer's index to its mixer. Sizes in `linear_attn_config` win over those outside it."""
     fields.only("hidden_act", ("silu", "swish"), "silu")
     fields.only("number_of_conv_states", (1,), "1")
     dim = _read_size(fields, "linear_head_dim", "head_dim", 128)

@@ -65,7 +65,7 @@ def _read_model(file: Fields) -> ModelSpec:
 
 
 def _parameter_name(name: str) -> str | None:
-    """Experts have the names of Mixtral in these checkpoints, all else those of DeepSeek."""
+    """Experts are named as in Mixtral in these checkpoints, everything else as in DeepSeek."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     return re.sub(r"(\.experts\.\d+\.)(w[123])\b", lambda found: found[1] + _EXPERT_PARTS[found[2]], name)
 

@@ -16,8 +16,8 @@ _MOST = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDefaults:
-    """Values that transformers assumes for absent keys, in elements. `query_rank` None = queries have no latent;
-    `has_positions` False = nothing is rotated, though a part of each head is named so.
+    """Values that transformers assumes for absent keys, in elements. `query_rank` None = queries are not compressed to
+    a latent; `has_positions` False = nothing is rotated, although configurations name a rotated part.
     """
 
     rank: int = 512
@@ -29,7 +29,7 @@ class LatentDefaults:
 
 
 def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
-    """Reads the sizes of the parts of a query head: not rotated, rotated."""
+    """Reads the number of elements of a query head that are not rotated, and of those that are."""
     plain_dim = fields.count("qk_nope_head_dim", defaults.plain_dim, high=_MOST)
     rotary_dim = fields.count("qk_rope_head_dim", defaults.rotary_dim, low=2, high=_MOST)
     if rotary_dim % 2:
@@ -45,7 +45,7 @@ def read_latent_attention(
     is_interleaved: bool = False,
     rope: RopeSpec | None = None,
 ) -> Callable[[int], LatentAttentionSpec]:
-    """Reads the attention of each layer, by index. `rope`: None = from the file, for the rotated elements."""
+    """Returns a function from a layer's index to its attention. `rope`: None = read from the file."""
     rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
     query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MOST)
     plain_dim, rotary_dim = read_head_dims(fields, defaults)

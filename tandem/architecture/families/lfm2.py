@@ -31,12 +31,12 @@ UNUSED_KEYS: Final = (
 
 
 def read_sizes(fields: Fields, defaults: base.Defaults) -> base.Sizes:
-    """Sizes, with the norms' epsilon under this family's name."""
+    """Sizes, with the norms' epsilon read from this family's key."""
     return replace(base.read_sizes(fields, defaults), eps=fields.number("norm_eps", 1e-5, high=1.0))
 
 
 def layer(sizes: base.Sizes, index: int, mixer: MixerSpec, block: FeedForwardSpec) -> LayerSpec:
-    """A mixer and a block behind the norms that this family has."""
+    """A layer of this mixer and block, each after a norm with this family's name."""
     prefix = base.layer_prefix(index)
     return LayerSpec(
         mixer=mixer,
@@ -47,7 +47,7 @@ def layer(sizes: base.Sizes, index: int, mixer: MixerSpec, block: FeedForwardSpe
 
 
 def finish(fields: Fields, sizes: base.Sizes, model: ModelSpec) -> ModelSpec:
-    """The model with its last norm and its tie under this family's names."""
+    """The model with this family's name of the final norm, and its key for tying embedding and head."""
     tied = fields.flag("tie_embedding", model.tie_word_embeddings)
     return replace(model, final_norm=sizes.norm("model.embedding_norm"), tie_word_embeddings=tied)
 
@@ -65,7 +65,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_width(fields: Fields, sizes: base.Sizes) -> int:
-    """Inner elements of a gated block: two thirds of what is written, times a factor, rounded up to a multiple."""
+    """Inner size of a gated block: two thirds of the configured size, times a factor, rounded up to a multiple."""
     width = fields.count("block_ff_dim", sizes.intermediate, high=1 << 20)
     multiple = fields.count("block_multiple_of", 256, high=1 << 16)
     factor = fields.optional_number("block_ffn_dim_multiplier")

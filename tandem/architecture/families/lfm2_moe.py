@@ -1,4 +1,4 @@
-"""Lfm2MoeForCausalLM: LFM2-8B-A1B. As LFM2, with experts behind some dense layers."""
+"""Lfm2MoeForCausalLM: LFM2-8B-A1B. As LFM2, with experts in all layers but the first ones."""
 
 from dataclasses import replace
 

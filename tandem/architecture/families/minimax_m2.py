@@ -49,7 +49,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _check_form(fields: Fields) -> None:
-    """Refuses what MiniMax's own code would compute and transformers' model does not."""
+    """Refuses options that MiniMax's own code computes and transformers' model does not."""
     fields.only("scoring_func", ("sigmoid",), "sigmoid")
     fields.only("use_routing_bias", (True,), "true")
     fields.only("use_qk_norm", (True,), "true")

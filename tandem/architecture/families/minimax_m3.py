@@ -1,8 +1,7 @@
-"""MiniMaxM3VLForCausalLM: the text model of MiniMax-M3. The queries of each KV head attend to 16 blocks of 128 tokens
-that an indexer chooses; experts by sigmoid with a correction beside a shared block; clamped activations; norms that
-add 1.
+"""MiniMaxM3VLForCausalLM: text model of MiniMax-M3. Each KV head attends to 16 blocks of 128 tokens, chosen by an
+indexer; experts by sigmoid with a correction, and a shared block; clamped activations; unit-offset norms.
 
-Blocks and indexer are read under the names of transformers (`index_*`) or of MiniMax (`sparse_attention_config`).
+Options of blocks and indexer are read under transformers' names (`index_*`) or MiniMax's (`sparse_attention_config`).
 """
 
 from tandem.architecture.block_mixers import BlockAttentionSpec
@@ -45,7 +44,7 @@ _SPARSE_FORM = {"use_sparse_attention": (True,), "sparse_score_type": ("max",), 
 
 
 def read_text_model(fields: Fields, *, is_fused: bool) -> ModelSpec:
-    """`is_fused`: gate and up of blocks without experts are rows of one tensor."""
+    """Reads the text model. `is_fused`: gate and up of blocks without experts are rows of one tensor."""
     sizes = base.read_sizes(fields, _DEFAULTS, unit_offset=True, activation="silu")
     sparse = fields.section("sparse_attention_config") or Fields({}, fields.where)
     for own, form in ((fields, _FORM), (sparse, _SPARSE_FORM)):
@@ -69,7 +68,7 @@ def read_text_model(fields: Fields, *, is_fused: bool) -> ModelSpec:
 
 
 def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec:
-    """NOTE: transformers goes by `partial_rotary_factor` alone, so `rotary_dim` must not contradict it."""
+    """NOTE: transformers only uses `partial_rotary_factor`, so `rotary_dim` must not contradict it."""
     rotary_dim = fields.optional_count("rotary_dim")
     rope = sizes.rope(fields)
     if rotary_dim not in (None, rope.rotary_dim):

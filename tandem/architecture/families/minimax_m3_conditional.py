@@ -1,6 +1,4 @@
-"""MiniMaxM3SparseForConditionalGeneration: the text model of MiniMax-M3 as it is published. Images and videos are not
-served.
-"""
+"""MiniMaxM3SparseForConditionalGeneration: text model of MiniMax-M3 as published. Images and video are not served."""
 
 from functools import partial
 
@@ -28,7 +26,7 @@ _NAMES = {
 
 
 def _parameter_name(name: str) -> str | None:
-    """Maps tensor names, as `Family.parameter_name`."""
+    """Maps a tensor's name as `Family.parameter_name` does."""
     if name.startswith(_NOT_SERVED):
         return None
     ours = parameter_name(name)

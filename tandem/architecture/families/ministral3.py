@@ -1,4 +1,4 @@
-"""Ministral3ForCausalLM: as Mistral without a window unless named; queries grow slowly with their position."""
+"""Ministral3ForCausalLM: as Mistral, but with no window unless configured; queries grow slowly with their position."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 def read_positions(
     fields: Fields, sizes: base.Sizes, head_dim: int, share: float = 1.0
 ) -> tuple[RopeSpec, QueryScaling]:
-    """The rotary embedding of `share` of each head, and the growth of queries, which `rope_parameters` specifies."""
+    """The rotary embedding of a `share` of each head, and the scaling of queries, both from `rope_parameters`."""
     parameters = fields.section("rope_parameters")
     if parameters is None:
         raise fields.wrong("rope_parameters", "an object")

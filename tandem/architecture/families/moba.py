@@ -1,8 +1,9 @@
-"""TandemMobaForCausalLM: Llama whose heads attend to the blocks of tokens that they choose (MoBA, arXiv:2502.13189).
+"""TandemMobaForCausalLM: Llama with block-sparse attention, each head choosing blocks of tokens (MoBA,
+arXiv:2502.13189).
 
-No checkpoint of it is published, and transformers has no such model: the name is Tandem's. Keys beside Llama's are
-`moba_chunk_size`, tokens of a block, and `moba_topk`, blocks that a head attends to, the query's own included, both as
-named by MoonshotAI/MoBA. Tensors are Llama's.
+No checkpoint of it is published, and transformers has no such model: the name is Tandem's. Keys besides Llama's, named
+as by MoonshotAI/MoBA, are `moba_chunk_size`, tokens of a block, and `moba_topk`, blocks that a head attends to,
+including the query's own. Tensors are named as in Llama.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""The text model inside a multimodal checkpoint. Images and sound are not served.
+"""Text model inside a multimodal checkpoint. Images and sound are not served.
 
-Tensors carry a prefix that changed over time; those of the other parts are left where they are.
+The prefix of the text model's tensors differs between versions; tensors of other parts are not loaded.
 """
 
 from collections.abc import Callable, Collection
@@ -30,12 +30,12 @@ def text_fields(fields: Fields) -> Fields:
 def read_text_model(
     fields: Fields, read: Callable[[Fields], ModelSpec], other_parts: Collection[str], *, tied: bool | None = None
 ) -> ModelSpec:
-    """The text model, with what the outer object says of it.
+    """The text model, with the settings that the outer configuration has for it.
 
     Args:
         read: reads the text model's own configuration.
         other_parts: keys of the outer object for the parts that are not served.
-        tied: whether embedding and head are, where the outer object does not say it; None = as the text model says.
+        tied: whether embedding and head are tied, if the outer object does not say; None = as the text model says.
     """
     model = read(text_fields(fields))
     bos = fields.token_ids("bos_token_id")
@@ -50,7 +50,7 @@ def read_text_model(
 
 
 def parameter_name(name: str) -> str | None:
-    """Maps tensor names, as `Family.parameter_name`."""
+    """Maps a tensor's name as `Family.parameter_name` does."""
     if name.startswith(_NOT_SERVED):
         return None
     for prefix, ours in _PREFIXES.items():

@@ -14,7 +14,9 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SquaredReluBlocks:
-    """Sizes in elements. `latent`: of what goes into an expert; None = the hidden state itself."""
+    """Sizes of the feed-forward blocks, in elements. `width`: inner size of an expert; `latent`: size of an expert's
+    input, None = the hidden size; `shared_width`: inner size of the shared block.
+    """
 
     sizes: base.Sizes
     router: RouterSpec
@@ -24,7 +26,7 @@ class SquaredReluBlocks:
     bias: bool
 
     def block(self, prefix: str, kind: str) -> FeedForwardSpec:
-        """The block of that kind whose tensors are under `prefix`."""
+        """The block of the given kind ("mlp" or "moe") whose tensors are under `prefix`."""
         hidden = self.sizes.hidden
         if kind == "mlp":
             return _squared(prefix, hidden, self.sizes.intermediate, bias=self.bias)
@@ -44,7 +46,7 @@ class SquaredReluBlocks:
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes) -> SquaredReluBlocks:
-    """Reads their sizes, with those of experts whether there are any or not."""
+    """Reads the sizes of blocks; those of experts are read even if no layer has experts."""
     fields.only("mlp_hidden_act", ("relu2",), "relu2")
     fields.only("n_shared_experts", (1,), "1")
     return SquaredReluBlocks(

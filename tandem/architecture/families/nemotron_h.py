@@ -1,6 +1,7 @@
-"""NemotronHForCausalLM: Nemotron-H, Nemotron Nano 2 and Nemotron 3. A mixer or a feed-forward block in each layer.
+"""NemotronHForCausalLM: Nemotron-H, Nemotron Nano 2 and Nemotron 3. A checkpoint's layer is a mixer or a feed-forward
+block.
 
-A block is taken together with the mixer before it: both in one `LayerSpec` are what they are one after the other.
+A feed-forward layer is combined with the mixer before it into one `LayerSpec`, which computes the same.
 """
 
 from dataclasses import replace
@@ -43,7 +44,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_layers(fields: Fields, sizes: base.Sizes, kinds: tuple[str, ...]) -> list[LayerSpec]:
-    """One for each mixer, with the block of the next layer of the checkpoint if that is one."""
+    """One layer for each mixer, with the feed-forward block of the checkpoint's next layer if that is one."""
     names = ("mamba_num_heads", 128), ("mamba_head_dim", 64), ("ssm_state_size", 128)
     state_space = backbone.read_state_space(fields, sizes.hidden, sizes.eps, *names)
     blocks = read_blocks(fields, sizes)

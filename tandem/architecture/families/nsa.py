@@ -1,17 +1,18 @@
 """TandemNsaForCausalLM: Llama with Native Sparse Attention (arXiv:2502.11089) in every layer.
 
-No checkpoint of it is published, and transformers has no such model: the names are Tandem's. Keys beside Llama's, with
+No checkpoint of it is published, and transformers has no such model: the names are Tandem's. Keys besides Llama's, with
 the paper's values as defaults:
 
-- `nsa_compress_length` 32, `nsa_compress_stride` 16: tokens of a compressed key, and between the first ones of two;
-- `nsa_compress_hidden`: inner elements of what compresses, twice the size of a head where absent;
-- `nsa_block_size` 64, `nsa_num_blocks` 16: blocks that are chosen, among them `nsa_num_first` 1 and `nsa_num_last` 2;
-- `nsa_window` 512.
+- `nsa_compress_length` 32, `nsa_compress_stride` 16: tokens of a compressed key, and from the start of one to the next;
+- `nsa_compress_hidden`: inner elements of the compression, twice the size of a head if absent;
+- `nsa_block_size` 64, `nsa_num_blocks` 16: blocks that a query chooses, including the `nsa_num_first` 1 first and the
+  `nsa_num_last` 2 last ones;
+- `nsa_window` 512: tokens of the sliding window.
 
-Tensors beside Llama's, under `self_attn`: `compress_k` and `compress_v`, each with `position` [length, head_dim],
+Tensors besides Llama's, under `self_attn`: `compress_k` and `compress_v`, each with `position` [length, head_dim],
 `up_proj.weight` [hidden, length * head_dim] and `down_proj.weight` [head_dim, hidden], shared by all heads; and
-`gate_proj.weight` [3 * heads, hidden_size], those of compressed keys first, then of blocks, then of the window. The
-three ways share K and V.
+`gate_proj.weight` [3 * heads, hidden_size], whose rows are the gates of compressed keys, then of blocks, then of the
+window. The three kinds of attention share K and V.
 """
 
 from tandem.architecture.block_mixers import BlockChoice, CompressedAttentionSpec, CompressorSpec

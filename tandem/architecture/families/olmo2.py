@@ -1,4 +1,4 @@
-"""Olmo2ForCausalLM: norms behind each block instead of before it, and over all heads of q and k."""
+"""Olmo2ForCausalLM: norms after each block instead of before it, and over all heads of q and k."""
 
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields

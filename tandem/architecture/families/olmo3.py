@@ -1,4 +1,4 @@
-"""Olmo3ForCausalLM: as Olmo 2 with a window on three of four layers; only the others have a scaled rotary embedding."""
+"""Olmo3ForCausalLM: as Olmo 2 with a window on three of four layers; only the others scale their rotary embedding."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
-    """`rope_parameters` by layer type; in older files `rope_theta` and `rope_scaling`, which are the full layers'."""
+    """Reads `rope_parameters` by layer type; in older files `rope_theta`, and `rope_scaling` of the full layers."""
     nested, scaling = fields.section("rope_parameters"), fields.section("rope_scaling")
     theta = fields.number("rope_theta", _THETA)
     full = nested.section(base.FULL) if nested is not None else None

@@ -58,7 +58,7 @@ def _fused_block(block: GatedSpec, prefix: str) -> GatedSpec:
 
 
 def fused(linears: Iterable[LinearSpec], tensor: str) -> list[LinearSpec]:
-    """The same linear maps, with weights in consecutive rows of `tensor`."""
+    """These linear maps, with their weights in consecutive rows of `tensor`."""
     placed, start = [], 0
     for linear in linears:
         stop = start + linear.outputs

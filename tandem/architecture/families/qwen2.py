@@ -10,8 +10,8 @@ _DEFAULT_WINDOW, _DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
 def read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Reads the windows of Qwen 2 and 3: by `layer_types` where given, else layers from `max_window_layers` up; none
-    unless `use_sliding_window`.
+    """Reads the window of each layer in Qwen 2 and 3: from `layer_types` if given, else of layers from
+    `max_window_layers` on. There is none without `use_sliding_window`.
     """
     window = fields.optional_count("sliding_window", _DEFAULT_WINDOW)
     lowest = fields.count("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)

@@ -1,4 +1,4 @@
-"""Qwen2MoeForCausalLM: attention as Qwen 2; experts beside a shared block whose output has a gate of its own."""
+"""Qwen2MoeForCausalLM: attention as in Qwen 2; experts, and a shared block whose output has its own gate."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ _DEFAULT_WINDOW, _DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
 def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Reads the windows: by `layer_types` where given, else every other layer below `max_window_layers`; none unless
-    `use_sliding_window`.
+    """Reads the window of each layer: from `layer_types` if given, else of every other layer below `max_window_layers`.
+    There is none without `use_sliding_window`.
     """
     window = fields.optional_count("sliding_window", _DEFAULT_WINDOW, low=0)
     highest = fields.count("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)
@@ -48,7 +48,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 def with_shared(
     sizes: base.Sizes, index: int, block: MixtureOfExpertsSpec | None, width: int
 ) -> FeedForwardSpec | None:
-    """`block` of layer `index`, where it has experts with a shared block of `width` beside them."""
+    """`block` of layer `index` with a shared block of inner size `width` added, if it has experts."""
     if block is None:
         return None
     prefix = f"{base.layer_prefix(index)}.mlp"

@@ -1,5 +1,5 @@
-"""Qwen3_5ForCausalLM: the text model of Qwen3.5 and 3.6. As Qwen3-Next with a gated block in place of experts, and a
-DeltaNet layer's maps stored apart.
+"""Qwen3_5ForCausalLM: the text model of Qwen3.5 and 3.6. As Qwen3-Next, with a gated block instead of experts, and one
+tensor for each map of a DeltaNet layer.
 """
 
 from tandem.architecture.families import base
@@ -38,13 +38,13 @@ def read_text_mixers(fields: Fields, sizes: base.Sizes) -> list[MixerSpec]:
 def build_text_model(
     family: str, fields: Fields, sizes: base.Sizes, mixers: list[MixerSpec], blocks: list[FeedForwardSpec | None]
 ) -> ModelSpec:
-    """The model of these layers; None = the usual gated block."""
+    """The model with these mixers and blocks; a block None = the usual gated block."""
     layers = base.pre_norm_layers(sizes, mixers, blocks)
     return build_model_with_further(family, fields, sizes, layers)
 
 
 def parameter_name(name: str) -> str | None:
-    """Maps tensor names as `Family.parameter_name`, of a text model and of one inside a multimodal checkpoint."""
+    """Maps a tensor's name as `Family.parameter_name` does, in a text model or one inside a multimodal checkpoint."""
     if name.startswith(_NOT_SERVED):
         return None
     return f"model.{name.removeprefix(_WRAPPED)}" if name.startswith(_WRAPPED) else name

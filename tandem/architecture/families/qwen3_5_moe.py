@@ -1,4 +1,4 @@
-"""Qwen3_5MoeForCausalLM: the text model of Qwen3.5 and 3.6 with experts in every layer, beside a shared block."""
+"""Qwen3_5MoeForCausalLM: the text model of Qwen3.5 and 3.6 with experts and a shared block in every layer."""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS

@@ -31,7 +31,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 def read_blocks(
     fields: Fields, sizes: base.Sizes, *, num_experts: int, top_k: int, width: int, renormalise: bool = False
 ) -> list[MixtureOfExpertsSpec | None]:
-    """Reads the block of each layer; None = the usual gated block. The arguments are the defaults of absent keys."""
+    """Reads the experts of each layer; None = the usual gated block. The arguments are the defaults of absent keys."""
     num_experts = read_num_experts(fields, num_experts)
     top_k = fields.count("num_experts_per_tok", top_k, high=num_experts)
     width = fields.count("moe_intermediate_size", width, high=1 << 20)

@@ -1,4 +1,4 @@
-"""Qwen3NextForCausalLM: gated DeltaNet and gated attention; experts beside a shared block with a gate.
+"""Qwen3NextForCausalLM: gated DeltaNet and gated attention; experts, and a shared block with its own gate.
 
 The maps of a DeltaNet layer are stored group by group: rows of q, k, v and the gate of one group, then of the next.
 """
@@ -49,7 +49,7 @@ def _read_maps(sizes: DeltaNetSizes, prefix: str) -> DeltaNetMaps:
 
 
 def _parts(sizes: DeltaNetSizes, prefix: str, name: str, rows: dict[str, int]) -> list[LinearSpec]:
-    """The maps that share a tensor. `rows`: of each in a group."""
+    """The maps that share a tensor. `rows`: number of rows of each map in a group."""
     found, start, period = list[LinearSpec](), 0, sum(rows.values())
     for part, count in rows.items():
         source = Source(f"{prefix}.{name}.weight", start=start, stop=start + count, period=period)

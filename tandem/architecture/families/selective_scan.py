@@ -1,4 +1,4 @@
-"""Mamba's mixers under Jamba's names: one map to channels and gate, one to what steps, keys and queries are made of."""
+"""Mamba mixers with the tensor names of Jamba: one map to channels and gate, one to steps, keys and queries."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis, Source,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSizes:
-    """Sizes in elements. `bias`: of the maps in and out."""
+    """Sizes of a mixer in elements. `taps`: tokens of the convolution. `bias`: of the input and output maps."""
 
     hidden: int
     channels: int

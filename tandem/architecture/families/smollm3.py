@@ -1,4 +1,4 @@
-"""SmolLM3ForCausalLM: as Llama, without positions in every fourth layer."""
+"""SmolLM3ForCausalLM: as Llama, but without position encoding in every fourth layer."""
 
 from tandem.architecture.families import base
 from tandem.architecture.families.windows import read_optional_windows

@@ -1,4 +1,4 @@
-"""Mamba-2 mixers under the names that several families share: one map to gate, values, keys, queries and steps."""
+"""Mamba-2 mixers with tensor names shared by several families: one map to gate, values, keys, queries and steps."""
 
 import math
 from dataclasses import dataclass
@@ -14,14 +14,15 @@ CHUNK_KEYS: Final = ("mamba_chunk_size",)  # a recurrence gives the same but for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpaceSizes:
-    """Sizes in elements.
+    """Sizes of a mixer in elements.
 
     Args:
-        eps: of the norm of values and gate; None = there is no norm.
-        bias: of the maps in and out.
-        is_normed_first: the norm goes before the gate.
-        scales: of what the map in gives: gate, values, keys, queries and steps.
-        out_scale: of what the map out gives.
+        taps: tokens of the convolution.
+        eps: epsilon of the norm of values and gate; None = there is no norm.
+        bias: whether the input and output maps have biases.
+        is_normed_first: the norm is applied before the gate.
+        scales: factors of the input map's outputs: gate, values, keys, queries and steps.
+        out_scale: factor of the output map.
     """
 
     hidden: int
@@ -39,6 +40,7 @@ class StateSpaceSizes:
 
     @property
     def inner(self) -> int:
+        """Elements of the values of all heads."""
         return self.num_heads * self.head_dim
 
     def mixer(self, prefix: str) -> LinearRecurrenceSpec:
@@ -95,7 +97,7 @@ class StateSpaceSizes:
 
 
 def read_state_space(fields: Fields, sizes: Sizes, inner: int) -> StateSpaceSizes:
-    """Reads the sizes of mixers whose keys begin with `mamba_`; `inner`: of all heads together."""
+    """Reads the sizes of mixers whose keys begin with `mamba_`; `inner`: elements of the values of all heads."""
     check_step_limit(fields)
     heads = fields.count("mamba_n_heads", 128, high=1 << 12)
     groups = fields.count("mamba_n_groups", 1, high=heads)
@@ -118,7 +120,7 @@ def read_state_space(fields: Fields, sizes: Sizes, inner: int) -> StateSpaceSize
 
 
 def check_step_limit(fields: Fields) -> None:
-    """Refuses bounds of a step: `transformers` applies them to a prompt and not to what follows."""
+    """Refuses bounds of a step: `transformers` applies them to a prompt but not to generated tokens."""
     fields.only("number_of_conv_states", (1,), "1")
     limits = fields.get("time_step_limit")
     if limits is not None and limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
@@ -126,7 +128,7 @@ def check_step_limit(fields: Fields) -> None:
 
 
 def read_kinds(fields: Fields, num_layers: int, recurrent: tuple[str, ...], attending: tuple[str, ...]) -> list[bool]:
-    """For each layer of `layer_types` whether it has a recurrent state, by the names that files have for both kinds."""
+    """For each layer whether it has a recurrent state, by the names of the two kinds in `layer_types`."""
     types = fields.texts("layer_types") or fields.texts("layers_block_type") or (recurrent[0],) * num_layers
     if not {*types} <= {*recurrent, *attending}:
         raise fields.unsupported("layer_types", ", ".join((*recurrent, *attending)))

@@ -1,4 +1,4 @@
-"""Residual streams side by side, with the tensor names of DeepSeek-V4 in `transformers`."""
+"""Several parallel residual streams (`residual`), with the tensor names of DeepSeek-V4 in `transformers`."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,7 @@ _MOST_STREAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSizes:
-    """Sizes of the residual streams, as a configuration gives them. `norm_eps`: of the norm of all streams of a token
-    together.
-    """
+    """Sizes of the residual streams, read from a configuration. `norm_eps`: of the norm over all streams of a token."""
 
     hidden: int
     num_streams: int
@@ -23,7 +21,7 @@ class StreamSizes:
     norm_eps: float
 
     def connection(self, prefix: str) -> HyperConnectionSpec:
-        """The connection of a block, with tensors `{prefix}.fn`, `.scale` and `.base`."""
+        """The connection of one block, with tensors `{prefix}.fn`, `.scale` and `.base`."""
         num_numbers = (2 + self.num_streams) * self.num_streams
         weights = self._weights(f"{prefix}.", prefix, num_numbers, num_scales=3)
         return HyperConnectionSpec(
@@ -31,13 +29,13 @@ class StreamSizes:
         )
 
     def ends(self) -> StreamsSpec:
-        """Spec of the sum of all streams behind a model's last layer."""
+        """Spec of the sum of all streams after a model's last layer."""
         prefix = "model.hc_head"
         weights = self._weights(f"{prefix}.hc_", prefix, self.num_streams, num_scales=1)
         return StreamsSpec(weights=weights, num_streams=self.num_streams, eps=self.eps)
 
     def of_layer(self, prefix: str) -> tuple[HyperConnectionSpec, HyperConnectionSpec]:
-        """The connections of a layer's mixer and of its block."""
+        """The connections of a layer's mixer and of its feed-forward block."""
         return self.connection(f"{prefix}.attn_hc"), self.connection(f"{prefix}.ffn_hc")
 
     def _weights(self, tensors: str, name: str, num_numbers: int, num_scales: int) -> StreamWeights:

@@ -1,4 +1,4 @@
-"""Mixtures whose first layers choose experts by the token alone (DeepSeek-V4); activations are clamped."""
+"""Mixtures of experts of DeepSeek-V4, whose first layers choose experts by token id alone; activations are clamped."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ _FORM = {"norm_topk_prob": (True,), "topk_method": ("noaux_tc",), "n_shared_expe
 
 
 def read_blocks(fields: Fields, sizes: base.Sizes) -> list[MixtureOfExpertsSpec]:
-    """Those of all layers, each with a block that every token passes."""
+    """Reads the experts of each layer, with a shared block."""
     for name, accepted in _FORM.items():
         fields.only(name, accepted, " or ".join(map(str, accepted)))
     clamp = Clamp(alpha=1.0, limit=fields.number("swiglu_limit", 10.0), shift=0.0)
@@ -34,7 +34,7 @@ def read_blocks(fields: Fields, sizes: base.Sizes) -> list[MixtureOfExpertsSpec]
 
 
 def _read_router(fields: Fields, sizes: base.Sizes) -> RouterSpec:
-    """Of the layers that choose by score; names are without a prefix."""
+    """Reads the router of layers that choose by score; its names have no prefix."""
     name = fields.text("scoring_func", "sqrtsoftplus") or ""
     if name not in _SCORES:
         raise fields.unsupported("scoring_func", ", ".join(_SCORES))
@@ -51,7 +51,7 @@ def _read_router(fields: Fields, sizes: base.Sizes) -> RouterSpec:
 
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    """Choice of experts of each layer: by `mlp_layer_types`, else by the token in the first `num_hash_layers`."""
+    """Kind of choice in each layer, from `mlp_layer_types`; else the first `num_hash_layers` choose by token id."""
     first = fields.count("num_hash_layers", 3, low=0)
     kinds = fields.texts("mlp_layer_types")
     if kinds is None:

@@ -1,4 +1,4 @@
-"""Sliding windows among full-attention layers: the layers that have one, and its length."""
+"""Sliding windows of models that mix sliding and full attention: which layers have a window, and its length."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tandem.architecture.fields import Fields
 
 
 def read_types(fields: Fields, num_layers: int, pattern: int) -> tuple[str, ...]:
-    """`layer_types`; when absent, every `pattern`-th layer is full and the others are sliding."""
+    """Kind of each layer, from `layer_types`; when absent, every `pattern`-th is full and the others are sliding."""
     types = base.read_layer_types(fields, num_layers)
     if types is None:
         return tuple(base.SLIDING if (i + 1) % pattern else base.FULL for i in range(num_layers))
@@ -15,7 +15,7 @@ def read_types(fields: Fields, num_layers: int, pattern: int) -> tuple[str, ...]
 
 
 def read_windows(fields: Fields, types: tuple[str, ...], default: int) -> list[int | None]:
-    """Window of each layer of `types`: `sliding_window` tokens if it is sliding, else None.
+    """Window of each layer in `types`: `sliding_window` tokens if it is sliding, else None.
 
     Raises:
         CorruptCheckpointError: layers are sliding and there is no window.
@@ -29,8 +29,8 @@ def read_windows(fields: Fields, types: tuple[str, ...], default: int) -> list[i
 def read_optional_windows(
     fields: Fields, num_layers: int, window: int | None, slides: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
-    """Window of each layer: `window` tokens by `layer_types`, where that is absent in the layers that slide; none
-    unless `use_sliding_window`. A window of 0 is none.
+    """Window of each layer: `window` tokens in the sliding layers of `layer_types`, or if absent where `slides` is
+    true. There is none without `use_sliding_window`, or if `window` is 0.
     """
     types = base.read_layer_types(fields, num_layers)
     if not fields.flag("use_sliding_window", False):

@@ -1,1 +1,1 @@
-"""Attention on NVIDIA GPUs: backends over the libraries that are there, and our own Triton kernels."""
+"""Arithmetic and attention on NVIDIA GPUs: backends that use other libraries, and Tandem's own Triton kernels."""

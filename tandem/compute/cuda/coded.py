@@ -1,6 +1,6 @@
-"""Launches the Triton products with weights as codes.
+"""Launches the Triton kernels for products with quantised matrices.
 
-The order of a sum depends on the matrix alone; tiles and the number of programs follow from the number of tokens.
+The order of a sum depends on the matrix alone; tile sizes and the number of programs depend on the number of tokens.
 """
 
 import importlib
@@ -17,23 +17,24 @@ from tandem.compute.order import Order
 
 KERNELS = "tandem.compute.cuda.triton_coded"
 TILE_OUTPUTS = 64
-FEW_TOKENS, MANY_TOKENS = 16, 64  # of a tile
-MOST_SPLIT_TOKENS = 64  # above them one program adds all splits, since their sums would take more memory than a row
+FEW_TOKENS, MANY_TOKENS = 16, 64  # sizes of a tile, for few and for many tokens
+MOST_SPLIT_TOKENS = 64  # above it one program computes all splits, since their partial sums would take too much memory
 SUM_TILE, COMBINE_TILE = 8, 256
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 
 class CodedProducts:
-    """The methods of `Kernels` that multiply by codes, for matrices that `refusal` accepts (it returns None).
+    """The methods of `Kernels` that multiply by quantised matrices, for those that `halves.refusal` accepts (it returns
+    None).
 
-    A matrix that is not packed is multiplied, too: its halves are then made anew at each call, with the same bits.
+    A matrix that is not packed is packed anew at each call, with the same bits as result.
     """
 
     def __init__(self) -> None:
         self.tables = Tables()
 
     def pack(self, matrix: CodedMatrix) -> CodedMatrix:
-        """The matrix in the products' order."""
+        """The matrix in the order in which the kernels read it, see `halves`."""
         packed = halved(matrix)
         return packed if packed.table is None else replace(packed, table=self.tables.shared(packed.table))
 
@@ -78,7 +79,7 @@ class CodedProducts:
         return out
 
     def splits(self, x: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
-        """Sums of the splits that are left to add, [num_splits, num_tokens, out] float32."""
+        """Partial sums over splits of the inputs, which the caller must add, [num_splits, num_tokens, out] float32."""
         whole = torch.empty(1, x.shape[0], matrix.shape[0], dtype=torch.float32, device=x.device)
         partials = self._product(x, matrix, whole[0], None)
         return whole if partials is None else partials
@@ -90,7 +91,7 @@ class CodedProducts:
     def _product(
         self, x: torch.Tensor, matrix: CodedMatrix, out: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Writes `out`, or returns the sums of the splits."""
+        """Writes `out`, or returns partial sums over splits of the inputs."""
         assert refusal(matrix) is None, refusal(matrix)
         assert x.shape[1] == matrix.shape[1], (x.shape, matrix.shape)
         assert x.device == matrix.codes.device, (x.device, matrix.codes.device)
@@ -127,7 +128,7 @@ class CodedProducts:
         return partials if is_split else None
 
     def sums(self, x: torch.Tensor, span: int) -> torch.Tensor:
-        """[num_tokens, spans] float32: sums of the inputs that share an offset."""
+        """Sums of each `span` consecutive inputs, which share an offset, [num_tokens, spans] float32."""
         num_spans = -(-x.shape[1] // span)
         out = torch.empty(x.shape[0], num_spans, dtype=torch.float32, device=x.device)
         self._kernels.sums_kernel[(x.shape[0], -(-num_spans // SUM_TILE))](
@@ -136,7 +137,7 @@ class CodedProducts:
         return out
 
     def matrix_arguments(self, matrix: CodedMatrix) -> dict[str, Any]:
-        """Arguments of kernels that read the matrix. What it does not have stands for nothing."""
+        """Arguments of kernels that read the matrix, with placeholders for tensors that it does not have."""
         form, codes = self.tables.form(matrix), matrix.codes.view(torch.uint8)
         group, inputs = matrix.group_size, matrix.shape[1]
         return {
@@ -161,7 +162,7 @@ class CodedProducts:
 
 
 def num_splits_of(num_tokens: int, inputs: int) -> int:
-    """Number of partial sums of each output: the inputs are split where there are few tokens to fill the GPU with."""
+    """Number of splits of the inputs, for several partial sums per output if too few tokens would fill the GPU."""
     return -(-inputs // SPLIT) if num_tokens <= MOST_SPLIT_TOKENS else 1
 
 
@@ -175,5 +176,5 @@ def _combine_grid(out: torch.Tensor) -> tuple[int, int]:
 
 
 def _readable(values: torch.Tensor) -> torch.Tensor:
-    """Floats of 8 bits as bytes: not every GPU has them, and Triton has no powers of two."""
+    """8-bit floats viewed as bytes: not every GPU supports them, and Triton has no e8m0 (powers of two)."""
     return values.view(torch.uint8) if values.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu) else values

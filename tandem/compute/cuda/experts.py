@@ -1,7 +1,7 @@
-"""A layer's routed experts by Triton: three kernels, and no wait for the device.
+"""Routed experts of a layer as three Triton kernels, without waiting for the device.
 
 Pairs of token and expert are sorted by expert; a tile of pairs is multiplied by the tensors of its expert, whose
-addresses a table has. So only the experts that are hit are read, and the launches' sizes follow from shapes alone.
+addresses are in a table. So only chosen experts are read, and the sizes of launches depend on shapes alone.
 """
 
 import importlib
@@ -34,12 +34,12 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonExperts:
-    """Implements `Experts`.
+    """Implements `Experts` with Triton kernels.
 
     Args:
-        products: what multiplies by matrices of codes one by one.
+        products: multiplies by single quantised matrices; packs them.
         activation, clamp: as in a `GatedSpec`.
-        experts: what `experts_refusal` has nothing against; they are kept, since the table has their addresses.
+        experts: experts for which `experts_refusal` is None; they are kept alive, since the table has their addresses.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TritonExperts:
         *,
         is_gated: bool,
     ) -> None:
-        """`out` [num_pairs, outputs] by gate and up of rows of tokens, or by down of rows of pairs."""
+        """Computes `out` [num_pairs, outputs]: by gate and up from rows of tokens, or by down from rows of pairs."""
         num_experts, num_pairs = len(self._experts), len(order)
         matrix, bias = (
             (self._first.gate, self._first.gate_bias) if is_gated else (self._first.down, self._first.down_bias)
@@ -140,7 +140,7 @@ class TritonExperts:
         )
 
     def _matrix_arguments(self, matrix: Numbers) -> dict[str, Any]:
-        """The first expert's: the others have the same but for addresses and factor."""
+        """Arguments for the first expert's matrix; those of the others differ in addresses and factor only."""
         if isinstance(matrix, CodedMatrix):
             found = self._products.matrix_arguments(matrix)
             del found["factor"]
@@ -190,7 +190,7 @@ def _refusal(matrix: Numbers) -> str | None:
 
 
 def _kind(matrix: Numbers) -> tuple[object, ...]:
-    """Properties of a matrix for which a kernel is compiled or called."""
+    """Properties of a matrix that select a compiled kernel or its arguments."""
     tensors = tuple((name, each.dtype, *each.shape) for name, each in _named(matrix))
     if isinstance(matrix, Matrix):
         return tensors

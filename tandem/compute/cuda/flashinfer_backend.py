@@ -1,8 +1,8 @@
-"""Attention on NVIDIA GPUs by FlashInfer, when it is installed.
+"""Attention backend on NVIDIA GPUs that uses FlashInfer, if it is installed.
 
 Its kernels need plans made on the host for each batch, so it cannot be captured in a CUDA graph. Decodes go through the
-prefill wrapper as one-token chunks. Blocks before a window are left out of a plan, never read. Not yet exercised on a
-GPU.
+prefill wrapper as one-token chunks. Blocks before a window are left out of a plan and never read. Not yet exercised on
+a GPU.
 """
 
 import importlib.util
@@ -35,7 +35,9 @@ class PagedIndices:
 
     @classmethod
     def of(cls, batch: AttentionBatch, block_size: int, window: int | None) -> "PagedIndices":
-        """Dropping whole blocks from the front moves no distance between a query and a key, so masks stay right."""
+        """The tables of `batch`. Masks stay right without the first blocks, since distances between query and key are
+        the same.
+        """
         ends = (batch.seq_lens + block_size - 1) // block_size
         starts = torch.zeros_like(ends)
         if window is not None:
@@ -50,7 +52,7 @@ class PagedIndices:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """A plan with its wrapper, reserved until the batch is dropped."""
+    """A plan with its FlashInfer wrapper, reserved until the batch is dropped."""
 
     wrapper: Any
 
@@ -63,10 +65,10 @@ class PlannedBatch(AttentionBatch):
 
 
 class FlashInferBackend:
-    """FlashInfer's FA2 kernels over head-major pages.
+    """Implements `AttentionBackend` with FlashInfer's FA2 kernels, over head-major pages.
 
     Args:
-        device: where the arena lives.
+        device: device of the KV cache.
     """
 
     name = "flashinfer"
@@ -97,7 +99,7 @@ class FlashInferBackend:
         return None
 
     def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> PlannedBatch:
-        """With a plan for each of `layers`."""
+        """Adds a plan for each of `layers` to the batch."""
         plans = {params: self._plan(batch, kv.keys, params) for params in layers}
         return PlannedBatch(**{field.name: getattr(batch, field.name) for field in fields(AttentionBatch)}, plans=plans)
 
@@ -135,7 +137,7 @@ class FlashInferBackend:
         return plan
 
     def _take_wrapper(self) -> Any:
-        """One whose plan is gone, or a new one: never one that a batch still needs."""
+        """A wrapper whose plan was dropped, or a new one: never one that a batch still needs."""
         for index, (wrapper, plan) in enumerate(self._wrappers):
             if plan() is None:
                 del self._wrappers[index]

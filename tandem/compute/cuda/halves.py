@@ -1,7 +1,9 @@
-"""Codes in the order in which the Triton products read them, and the constants by which they read a matrix.
+"""Packing of quantised matrices into the order in which the Triton kernels read them, and the constants that describe a
+matrix to them.
 
-Codes of 4 bits lie in halves: a byte of a span of inputs holds one of the first half and, above it, that of the second
-half as far on. So a program multiplies each half by inputs that lie together. Codes of 8 bits stay as they are.
+4-bit codes are packed in halves: for each span of inputs, a byte has a code of the first half and, in its upper bits,
+the code at the same place in the second half. So a program multiplies each half by contiguous inputs. 8-bit codes stay
+as they are.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from tandem.compute.order import Order
 
 SPAN: Final = 128  # inputs; less where a scale belongs to fewer
 SPLIT: Final = 1024  # inputs whose sum begins at zero; the splits' sums are added in order
-_LEAST_GROUP = 16  # of one matrix product
+_LEAST_GROUP = 16  # fewest inputs of one matrix product
 _FORMS = {CodeKind.INT8: 0, CodeKind.E4M3: 1}  # as in `triton_numbers`
 _UINT4, _E2M1, _TABLE4 = 3, 4, 5
 FLOATS: Final = 2
@@ -24,7 +26,7 @@ _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def refusal(matrix: CodedMatrix) -> str | None:
-    """Reason why the Triton products do not compute such a matrix; None = they do."""
+    """Reason why the Triton kernels cannot multiply by the matrix; None = they can."""
     group, (outputs, inputs) = matrix.group_size, matrix.shape
     if min(outputs, inputs) < 1:
         return f"a matrix of shape {matrix.shape} is empty"
@@ -34,13 +36,13 @@ def refusal(matrix: CodedMatrix) -> str | None:
 
 
 def span_of(matrix: CodedMatrix) -> int:
-    """Inputs that lie together, of which a program reads all."""
+    """Number of inputs in a span, all of which one program reads at a time."""
     group = SPAN if matrix.group_size >= matrix.shape[1] else min(SPAN, matrix.group_size)
     return max(group, 2 * _LEAST_GROUP) if matrix.kind is CodeKind.TABLE4 else group
 
 
 def halved(matrix: CodedMatrix) -> CodedMatrix:
-    """The matrix of `Order.ROWS` in the products' order; on the meta device the shapes alone."""
+    """A matrix of `Order.ROWS`, packed for the kernels; on the meta device only the shapes are computed."""
     if matrix.kind is not CodeKind.TABLE4:
         return replace(matrix, order=Order.STRIPS)
     span = span_of(matrix)
@@ -55,7 +57,7 @@ def halved(matrix: CodedMatrix) -> CodedMatrix:
 
 
 def rows_of(matrix: CodedMatrix, rows: torch.Tensor | None = None) -> CodedMatrix:
-    """The matrix in `Order.ROWS`, of these rows alone where some are given, int64."""
+    """A packed matrix in `Order.ROWS` again, all rows or those with the indices `rows`, int64."""
     assert matrix.order is Order.STRIPS
     found = {name: value if rows is None else value[rows] for name, value in matrix.tensors() if name in _BY_OUTPUT}
     if matrix.kind is CodeKind.TABLE4:
@@ -73,15 +75,15 @@ _BY_OUTPUT = ("codes", "scales", "offsets", "super_scales", "super_offsets")
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """Decoding of codes of 4 bits. `added`: to the code, where the number is an integer."""
+    """Way of decoding 4-bit codes. `added`: number added to a code, if the numbers are consecutive integers."""
 
     form: int
     added: int = 0
 
 
 class Tables:
-    """Tables of 16 numbers on the device, one tensor for all matrices that share them; so their forms are known
-    without a look at the device.
+    """Tables of 16 numbers on the device, one tensor for all matrices with equal tables, so that the form of each is
+    known without reading from the device.
     """
 
     def __init__(self) -> None:
@@ -89,7 +91,7 @@ class Tables:
         self._forms: dict[int, TableForm] = {}
 
     def shared(self, table: torch.Tensor) -> torch.Tensor:
-        """The tensor that all of these numbers share. Waits for the device."""
+        """The tensor shared by all tables with these numbers. Waits for the device."""
         if table.is_meta or id(table) in self._forms:
             return table
         numbers = tuple(table.tolist())
@@ -98,7 +100,7 @@ class Tables:
         return found
 
     def form(self, matrix: CodedMatrix) -> TableForm:
-        """Of a matrix whose table is `shared`, or of 8 bits."""
+        """Form of a matrix that has 8-bit codes, or a table returned by `shared`."""
         return TableForm(_FORMS[matrix.kind]) if matrix.table is None else self._forms[id(matrix.table)]
 
 

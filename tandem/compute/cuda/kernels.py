@@ -1,7 +1,7 @@
-"""`Kernels` on an NVIDIA GPU: PyTorch's products of floats, and our Triton kernels for the rest.
+"""`Kernels` on an NVIDIA GPU: PyTorch's products of floats, and Tandem's Triton kernels for the rest.
 
-Codes stay codes in the GPU's memory and become numbers in registers. A row's bits do not depend on the other rows of a
-product by codes, of a norm or of a rotation; PyTorch's products promise no such thing. Products ran on an H200
+Quantised weights stay codes in the GPU's memory and are decoded in registers. A row's bits do not depend on the other
+rows of a product with codes, a norm or a rotation; PyTorch's products do not promise that. Products ran on an H200
 (decision 116).
 """
 
@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class TritonKernels(TorchKernels):
-    """Products by Triton. A matrix that they refuse is decoded before each product, and the log names it once."""
+    """Implements `Kernels` with Triton. A quantised matrix that they refuse is decoded before each product, and named
+    in the log once.
+    """
 
     name = "triton"
 
@@ -36,7 +38,7 @@ class TritonKernels(TorchKernels):
 
     @staticmethod
     def missing(device: torch.device) -> str | None:
-        """Reason why the kernels cannot run there; None = they can."""
+        """Reason why the kernels cannot run on the device; None = they can."""
         if device.type != "cuda":
             return f"device {device} is not CUDA"
         if importlib.util.find_spec("triton") is None:

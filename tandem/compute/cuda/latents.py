@@ -1,7 +1,7 @@
-"""Attention over latents on NVIDIA GPUs by our own Triton kernel, for decodes and prefill chunks alike.
+"""Latent attention on NVIDIA GPUs with Tandem's own Triton kernel, for decodes and prefill chunks alike.
 
-Tiles and splits follow from the layer's shape only, never from the batch, so a query's output is the same alone and in
-company. Never synchronises with the device. Ran on an H200 (decision 116).
+Tiles and splits depend on the layer's shape only, never on the batch, so a query's output is the same alone and in a
+batch. Never synchronises with the device. Ran on an H200 (decision 116).
 """
 
 import importlib
@@ -29,7 +29,7 @@ class TritonLatentBackend:
     """Implements `LatentBackend`: one program for a query token, some of its heads and a split of its context.
 
     Args:
-        device: where the arena lives.
+        device: device of the KV cache.
         split_tokens: as in `TritonBackend`.
     """
 
@@ -110,7 +110,7 @@ class TritonLatentBackend:
 
 
 def _by_token(batch: AttentionBatch, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The request of each query token, and the number of tokens that it sees, int32 [num_tokens]; no wait."""
+    """The request of each query token, and the number of tokens that it sees, int32 [num_tokens], without waiting."""
     if batch.max_query_len == 1 and num_tokens == batch.num_requests:
         return torch.arange(num_tokens, dtype=torch.int32, device=batch.seq_lens.device), batch.seq_lens
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=batch.seq_lens.device)

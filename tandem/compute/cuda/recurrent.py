@@ -1,5 +1,5 @@
-"""Recurrent states on NVIDIA GPUs by our own Triton kernels: no bit of a request depends on how its prompt is cut or on
-what shares a step. Ran on an H200 (decision 116).
+"""Recurrent layers on NVIDIA GPUs with Tandem's own Triton kernels: no bit of a request depends on how its prompt is
+divided or what shares a step. Ran on an H200 (decision 116).
 """
 
 import importlib
@@ -23,7 +23,7 @@ _OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 @dataclass(frozen=True, slots=True)
 class TritonRecurrentBatch(RecurrentBatch):
-    """Convolves by two kernels."""
+    """A `RecurrentBatch` whose convolution is computed by two kernels."""
 
     def convolve(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: LayerRecurrent
@@ -68,8 +68,8 @@ class TritonRecurrentBackend:
         self._device = device
 
     def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Reason why the kernels cannot serve such a layer; None = they can. Needs triton and a GPU. Bounds and sinks
-        are not of this kind of state.
+        """Reason why the kernels cannot serve such a layer; None = they can. Needs triton and a GPU. Softcaps and sinks
+        do not apply to recurrent states.
         """
         if (reason := TritonKernels.missing(self._device)) is not None:
             return reason

@@ -1,7 +1,7 @@
-"""Launches of our Triton kernels for rows: norms, gated products, rotary embedding and the write of K and V.
+"""Launches Tandem's Triton kernels for single rows: norms, gated products, rotary embedding and the write of K and V.
 
-One kernel each, where PyTorch's operations are up to 42. What they cannot serve is refused with None or False, and is
-PyTorch's. Never synchronises with the device.
+Each is one kernel where PyTorch needs up to 42 operations. Unsupported calls return None or False and are left to
+PyTorch. Never synchronises with the device.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """`Kernels.gated_product`; None = not served."""
+    """See `Kernels.gated_product`; None = not supported."""
     if gate.shape != up.shape or gate.dtype not in _FLOATS:
         return None
     gates, ups = _rows(gate), _rows(up)
@@ -39,7 +39,7 @@ def gated_product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, unit_offset: bool
 ) -> torch.Tensor | None:
-    """`Kernels.rms_norm`; None = not served."""
+    """See `Kernels.rms_norm`; None = not supported."""
     if x.dtype not in _FLOATS or x.shape[-1] > MAX_ROW or weight.stride() != (1,):
         return None
     rows, sums = _rows(x), None if residual is None else _rows(residual)
@@ -69,9 +69,9 @@ def turn(
     norm_eps: float,
     unit_offset: bool,
 ) -> bool:
-    """`Kernels.rope_and_write`, or `rotate` without `kv`: k, v, the slots and the caches of K and V.
+    """See `Kernels.rope_and_write`; without `kv` see `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V.
 
-    False = not served, and nothing was done.
+    False = not supported, and nothing was done.
     """
     k, v, slots, k_cache, v_cache = (q, q, positions, q, q) if kv is None else kv
     num_kv_heads, block_size = (0, 1) if kv is None else (k.shape[1], k_cache.shape[2])
@@ -104,7 +104,7 @@ def _kernels() -> ModuleType:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor | None:
-    """`x` as [num_rows, size] without a copy; None = its rows do not lie at one distance."""
+    """`x` as [num_rows, size] without a copy; None = the distance between its rows is not constant."""
     if x.numel() and x.stride(-1) != 1:
         return None
     try:
@@ -114,7 +114,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _options(tile: int) -> dict[str, int]:
-    """Warps of a program: 8 numbers a thread, at most 16 warps."""
+    """Number of warps of a program: 8 numbers per thread, at most 16 warps."""
     return {"num_warps": max(1, min(16, tile // 256))}
 
 

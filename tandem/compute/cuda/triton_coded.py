@@ -1,9 +1,9 @@
-"""The Triton kernels of products with weights as codes.
+"""Triton kernels for products with quantised weights.
 
 A group of inputs (128 of a longer one) is summed from zero by a matrix product of exact numbers, times its scale, and
-added to its split of 1,024 inputs in order; its offset times the sum of its inputs follows. Splits are added in order,
-by one program or by `combine_kernel`: a token's bits do not depend on how many tokens there are. Outputs stand in a
-tile's first dimension, so that matrix products have one shape for any number of tokens but for their width.
+added to its split of 1,024 inputs in order; then its offset times the sum of its inputs. Splits are added in order, by
+one program or by `combine_kernel`, so a token's bits do not depend on the number of tokens. Outputs are a tile's first
+dimension, so that only the width of matrix products varies with the number of tokens.
 
 Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 """
@@ -23,7 +23,7 @@ BATCH_ARGUMENTS = ["num_tokens", "num_splits"]
 @triton.jit
 def _inputs(x: tl.tensor, tokens: tl.tensor, first: tl.tensor, inputs: tl.tensor, in_tokens: tl.tensor,
             WIDTH: tl.constexpr) -> tl.tensor:  # fmt: skip
-    """[WIDTH, tokens] of the rows at pointers `x`, from input `first` on; zeros past the row."""
+    """[WIDTH, tokens]: WIDTH inputs from `first` on, of the rows at pointers `x`; zeros past the end of a row."""
     at = first + tl.arange(0, WIDTH)
     return tl.load(x + tokens[None, :] + at[:, None], mask=(at < inputs)[:, None] & in_tokens[None, :], other=0.0)
 
@@ -60,7 +60,7 @@ def sum_of_split(
     TILE_T: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """[TILE_N, TILE_T] float32: the part of the products that one split of the inputs has."""
+    """[TILE_N, TILE_T] float32: sums over one split of the inputs."""
     IS_HALVED: tl.constexpr = FORM >= UINT4
     STEP: tl.constexpr = SPAN // 2 if IS_HALVED else SPAN  # bytes of a span, and inputs of a matrix product
     NUM_PARTS: tl.constexpr = 2 if IS_HALVED and GROUP == STEP else 1  # scales of a span
@@ -122,7 +122,7 @@ def sums_kernel(
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (token, TILE spans): sums of the inputs that share an offset."""
+    """One program per (token, TILE spans): sums of the inputs that share an offset."""
     token = tl.program_id(0).to(tl.int64)
     spans = tl.program_id(1) * TILE + tl.arange(0, TILE)
     at = spans[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
@@ -166,7 +166,7 @@ def coded_kernel(
     TILE_T: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a (tile of outputs, tile of tokens, split); without IS_SPLIT one for all splits."""
+    """One program per (tile of outputs, tile of tokens, split); without IS_SPLIT one for all splits."""
     outputs = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     tokens = tl.program_id(1) * TILE_T + tl.arange(0, TILE_T)
     in_outputs, in_tokens = outputs < num_outputs, tokens < num_tokens
@@ -241,7 +241,7 @@ def combine_kernel(
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (token, TILE outputs)."""
+    """One program per (token, TILE outputs): adds the splits."""
     token = tl.program_id(0).to(tl.int64)
     outputs = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = outputs < num_outputs
@@ -253,7 +253,7 @@ def combine_kernel(
 
 @triton.jit
 def activated(gate: tl.tensor, IS_GELU: tl.constexpr) -> tl.tensor:
-    """SiLU, or GELU by tanh, in float32. NOTE: tanh by exp, since libdevice's does not exist in the interpreter."""
+    """SiLU, or GELU with tanh, in float32. NOTE: tanh is made of exp, since the interpreter lacks libdevice's."""
     if IS_GELU:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         return 0.5 * gate * (2.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0))
@@ -276,7 +276,7 @@ def gated_combine_kernel(
     IS_GELU: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (token, TILE outputs): `activation(gate) * up`, rounded once."""
+    """One program per (token, TILE outputs): adds the splits and computes `activation(gate) * up`, rounded once."""
     token = tl.program_id(0).to(tl.int64)
     outputs = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = outputs < num_outputs

@@ -1,8 +1,8 @@
-"""The Triton kernels of routed experts: pairs of token and expert are sorted by expert, and a program multiplies a
-tile of one expert's pairs.
+"""Triton kernels for routed experts: pairs of token and expert are sorted by expert, and a program multiplies a tile of
+one expert's pairs.
 
-The tensors of each expert lie where they were loaded; a table has their addresses. What is not hit is not read.
-Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
+The tensors of each expert stay where they were loaded; a table has their addresses. Experts that are not chosen are not
+read. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -20,7 +20,7 @@ MATRICES = tl.constexpr(3)  # of an expert: gate, up, down
 @triton.jit
 def _address(addresses: tl.tensor, expert: tl.tensor, MATRIX: tl.constexpr, PART: tl.constexpr,
              like: tl.tensor) -> tl.tensor:  # fmt: skip
-    """The expert's pointer, of the type of `like`."""
+    """Pointer to a tensor of the expert, of the type of `like`."""
     at = (expert * MATRICES + MATRIX) * PARTS + PART
     return tl.multiple_of(tl.load(addresses + at).to(like.dtype), 16)
 
@@ -61,7 +61,9 @@ def _sums(
     TILE_T: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """[TILE_N, TILE_T] float32: outputs of one matrix of the expert. The tensors are the first expert's, for types."""
+    """[TILE_N, TILE_T] float32: outputs of one matrix of the expert. The tensor arguments are the first expert's and
+    only give types.
+    """
     in_outputs = matrix_outputs < num_outputs
     total = tl.zeros([TILE_N, TILE_T], dtype=tl.float32)
     factor = tl.load(factors + expert * MATRICES + MATRIX)
@@ -147,7 +149,7 @@ def experts_kernel(
     TILE_T: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a (tile of outputs, tile of pairs): gate and up with the activation if IS_GATED, else down."""
+    """One program per (tile of outputs, tile of pairs): gate and up with the activation if IS_GATED, else down."""
     tile = tl.program_id(1)
     numbers = tl.arange(0, TILE_E)
     is_expert = numbers < num_experts
@@ -199,7 +201,7 @@ def weighted_sum_kernel(
     TOP_K: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (token, TILE outputs)."""
+    """One program per (token, TILE outputs): weighted sum of the outputs of a token's experts."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = at < num_outputs

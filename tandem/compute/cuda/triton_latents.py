@@ -1,9 +1,9 @@
-"""The Triton kernel of attention over latents (DeepSeek-V2, arXiv:2405.04434, absorbed): every row is the key of all
-heads, and its latent is the value, so a tile of rows is read once for both.
+"""Triton kernel for latent attention (DeepSeek-V2, arXiv:2405.04434, absorbed): every row is the key of all heads, and
+its latent is the value, so a tile of rows is read once for both.
 
 A query's arithmetic depends on its own request only: splits start at fixed positions. Their sums are added by
-`triton_paged.combine_kernel`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run
-on an H200 (decision 116).
+`triton_paged.combine_kernel`. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200
+(decision 116).
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -46,7 +46,7 @@ def latent_kernel(
     TILE_ROTARY: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a (query token, tile of heads, split)."""
+    """One program per (query token, tile of heads, split)."""
     token, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     begin = split_start(split, SPLIT)
     end = tl.minimum(split_start(split + 1, SPLIT), tl.load(lengths + token))

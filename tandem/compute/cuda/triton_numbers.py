@@ -1,7 +1,7 @@
-"""Triton functions that make numbers of codes and scales in registers, for kernels that multiply by them.
+"""Triton functions that decode codes and scales in registers, for kernels that multiply by quantised weights.
 
-Each number is exact: integers of 8 bits, E2M1 and E4M3 have at most 8 significant bits, which float32, float16 and
-bfloat16 all hold. Numbers of any other table are rounded to the dtype of the rows.
+Each number is exact: 8-bit integers, E2M1 and E4M3 have at most 8 significant bits, which float32, float16 and bfloat16
+all hold. Numbers of any other table are rounded to the dtype of the rows.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -12,34 +12,34 @@ import triton.language as tl
 
 INT8 = tl.constexpr(0)
 E4M3 = tl.constexpr(1)
-FLOATS = tl.constexpr(2)  # of the rows' dtype, without scales
-UINT4 = tl.constexpr(3)  # and what is added to it; this and what follows has two codes to a byte
+FLOATS = tl.constexpr(2)  # numbers in the rows' dtype, without scales
+UINT4 = tl.constexpr(3)  # integers: code + ADDED; this form and the next two have two codes in a byte
 E2M1 = tl.constexpr(4)
 TABLE4 = tl.constexpr(5)
 
 FLOAT = tl.constexpr(0)
 POWER = tl.constexpr(1)  # float8_e8m0fnu
 SMALL_FLOAT = tl.constexpr(2)  # float8_e4m3fn
-MULTIPLE = tl.constexpr(3)  # int8, of a float that more inputs share
+MULTIPLE = tl.constexpr(3)  # int8, times a float that several groups share
 
 
 @triton.jit
 def e4m3_numbers(codes: tl.tensor) -> tl.tensor:
-    """float32 of uint8 codes that are no NaN: the bits of a float16 that is smaller by 2 ** 8."""
+    """float32 numbers of uint8 codes without NaN: their bits shifted are a float16 that is smaller by 2 ** 8."""
     wide = codes.to(tl.uint16)
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit
 def _e2m1_numbers(codes: tl.tensor) -> tl.tensor:
-    """float32 of 4 bits: the bits of a float16 that is smaller by 2 ** 14."""
+    """float32 numbers of 4-bit codes: their bits shifted are a float16 that is smaller by 2 ** 14."""
     wide = codes.to(tl.uint16)
     return (((wide & 8) << 12) | ((wide & 7) << 9)).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
 
 @triton.jit
 def numbers_of(codes: tl.tensor, table: tl.tensor, ADDED: tl.constexpr, FORM: tl.constexpr) -> tl.tensor:
-    """float32 numbers of uint8 codes, of 8 bits or of the lower 4 alone; without scales."""
+    """float32 numbers of uint8 codes, without scales; 4-bit codes are in the lower half of a byte."""
     if FORM == INT8:
         return codes.to(tl.int8, bitcast=True).to(tl.float32)
     elif FORM == E4M3:
@@ -61,7 +61,7 @@ def values_of(
     mask: tl.tensor,
     FORM: tl.constexpr,
 ) -> tl.tensor:
-    """float32 scales or offsets at these elements."""
+    """float32 scales or offsets at positions `at`; `supers`: units of those that are integers."""
     stored = tl.load(values + at, mask=mask, other=0)
     if FORM == POWER:
         exponents = stored.to(tl.uint32)

@@ -1,8 +1,8 @@
-"""The Triton kernels of paged attention: decode with split KV, its reduction, and prefill.
+"""Triton kernels for paged attention: decode with split KV, the reduction of its splits, and prefill.
 
-Every kernel reads exactly the tokens that some query of its tile sees, never freed window blocks or unwritten slots.
-A query's arithmetic depends on its own request only (tiles and splits start at fixed positions), never on what else is
-in the batch. Checked on CPU in interpreter mode and compiled for NVIDIA targets; not yet exercised on a GPU.
+Every kernel reads exactly the tokens that some query of its tile sees, never freed window blocks or unwritten slots. A
+query's arithmetic depends on its own request only (tiles and splits start at fixed positions), never on the rest of the
+batch. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an H200 (decision 116).
 
 Maths: online softmax as in FlashAttention (Dao et al. 2022, algorithm 1), in base 2; flash-decoding's split reduction.
 """
@@ -22,9 +22,10 @@ BATCH_ARGUMENTS = ["table_stride", "num_splits", "num_requests"]
 
 @triton.jit
 def split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
-    """First position of a split: eight are SPLIT tokens long, eight twice that, and so on; long contexts have few.
+    """First position of a split: eight splits are SPLIT tokens long, eight twice that, and so on, so that long contexts
+    have few.
 
-    NOTE: constants stand on the right of tensors, since the interpreter of Triton 3.7 makes a constant of the product.
+    NOTE: constants are on the right of tensors, since the interpreter of Triton 3.7 makes a constant of the product.
     """
     level = split // SPLITS_PER_LEVEL
     scale = 1 << level
@@ -128,7 +129,7 @@ def decode_kernel(
     TILE_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One program a (request, KV head, split). Serves requests with one query token; the group's heads are its rows."""
+    """One program per (request, KV head, split). For requests with one query token; the group's heads are its rows."""
     request, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = tl.load(query_start + request).to(tl.int64)
     if tl.load(query_start + request + 1) - token != 1:
@@ -194,7 +195,7 @@ def combine_kernel(
     HEAD_DIM: tl.constexpr,
     TILE_D: tl.constexpr,
 ) -> None:
-    """One program a (request, head): adds up the splits that hold visible positions, in order of position."""
+    """One program per (request, head): adds the splits that hold visible positions, in order of position."""
     request, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(query_start + request).to(tl.int64)
     if tl.load(query_start + request + 1) - token != 1:
@@ -256,7 +257,7 @@ def prefill_kernel(
     PRECISION: tl.constexpr,
     TILE_REQUESTS: tl.constexpr,
 ) -> None:
-    """One program a (query tile, KV head). Serves requests with several query tokens. Rows are (token, head of group).
+    """One program per (query tile, KV head). For requests with several query tokens. Rows are (token, head of group).
 
     Request `r` owns the tiles from `query_start[r] // tile_tokens + r`: at least as many as it needs, and no two
     requests share one, so the grid's size follows from shapes alone.

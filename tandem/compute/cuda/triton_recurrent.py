@@ -1,8 +1,8 @@
-"""The Triton kernels of recurrent layers: the short convolution, and the recurrence token by token.
+"""Triton kernels for recurrent layers: the short convolution, and the recurrence token by token.
 
-A program carries some rows of a head's matrix through all tokens of its request, in registers. So no bit depends on how
-a prompt is cut or on what shares a step. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on
-an H200 (decision 116).
+A program keeps some rows of a head's matrix in registers through all tokens of its request. So no bit depends on how a
+prompt is divided or what shares a step. Checked on CPU in interpreter mode, compiled for NVIDIA targets, and run on an
+H200 (decision 116).
 
 Maths: Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), and the gated delta rule (Yang et al. 2024, arXiv:2412.06464).
 """
@@ -59,7 +59,7 @@ def recur_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ) -> None:
-    """One program a (request, head, tile of rows). All inputs are contiguous."""
+    """One program per (request, head, tile of rows). All inputs are contiguous."""
     request, head = tl.program_id(0), tl.program_id(1)
     group = head // (NUM_HEADS // NUM_GROUPS)
     rows, columns = tl.program_id(2) * TILE_ROWS + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
@@ -123,7 +123,7 @@ def _row(
     NUM_CHANNELS: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """[TILE] of a row of the step, or of the columns that a request had before: zeros where it begins."""
+    """[TILE] channels of a row of the step, or of a request's earlier inputs: zeros before its first token."""
     num_before = num_requests * NUM_COLUMNS
     is_before = row < num_before
     request = tl.where(is_before, row // NUM_COLUMNS, 0)
@@ -154,7 +154,7 @@ def convolve_kernel(
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (token, TILE channels): taps in order, as `RecurrentBatch.convolve` adds them."""
+    """One program per (token, TILE channels): taps in order, as `RecurrentBatch.convolve` adds them."""
     token = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     in_channels = channels < NUM_CHANNELS
@@ -186,7 +186,9 @@ def columns_kernel(
     NUM_COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program a (row, TILE channels): the columns after the step, apart, since a page may be read yet."""
+    """One program per (row, TILE channels): convolution inputs after the step, in separate memory, since pages may
+    still be read.
+    """
     place = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     in_channels = channels < NUM_CHANNELS

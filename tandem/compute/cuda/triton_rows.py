@@ -1,7 +1,8 @@
-"""Triton kernels of what is done to each row alone: norms, gated products, and rotary embedding with the write of K, V.
+"""Triton kernels that compute each row separately: norms, gated products, and rotary embedding with the write of K and
+V.
 
-A row is one program's, with tiles that its shape alone decides, so its bits do not depend on other rows. Numbers are
-float32 in registers and rounded once. Checked on CPU in interpreter mode and compiled for NVIDIA targets.
+One program computes a row, with tiles that depend on its shape alone, so its bits do not depend on other rows. Numbers
+are float32 in registers and rounded once. Checked on CPU in interpreter mode and compiled for NVIDIA targets.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -108,7 +109,7 @@ def turn_kernel(
     HAS_K_NORM: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
 ) -> None:
-    """One head of one token: those of q, then of k, then of v."""
+    """Rotates, and for K and V writes, one head of one token; heads of q come first, then those of k, then of v."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if head < NUM_HEADS:
         at = q + token * q_stride_token + head * q_stride_head

@@ -1,11 +1,11 @@
-"""Attention on NVIDIA GPUs by PyTorch's variable-length FlashAttention over paged KV.
+"""Attention backend on NVIDIA GPUs with PyTorch's variable-length FlashAttention over paged KV.
 
-PyTorch serves a block table only through a FlashAttention of another package: FA3 on Hopper, FA4 on Blackwell. The one
-that is needed is activated for the whole process, unless another one already is. Both take pages by strides, so our
-head-major pages go in as a transposed view. They cannot soft-cap. Not yet exercised on a GPU.
+PyTorch supports a block table only with a FlashAttention of another package: FA3 on Hopper, FA4 on Blackwell. The
+needed one is activated for the whole process, unless another already is. Both take pages by strides, so head-major
+pages are passed as a transposed view. They cannot soft-cap. Not yet exercised on a GPU.
 
 NOTE: a tile that straddles a window's start also loads the null or freed block before it and masks its scores. That is
-exact while the arena holds finite numbers, which it does from its allocation on.
+exact while the KV cache holds finite numbers, which it does from its allocation on.
 """
 
 import inspect
@@ -27,10 +27,11 @@ ACTIVATION_ERRORS = (ImportError, AttributeError, OSError, RuntimeError, TypeErr
 
 
 class VarlenBackend:
-    """`torch.nn.attention.varlen.varlen_attn` with split KV off, so that a split never depends on the batch.
+    """Implements `AttentionBackend` with `torch.nn.attention.varlen.varlen_attn`, with split KV off, so that splits
+    never depend on the batch.
 
     Args:
-        device: where the arena lives.
+        device: device of the KV cache.
     """
 
     name = "varlen"
@@ -40,8 +41,8 @@ class VarlenBackend:
         self._device = device
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Reason why FlashAttention cannot serve such a layer, with the remedy where there is one; None = it can.
-        Activates the FlashAttention that it needs.
+        """Reason why FlashAttention cannot serve such a layer, with a remedy if there is one; None = it can. Activates
+        the needed FlashAttention.
         """
         if sinks:
             return "it has no attention sinks"
@@ -89,7 +90,7 @@ class VarlenBackend:
 
 
 def missing_arguments() -> str | None:
-    """Arguments missing from this PyTorch's `varlen_attn`, or None; the list grew from release to release."""
+    """Arguments that this PyTorch's `varlen_attn` lacks; None = it has all. The list grew from release to release."""
     try:
         varlen = import_module("torch.nn.attention.varlen")
     except ImportError:
@@ -99,7 +100,7 @@ def missing_arguments() -> str | None:
 
 
 def _activate(needed: str) -> str | None:
-    """Activates the implementation `needed`. Returns the reason where that is impossible, None where it is active."""
+    """Activates the implementation `needed`. Returns the reason if that is impossible; None = it is active."""
     attention = import_module("torch.nn.attention")
     try:
         if attention.current_flash_attention_impl() is None:

@@ -1,4 +1,4 @@
-"""Arguments of the compiled kernels in place of tensors: pointers and strides, and tensor layouts."""
+"""Tensors as arguments of the compiled kernels: pointers, strides, and checks of memory layouts."""
 
 import torch
 
@@ -6,12 +6,12 @@ from tandem.compute.native.codes import DTYPE_CODES
 
 
 def has_contiguous_rows(x: torch.Tensor) -> bool:
-    """A matrix whose rows are contiguous; the rows themselves may be strided."""
+    """Whether `x` is a matrix whose rows are contiguous; the distance between rows may be larger than a row."""
     return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
 def are_blocks(count: int, size: int) -> bool:
-    """Whether `size` inputs are so many equal blocks of an even number of them; one block is of any number."""
+    """Whether `size` inputs divide into `count` equal blocks, each of an even number of inputs unless it is one."""
     return count == 1 or (count > 0 and size % (2 * count) == 0)
 
 
@@ -22,7 +22,7 @@ def row_strides(x: torch.Tensor) -> tuple[int, int]:
 
 
 def norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int) -> tuple[int, int, int]:
-    """Pointers to both weights (0 = none), and their dtype's code."""
+    """Pointers to both weights (0 = none), and the code of their dtype."""
     given = [weight for weight in (q_norm, k_norm) if weight is not None]
     assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
     pointers = [0 if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
@@ -30,12 +30,12 @@ def norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_
 
 
 def are_paged(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether they are alike and the kernels read both."""
+    """Whether both caches have the same layout, and one that the kernels can read."""
     return k_cache.shape == v_cache.shape and _is_paged(k_cache) and _is_paged(v_cache)
 
 
 def _is_paged(cache: torch.Tensor) -> bool:
-    """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
+    """Whether it is [num_blocks, num_kv_heads, block_size, head_dim] with contiguous blocks, at any distance."""
     _, num_kv_heads, block_size, head_dim = cache.shape
     _, head_stride, slot_stride, stride = cache.stride()
     return stride == 1 and slot_stride == head_dim and (num_kv_heads == 1 or head_stride == block_size * head_dim)

@@ -1,6 +1,6 @@
-"""The compiled CPU attention: reads K and V in place, for decodes and prefill chunks alike.
+"""Attention backend with the compiled CPU kernel: reads K and V in place, for decodes and prefill chunks alike.
 
-A query's result is bit-identical whatever shares its step; see `tandem.compute.ops`.
+A query's result is bit-identical whatever else is computed in its step; see `tandem.compute.ops`.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,9 @@ MAX_HEAD_DIM = 576
 
 
 class NativeBackend:
-    """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 576, where the kernels can be compiled."""
+    """Implements `AttentionBackend` on the CPU, for any head_dim that is a multiple of 8 up to 576, if the kernels can
+    be compiled.
+    """
 
     name = "native"
     graph_safe = False

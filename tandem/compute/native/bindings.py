@@ -1,4 +1,4 @@
-"""The compiled kernels as methods on tensors: checks shapes, passes pointers, allocates results.
+"""Bindings of the compiled kernels as methods on tensors: they check shapes, pass pointers and allocate results.
 
 A row's result is bit-identical whatever else is in the call and however many threads run. Nothing here keeps a tensor
 or a pointer after the call. A wrong shape or dtype is our own bug and asserts; out-of-range indices are not checked.
@@ -26,7 +26,7 @@ from tandem.core.errors import ConfigurationError
 
 
 def load(cache_dir: Path | None = None, architecture: str = "native") -> "NativeKernels":
-    """Build if needed, and load; see `build`.
+    """Compiles the kernels if needed, and loads them; see `build`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
@@ -35,7 +35,7 @@ def load(cache_dir: Path | None = None, architecture: str = "native") -> "Native
 
 
 def unavailable_reason(cache_dir: Path | None = None) -> str | None:
-    """Message of the error that `load` would raise here, or None when it would not."""
+    """Message of the error that `load` would raise here; None = it would not fail."""
     try:
         load(cache_dir)
     except ConfigurationError as error:
@@ -44,7 +44,7 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
 
 
 class NativeKernels(NativeCodedProducts):
-    """The methods of `Kernels`, and attention. Stateless and safe to share."""
+    """Implements `Kernels` with the compiled functions, and paged attention. Stateless and safe to share."""
 
     name = "native"
 
@@ -63,7 +63,7 @@ class NativeKernels(NativeCodedProducts):
         self._take_rows = bind(library, "tandem_take_rows", FIELDS["tandem_take_rows"])
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""
+        """NOTE: PyTorch's own wakes OpenMP threads, which then spin on the cores that the next kernel needs."""
         size = x.shape[1]
         out = x.new_empty(indices.shape[0], size)
         assert has_contiguous_rows(x)
@@ -346,7 +346,7 @@ class NativeKernels(NativeCodedProducts):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        """NOTE: it is `rope_and_write` of no heads of K and V."""
+        """NOTE: it is `rope_and_write` with no heads of K and V."""
         norms = *norm_weights(norm, None, q.shape[2]), unit_offset
         self._rotate(q, cos, sin, positions, (0,) * 6, (0,) * 5, norms, norm_eps, 0, 1)
 
@@ -363,7 +363,7 @@ class NativeKernels(NativeCodedProducts):
         num_kv_heads: int,
         block_size: int,
     ) -> None:
-        """`written`: K and V, a pointer and two strides each. `where`: slots; K's and V's cache with block strides."""
+        """`written`: K and V, a pointer and two strides each. `where`: slots, then both caches with block strides."""
         num_tokens, num_heads, head_dim = q.shape
         half = cos.shape[1]
         *strides, stride = q.stride()

@@ -1,7 +1,7 @@
-"""Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
+"""Compiles the kernels on first use into a cache file whose name is a digest of everything that affects the code.
 
-Each source is compiled by itself, as many at once as there are cores: a user waits for the first start. A file
-that exists under its name is complete (temporary file, then rename), so processes may race.
+Sources are compiled separately, as many at once as there are cores, since a user waits for the first start. A file is
+renamed once complete, so an existing file is complete, and several processes may compile at once.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _FLAGS = (
     *("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno"),
     *("-fPIC", "-pthread", "-fvisibility=hidden"),
 )
-_COMPILE_TIMEOUT_S = 1200.0  # a source, on a machine that is busy with other things
+_COMPILE_TIMEOUT_S = 1200.0  # for one source, on a busy machine
 _CPUINFO = Path("/proc/cpuinfo")
 _VENDOR_FIELDS = ("vendor_id", "CPU implementer", "CPU part")
 # Instructions that a compiler may choose; the other flags of an x86 depend on the system and the hypervisor too.
@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 def load_library(cache_dir: Path | None = None, *, architecture: str = "native") -> ctypes.CDLL:
-    """Build if needed, and load; a file that does not load is compiled again, once in a process's life. See `build`.
+    """Compiles the library if needed, and loads it. A file that does not load is compiled again, once per process. See
+    `build`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
@@ -58,12 +59,12 @@ def load_library(cache_dir: Path | None = None, *, architecture: str = "native")
 
 
 def build(cache_dir: Path | None = None, *, force: bool = False, architecture: str = "native") -> Path:
-    """Returns the compiled library, compiling it if this machine has not done so yet.
+    """Returns the path of the compiled library, compiling it if this machine has not done so yet.
 
-    `architecture`: the processors that it is for, as the compiler's -march names them.
+    `architecture`: the processors to compile for, as a value of the compiler's -march.
 
     Raises:
-        ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
+        ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's output.
     """
     command = (_compiler(), f"-march={architecture}", *_FLAGS)
     directory = default_cache_dir() if cache_dir is None else cache_dir
@@ -74,7 +75,7 @@ def build(cache_dir: Path | None = None, *, force: bool = False, architecture: s
 
 
 def default_cache_dir() -> Path:
-    """`TANDEM_CACHE_DIR`, or `~/.cache/tandem` where it is not set."""
+    """`TANDEM_CACHE_DIR`, or `~/.cache/tandem` if it is not set."""
     configured = os.environ.get("TANDEM_CACHE_DIR")
     return Path(configured) if configured else Path.home() / ".cache" / "tandem"
 
@@ -107,7 +108,7 @@ def _compiler_version(compiler: str) -> str:
 
 
 def _cpu() -> str:
-    """The processor's vendor and instructions: what code made by -march=native needs."""
+    """The processor's vendor and instructions, on which the code for -march=native depends."""
     try:
         first = _CPUINFO.read_text().partition("\n\n")[0]
     except OSError:

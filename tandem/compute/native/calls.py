@@ -1,4 +1,4 @@
-"""Calls of compiled functions, each with a struct of its arguments (`src/calls.h`). Imports no PyTorch."""
+"""Calls of compiled functions, each with one struct of its arguments (`src/calls.h`). Imports no PyTorch."""
 
 import ctypes
 import struct
@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 
 def struct_of(fields: str) -> struct.Struct:
-    """A C++ struct whose fields have these names, in their order; all take 8 bytes.
+    """The C++ struct whose fields have these names, in their order; each takes 8 bytes.
 
-    A name is of an integer or pointer, or, followed by `:d`, of a double. Tests compare names and kinds with `src`.
+    A name stands for an integer or a pointer, or with the suffix `:d` for a double. Tests compare names and kinds with
+    `src`.
     """
     return struct.Struct("=" + "".join("d" if name.endswith(":d") else "q" for name in fields.split()))
 
 
 def bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., None]:
-    """The kernel as a function of its argument struct's fields, which `struct_of` explains."""
+    """The compiled function `name` as a Python function of its struct's fields, which are given as in `struct_of`."""
     function = library[name]
     function.restype = None
     function.argtypes = [ctypes.c_char_p]

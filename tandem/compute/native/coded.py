@@ -1,6 +1,6 @@
-"""Products with weights as codes.
+"""Products with quantised matrices, by the compiled kernels.
 
-A matrix that is not packed is multiplied, too: its strips are then made anew at each call, with the same bits.
+A matrix that is not packed is packed anew at each call, with the same bits as result.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ CODED_ROWS_FIELDS = "dtype weights indices out n threads"
 
 
 class NativeCodedProducts(NativePacking):
-    """The methods of `Kernels` that multiply by codes. Stateless."""
+    """The methods of `Kernels` that multiply by quantised matrices. Stateless."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)

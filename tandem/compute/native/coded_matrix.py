@@ -1,4 +1,4 @@
-"""Matrices of codes as the compiled kernels read them: the argument struct, and which of them are served."""
+"""Quantised matrices as arguments of the compiled kernels: their struct, and which of them are supported."""
 
 import ctypes
 
@@ -17,7 +17,7 @@ _pack = struct_of(CODED_FIELDS).pack
 
 
 def serves(matrix: CodedMatrix) -> bool:
-    """Whether the compiled products compute such a matrix: a block of the sum has whole groups or a part of one."""
+    """Whether the compiled products support the matrix: a block of the sum has whole groups or lies within one."""
     group, (outputs, inputs) = matrix.group_size, matrix.shape
     is_whole_row = group >= inputs
     return min(outputs, inputs) > 0 and (
@@ -26,7 +26,7 @@ def serves(matrix: CodedMatrix) -> bool:
 
 
 def are_alike(first: CodedMatrix, second: CodedMatrix) -> bool:
-    """Whether one walk over rows multiplies by both: decoded alike, in groups of the same size and order."""
+    """Whether two matrices can be multiplied in one pass over the rows: with equal decoding, group size and order."""
     return (
         (first.kind, first.shape[1], first.group_size) == (second.kind, second.shape[1], second.group_size)
         and (first.offsets is None) == (second.offsets is None)
@@ -44,7 +44,7 @@ def _are_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 
 def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
-    """The C++ struct, which has pointers to the matrix's tensors and keeps none alive."""
+    """The C++ struct of the matrix. It has pointers to the matrix's tensors but does not keep them alive."""
     tensors = (
         *(matrix.codes, matrix.scales, matrix.offsets, matrix.super_scales, matrix.super_offsets),
         *(matrix.table, matrix.permutation),

@@ -1,4 +1,4 @@
-"""The numbers by which the compiled kernels know dtypes, activations and scores of experts: the enums in `src`."""
+"""Numbers of dtypes, activations and expert scores in the compiled kernels, equal to the enums in `src`."""
 
 import torch
 

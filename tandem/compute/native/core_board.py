@@ -1,9 +1,9 @@
-"""Workers of one machine lend each other their cores: a file that all of them map says which of them is busy.
+"""Core board: a memory-mapped file by which workers of one machine lend each other their CPU cores while idle.
 
-Each writes its own slot and reads the others'. A process with work uses its own cores and those of the idle; a lender
-that gets work has its cores back after the unit that is being computed there: tens of microseconds of a product, or
-milliseconds of a long prompt's attention. A worker that died without a word is taken for what it last said; the next
-one of that slot says anew.
+Each worker writes in its own slot whether it is busy, and reads the others'. A busy process uses its own cores and
+those of idle workers. A lender that gets work has its cores back when the unit being computed there ends: after tens of
+microseconds of a product, or milliseconds of a long prompt's attention. The last state of a crashed worker stays until
+its successor writes the slot.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ _SLOT_BYTES = 64
 _SLOT = struct.Struct("=ii28h")  # busy, threads, cores: -1 = no more
 _MAX_CPUS = 28
 BORROW_FIELDS, TIME_FIELDS = "busy threads cpus num_cpus ok", "ns"
-_READ_BY_HELPERS: list[mmap.mmap] = []  # they never end, so these must not be unmapped
+_READ_BY_HELPERS: list[mmap.mmap] = []  # helper threads never end, so these must stay mapped
 
 
 class MissingBoardError(ConfigurationError):
-    """The file is not there."""
+    """The file does not exist."""
 
 
 class Cores(Protocol):
-    """Threads and CPUs of a worker. `cpus` empty = any."""
+    """Number of threads of a worker, and its CPUs; `cpus` empty = any."""
 
     @property
     def num_threads(self) -> int: ...
@@ -38,11 +38,11 @@ class Cores(Protocol):
 
 
 class CoreBoard:
-    """One worker's view of the file.
+    """One worker's view of the file; `slot` is its own.
 
     Raises:
-        MissingBoardError: there is no such file.
-        ConfigurationError: the file is no such board, or has no such slot.
+        MissingBoardError: the file does not exist.
+        ConfigurationError: the file is not a core board, or has no such slot.
     """
 
     def __init__(self, path: Path, slot: int) -> None:
@@ -63,7 +63,7 @@ class CoreBoard:
 
     @staticmethod
     def create(path: Path, workers: Sequence[Cores]) -> None:
-        """Write the file: every process is busy until it says otherwise."""
+        """Writes a new file, in which every worker is busy until it writes otherwise."""
         slots = []
         for worker in workers:
             cpus = (*worker.cpus[:_MAX_CPUS], *[-1] * max(0, _MAX_CPUS - len(worker.cpus)))
@@ -75,14 +75,15 @@ class CoreBoard:
         return len(self._map) // _SLOT_BYTES
 
     def set_busy(self, busy: bool) -> None:
-        """Whether this worker wants its cores for itself. Any thread may call."""
+        """Sets whether this worker needs its cores itself. Any thread may call it."""
         self._map[self._slot * _SLOT_BYTES : self._slot * _SLOT_BYTES + 4] = b"\1\0\0\0" if busy else b"\0\0\0\0"
 
     def is_busy(self, slot: int) -> bool:
+        """Whether the worker of that slot needs its cores itself."""
         return bool(self._map[slot * _SLOT_BYTES])
 
     def borrow(self, cache_dir: Path | None = None) -> None:
-        """Start helpers on the others' cores. Once in a process's life.
+        """Starts helper threads on the others' cores. May be called once per process.
 
         Raises:
             ConfigurationError: the kernels cannot be compiled or loaded here, or the system refuses such threads.
@@ -97,7 +98,7 @@ class CoreBoard:
                 self._borrow_from(slot, function, address + slot * _SLOT_BYTES)
 
     def borrowed_s(self) -> float:
-        """For how long this worker's own cores, all together, would have had to do what borrowed ones did so far."""
+        """Seconds that this worker's own cores would have needed together for the work done so far on borrowed ones."""
         if self._tell_borrowed is None:
             return 0.0
         num_threads: int = _SLOT.unpack_from(self._map, self._slot * _SLOT_BYTES)[1]

@@ -1,7 +1,7 @@
-"""Exchanges between the ranks of one host, through anonymous memory that all of them map (`src/exchange.h`).
+"""Exchanges between the ranks of one host, through anonymous shared memory (`src/exchange.h`).
 
-Nothing but a descriptor leads to the memory, so only processes that inherit it take part. A rank that waits for another
-gives up at its deadline, or as soon as the group has been ended: no call waits for ever.
+Only processes that inherit the memory's descriptor take part. A rank that waits for another gives up at its deadline,
+or as soon as the group has been ended: no call waits for ever.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ GATHER_FIELDS = "group part out m row_bytes"
 COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
 PIPE_FIELDS = "group data size"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer", "rows")
-BUFFER_BYTES = 4 << 20  # one of two of each rank; more rows go in several exchanges
+BUFFER_BYTES = 4 << 20  # of each of a rank's two buffers; more rows take several exchanges
 HEADER_BYTES = 4096
 _COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
 _LATE = 1  # RankFailure
@@ -36,12 +36,12 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
-    """Of the memory of one exchange: a page of counters, then two buffers of each rank."""
+    """Bytes of the memory for one exchange: a page of counters, then two buffers of each rank."""
     return HEADER_BYTES + 2 * num_ranks * buffer_bytes
 
 
 def end_group(memory: mmap.mmap) -> None:
-    """Every rank that waits in this memory, or will, gives up within 50 ms."""
+    """Ends the group: every rank that waits in this memory, now or later, gives up within 50 ms."""
     memory[0:4] = b"\1\0\0\0"
 
 
@@ -51,6 +51,7 @@ def beats_of(memory: mmap.mmap, num_ranks: int) -> tuple[int, ...]:
 
 
 def set_beats(memory: mmap.mmap, rank: int, count: int) -> None:
+    """Sets the number of heartbeats of a rank."""
     _BEAT.pack_into(memory, _beat_offset(rank), count)
 
 
@@ -59,12 +60,12 @@ def _beat_offset(rank: int) -> int:
 
 
 def make_memory(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
-    """A descriptor of new memory for one exchange; the caller closes it."""
+    """Descriptor of new memory for one exchange; the caller closes it."""
     return make_memory_of(num_bytes(num_ranks, buffer_bytes))
 
 
 def make_memory_of(size: int) -> int:
-    """A descriptor of `size` bytes of new memory, without a name, of a fixed size; the caller closes it."""
+    """Descriptor of `size` bytes of new unnamed memory of fixed size; the caller closes it."""
     descriptor = os.memfd_create("tandem-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -72,12 +73,13 @@ def make_memory_of(size: int) -> int:
 
 
 class _Segment:
-    """A part of the memory of a group, by which `num_ranks` of its ranks exchange.
+    """Part of a group's memory, in which `num_ranks` of its ranks exchange.
 
     Args:
-        offset: of the part in the memory of `descriptor`, which may be closed after this; a number of whole pages.
+        descriptor: of the group's memory; may be closed afterwards.
+        offset: where the part begins in the memory, a number of whole pages.
         deadline_s: the longest that one exchange waits.
-        members: their numbers in the group, and how many it has, for messages; None = they are the group.
+        members: for messages, the ranks' numbers in the group, and the size of the group; None = they are the group.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class _Segment:
         self.open(descriptor)
 
     def open(self, descriptor: int) -> None:
-        """Takes part in a new group, of as many ranks, by its memory; of the former one `expert_rows` alone is left."""
+        """Joins a new group of as many ranks, by its memory. Of the former group only `expert_rows` are kept."""
         self._map = mmap.mmap(descriptor, num_bytes(self._num_ranks, self._buffer_bytes), offset=self._offset)
         memory = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         deadline_ns = int(self._deadline_s * 1e9)
@@ -109,7 +111,7 @@ class _Segment:
 
     @property
     def group(self) -> int:
-        """Address of the struct by which compiled calls take part; `check` must follow them."""
+        """Address of the struct that compiled functions need to take part; `check` must be called after them."""
         return ctypes.addressof(self._group)
 
     @property
@@ -117,15 +119,15 @@ class _Segment:
         return self._group[_COUNT]
 
     def begin_step(self, number: int) -> None:
-        """Sets the step that messages name from now on."""
+        """Sets the number of the step, for messages."""
         self._step, self._count_before = number, self.num_exchanges
 
     def end(self) -> None:
-        """Ends it: every rank that waits, or will, gives up within 50 ms."""
+        """Ends the group: every rank that waits, now or later, gives up within 50 ms."""
         end_group(self._map)
 
     def check(self) -> None:
-        """Raises `RanksLostError` if an exchange has failed; it names the step, the exchange and the rank."""
+        """Raises `RanksLostError` if an exchange has failed; the message names the step, the exchange and the rank."""
         failure = self._group[_FAILURE]
         if failure:
             members, num_all = self._members
@@ -137,7 +139,7 @@ class _Segment:
 
 
 class SharedPipe(_Segment):
-    """Implements `StagePipe` between two ranks, of which rank 0 sends."""
+    """Implements `StagePipe` between two ranks, of which rank 0 sends and rank 1 receives."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -160,7 +162,7 @@ class SharedPipe(_Segment):
 
 
 class SharedExchange(_Segment):
-    """Implements `Collectives`. One thread exchanges at a time; `end` may be called by any."""
+    """Implements `Collectives`. Only one thread may exchange at a time; any thread may call `end`."""
 
     def __init__(self, *args: Any, library: ctypes.CDLL | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -180,12 +182,12 @@ class SharedExchange(_Segment):
 
     @property
     def expert_rows(self) -> ExpertRows:
-        """Rows of experts that `collect` has added so far."""
+        """Numbers of expert rows that `collect` has added so far, by rank."""
         *by_rank, busiest = self._rows
         return ExpertRows(tuple(by_rank), busiest)
 
     def beat(self) -> None:
-        """Shows that this process lives; by one thread of it."""
+        """Records a heartbeat of this process; called by one thread only."""
         set_beats(self._map, self._rank, self.beats[self._rank] + 1)
 
     @property

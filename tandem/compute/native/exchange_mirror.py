@@ -1,7 +1,7 @@
-"""Exchange memory as a host's mirror has it: what ranks of this host publish is taken from it, and what ranks of other
-hosts have published is put into it (`src/exchange.h`).
+"""Mirror of exchange memory between hosts: data published by ranks of this host are read from the memory here, and data
+of ranks on other hosts are written into it (`src/exchange.h`).
 
-The ranks themselves do not know which of them are here: they exchange through memory, and have the same bits.
+The ranks themselves do not know which of them are on this host: they exchange through memory, with the same bits.
 """
 
 import ctypes
@@ -27,11 +27,13 @@ _NO_DEADLINE_NS = 2**62
 
 
 class ExchangeMirror:
-    """Of the memory of `descriptor`, which may be closed after this. Of each rank, one thread at a time makes calls.
+    """Access to one exchange's memory for copying its data between hosts. For each rank, only one thread at a time may
+    call.
 
     Args:
-        num_ranks: that exchange in it.
-        offset: of it in the memory, see `_Segment`.
+        descriptor: of the memory; may be closed afterwards.
+        num_ranks: number of ranks that exchange in it.
+        offset: where the exchange begins in the memory, see `_Segment`.
     """
 
     def __init__(
@@ -54,8 +56,8 @@ class ExchangeMirror:
         self._publish = bind(library, "tandem_publish_rank", PUBLISH_FIELDS)
 
     def await_next(self, rank: int) -> tuple[int, memoryview] | None:
-        """The number, from 1, and the bytes of the next exchange of a rank of this host, which stay until all other
-        hosts have them; waits for it. None = the group has ended.
+        """Waits for the next exchange of a rank on this host. Returns its number, from 1, and its bytes, which stay
+        valid until all other hosts have them. None = the group has ended.
         """
         size = ctypes.c_int64()
         self._await(ctypes.addressof(self._ranks[rank]), ctypes.addressof(size))
@@ -63,10 +65,10 @@ class ExchangeMirror:
         return None if size.value < 0 else (number, self._buffer(rank, number)[: size.value])
 
     def room_for(self, rank: int, number: int, size: int) -> memoryview:
-        """Memory to which the bytes of exchange `number` of a rank of another host are to be written.
+        """Memory into which the bytes of exchange `number` of a rank on another host are to be written.
 
         Raises:
-            ValueError: it is not the next one, or too large.
+            ValueError: it is not the next exchange, or too large.
         """
         expected = self._ranks[rank][_COUNT] + 1
         if number != expected or not 0 <= size <= self._buffer_bytes:
@@ -74,7 +76,7 @@ class ExchangeMirror:
         return self._buffer(rank, number)[:size]
 
     def publish(self, rank: int, size: int) -> None:
-        """Gives all ranks of this host what was put at the last `room_for`."""
+        """Makes the bytes written into the last `room_for` available to the ranks of this host."""
         self._publish(ctypes.addressof(self._ranks[rank]), size)
 
     @property
@@ -83,11 +85,11 @@ class ExchangeMirror:
         return beats_of(self._map, self._num_ranks)
 
     def set_beats(self, rank: int, count: int) -> None:
-        """As the host of that rank has it."""
+        """Sets a rank's number of heartbeats, as reported by its host."""
         set_beats(self._map, rank, count)
 
     def end(self) -> None:
-        """Ends the group here: every rank that waits, or will, gives up within 50 ms."""
+        """Ends the group on this host: every rank that waits, now or later, gives up within 50 ms."""
         end_group(self._map)
 
     def _buffer(self, rank: int, number: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""A router's rule as one compiled call, for the rules that it knows."""
+"""Expert choice of a router as one compiled call, for the rules that the compiled function supports."""
 
 from collections.abc import Callable
 
@@ -16,9 +16,10 @@ _MOST_OF_GROUP = 2
 
 
 def _serves(spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None) -> bool:
-    """Whether the compiled call computes the rule of `spec`; its norm comes before.
+    """Whether the compiled function supports the rule of `spec`, without its norm, which is applied before.
 
-    NOTE: the comparison is with a spec of the fields that the call is given, so any other field must have its default.
+    NOTE: the spec is compared with one made from the fields that the call supports, so all other fields must be
+    defaults.
     """
     known = RouterSpec(
         linear=spec.linear,
@@ -52,9 +53,11 @@ def _is_native(tensor: torch.Tensor | None, spec: TensorSpec | None) -> bool:
 
 
 class NativeExpertChoice:
-    """Args:
-    call: the compiled function.
-    spec, correction, expert_scales: what `_serves` has said yes to.
+    """Implements `ExpertChoice` with the compiled function.
+
+    Args:
+        call: the compiled function.
+        spec, correction, expert_scales: a rule for which `_serves` is true.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class NativeExpertChoice:
         correction: torch.Tensor | None,
         expert_scales: torch.Tensor | None,
     ) -> "NativeExpertChoice | None":
-        """None = the compiled function does not compute such a rule."""
+        """The choice by the rule of `spec`; None = the compiled function does not support it."""
         return cls(call, spec, correction, expert_scales) if _serves(spec, correction, expert_scales) else None
 
     def __call__(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +108,7 @@ class NativeExpertChoice:
         chosen: int = 0,
         threads: int = 0,
     ) -> tuple[int | float, ...]:
-        """Fields in the order of the C++ struct; without arguments, those that are equal for all calls."""
+        """Fields of the C++ struct, in order; with default arguments, those that are equal for all calls."""
         spec = self._spec
         return (
             dtype,

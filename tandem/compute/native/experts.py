@@ -1,6 +1,6 @@
-"""A layer's routed experts as one compiled call, over a table of pointers to their tensors, which it keeps alive.
+"""Routed experts of a layer as one compiled call, over a table of pointers to their tensors, which it keeps alive.
 
-It reads only the experts that are hit. Their numbers are not checked.
+Only chosen experts are read. Expert indices are not checked.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _PARTS = tuple(field.name for field in fields(ExpertWeights))
 
 
 def _serves(experts: Sequence[ExpertWeights]) -> bool:
-    """Whether the compiled call computes such experts: alike, on the CPU, all floats in one order or all codes."""
+    """Whether the compiled function supports the experts: on the CPU, alike, all floats in one order or quantised."""
     if not experts:
         return False
     first, floats = experts[0], [x for expert in experts for x in floats_of(expert, _PARTS)]
@@ -44,7 +44,7 @@ def _serves(experts: Sequence[ExpertWeights]) -> bool:
 
 
 def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
-    """NOTE: permutations may be each expert's own, and tables too unless rows are rounded for their numbers."""
+    """NOTE: each expert may have its own permutation, and its own table unless rows are rounded."""
     layouts, devices = set(), set()
     for expert in experts:
         gate, up, down = expert.gate, expert.up, expert.down
@@ -59,17 +59,19 @@ def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
 
 
 def _layout(matrix: CodedMatrix) -> tuple[object, ...]:
-    """Equal of all experts for one walk over rows."""
+    """Properties that must be equal for all experts, so that one pass over the rows serves them."""
     numbers = matrix.table if matrix.rounds_rows else None
     table = None if numbers is None else tuple(numbers.tolist())
     return matrix.kind, matrix.group_size, matrix.offsets is None, matrix.rounds_rows, table
 
 
 class NativeExperts:
-    """Args:
-    call: the compiled function.
-    activation, clamp: as in a `GatedSpec`.
-    experts: what `_serves` has said yes to.
+    """Implements `Experts` with the compiled function.
+
+    Args:
+        call: the compiled function.
+        activation, clamp: as in a `GatedSpec`.
+        experts: experts for which `_serves` is true.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class NativeExperts:
     def build(
         cls, call: Callable[..., None], activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]
     ) -> "NativeExperts | None":
-        """None = the compiled function does not compute such experts."""
+        """The experts as one call; None = the compiled function does not support them."""
         return cls(call, activation, clamp, experts) if _serves(experts) else None
 
     def __call__(
@@ -135,7 +137,7 @@ class NativeExperts:
         top_k: int = 0,
         threads: int = 0,
     ) -> tuple[int | float, ...]:
-        """Fields in the order of the C++ struct; without arguments, those that are equal for all calls."""
+        """Fields of the C++ struct, in order; with default arguments, those that are equal for all calls."""
         return (
             dtype,
             *self._activation,

@@ -1,4 +1,4 @@
-"""The compiled choice of tokens, or of entries of several tokens, by their index keys."""
+"""Compiled choice of the best tokens, or entries, by index keys (sparse attention)."""
 
 import torch
 
@@ -15,7 +15,7 @@ MULTIPLE, MAX_DIM = 8, 1024  # numbers of an index key
 
 
 class IndexChoice:
-    """Choices on the CPU, for index keys of a multiple of 8 numbers up to 1,024.
+    """Chooses by index keys on the CPU; a key has a multiple of 8 numbers, up to 1,024.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine.
@@ -34,8 +34,8 @@ class IndexChoice:
         block_size: int,
         span: int = 1,
     ) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose` and `EntriesBackend.choose`. `keys` [num_blocks, number, dim]: one of each
-        `span` tokens, in the block of the last of them.
+        """See `IndexedLatentBackend.choose` and `EntriesBackend.choose`. `keys` [num_blocks, keys of a block, dim]: one
+        key for each `span` tokens, in the block of the last of them.
         """
         queries, weights = index.queries.contiguous(), index.weights.contiguous()
         _, _, dim = keys.shape

@@ -1,8 +1,9 @@
-"""All exchanges of one rank, in the memory of its group: with the group, within its section, and with those beside it.
+"""All exchanges of one rank, in the shared memory of its group: with the whole group, within its section, and pipes to
+neighbouring sections.
 
-A section computes one context, a part of the tokens of prompts, in one stage of layers. Its number is
-`stage * num_contexts + context`. Ranks count from the last one, where the leader is: rank r is number `r % width` of
-section `num_sections - 1 - r // width`.
+A section is the ranks that compute one pipeline stage for one context (a part of a prompt's tokens). Its number is
+`stage * num_contexts + context`. Ranks count from the last section, where the leader is: rank r is number `r % width`
+of section `num_sections - 1 - r // width`.
 """
 
 from tandem.compute.collectives import RankLinks
@@ -10,15 +11,17 @@ from tandem.compute.native.exchange import SharedExchange, SharedPipe
 from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pipe_offset, shard_offset
 from tandem.core.expert_rows import ExpertRows
 
-_SECTION_DEADLINES = 6  # a section waits for all layers of another, not for a sum of one
+_SECTION_DEADLINES = 6  # a section waits for all layers of another section, so its deadline is a multiple
 
 
 class SharedLinks:
-    """Args:
-    descriptor: of memory by `make_links_memory`, which may be closed after this.
-    num_ranks: of the group, a multiple of the number of sections.
-    num_stages, num_contexts: as in `RankLinks`; their product is the number of sections.
-    deadline_s: the longest that an exchange within a section waits; others wait six times as long.
+    """Makes the `RankLinks` of one rank, in `links`.
+
+    Args:
+        descriptor: of memory made by `make_links_memory`; may be closed afterwards.
+        num_ranks: size of the group, a multiple of the number of sections.
+        num_stages, num_contexts: as in `RankLinks`; their product is the number of sections.
+        deadline_s: the longest that an exchange within a section waits; others wait six times as long.
     """
 
     def __init__(
@@ -74,11 +77,11 @@ class SharedLinks:
         return self._shard.expert_rows
 
     def stage_of(self, rank: int) -> int:
-        """Of any rank of the group."""
+        """Pipeline stage of any rank of the group."""
         return self._section_of(rank) // self.num_contexts
 
     def context_of(self, rank: int) -> int:
-        """Of any rank of the group."""
+        """Context of any rank of the group."""
         return self._section_of(rank) % self.num_contexts
 
     @property
@@ -87,21 +90,21 @@ class SharedLinks:
         return self._group.beats
 
     def beat(self) -> None:
-        """Shows that this process lives; by one thread of it."""
+        """Records a heartbeat of this process; called by one thread only."""
         self._group.beat()
 
     def open(self, descriptor: int) -> None:
-        """Takes part in a new group, see `SharedExchange.open`."""
+        """Joins a new group, see `SharedExchange.open`."""
         for each in self._own:
             each.open(descriptor)
 
     def begin_step(self, number: int) -> None:
-        """Sets the step that messages name from now on."""
+        """Sets the number of the step, for messages."""
         for each in self._own:
             each.begin_step(number)
 
     def end(self) -> None:
-        """Ends the group, so far as this rank takes part; what others wait for among themselves ends with those."""
+        """Ends all exchanges in which this rank takes part; other ranks then end those among themselves."""
         for each in self._own:
             each.end()
 
@@ -111,7 +114,7 @@ class SharedLinks:
     def _pipe(
         self, descriptor: int, kind: PipeKind, sections: tuple[int, ...], number: int, end: int, deadline_s: float
     ) -> SharedPipe:
-        """From the first of two sections to the second; `end`: 0 = where rows are sent."""
+        """Pipe from the first of two sections to the second; `end`: 0 = this rank sends, 1 = it receives."""
         width = self.num_ranks // self.num_sections
         sender, receiver = (self.num_ranks - (section + 1) * width + number for section in sections)
         return SharedPipe(

@@ -1,6 +1,6 @@
-"""Mirror of a group's exchanges on one of its hosts: ranks of this host read what those of others have published.
+"""Mirror of a group's exchanges on one of its hosts: ranks of this host read data published by those of other hosts.
 
-What is exchanged within a stage stays on one host if there are several stages, since hosts have whole ones.
+If there are several stages, exchanges within a stage stay on one host, since each host has whole stages.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from tandem.compute.native.links_layout import PipeKind, group_buffer_bytes, pip
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """Ranks of one of the hosts of a group. With several stages each host has whole ones.
+    """Ranks of a group that one host has. With several stages each host has whole ones.
 
     Args:
-        first, num_here: ranks `first` to `first + num_here - 1` of `num_ranks`; other hosts have as many.
+        first, num_here: the host has ranks `first` to `first + num_here - 1` of `num_ranks`; other hosts have as many.
         num_stages, num_contexts: of the group.
     """
 
@@ -28,7 +28,7 @@ class HostPlace:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it may be that of a host that does not lead."""
+        """Whether these sizes fit a host other than the leader's."""
         sizes = self.num_here, self.num_ranks, self.num_sections
         if min(sizes) < 1 or self.num_ranks > MAX_RANKS or self.num_ranks % self.num_sections:
             return False
@@ -48,13 +48,15 @@ class HostPlace:
 
 
 class LinksMirror:
-    """Mirror of what crosses hosts of a group: the exchange of all ranks, and pipes between stages on different hosts.
+    """Mirror of all data that cross hosts of a group: the exchange of all ranks, and pipes between stages on different
+    hosts.
 
-    A *lane* is what one rank publishes in one of them. Lane r is that of rank r in the exchange of all n ranks, lane
-    n + r where it sends to the next stage, and lane 2 n + r where it takes from the stage before.
+    A *lane* is one rank's data in one exchange or pipe. In a group of n ranks, lane r belongs to rank r in the exchange
+    of all ranks. Lane n + r is its end of the pipe to the next stage, and lane 2 n + r its end of the pipe from the
+    stage before.
 
     Args:
-        descriptor: of memory by `make_links_memory`, which may be closed after this.
+        descriptor: of memory made by `make_links_memory`; may be closed afterwards.
     """
 
     def __init__(self, descriptor: int, place: HostPlace) -> None:
@@ -78,21 +80,21 @@ class LinksMirror:
                 self._lanes[lane], self._readers[lane] = (pipe, end), reader
 
     def lanes_of(self, ranks: range) -> Sequence[int]:
-        """Lanes on which these ranks publish for other hosts."""
+        """Lanes on which these ranks publish data for other hosts."""
         return [lane for lane in self._lanes if self.rank_of(lane) in ranks]
 
     def rank_of(self, lane: int) -> int:
-        """The rank that publishes there. Raises `ValueError` for a lane that there is not."""
+        """The rank that publishes on a lane. Raises `ValueError` if the lane does not exist."""
         if lane not in self._lanes:
             raise ValueError(f"there is no lane {lane} between hosts with {self._place.num_ranks} ranks")
         return lane % self._place.num_ranks
 
     def is_read_by(self, lane: int, ranks: range) -> bool:
-        """Whether one of these ranks, which are of another host than the lane's, reads what is published there."""
+        """Whether one of these ranks, all on another host than the lane's rank, reads the lane."""
         return lane not in self._readers or self._readers[lane] in ranks
 
     def await_next(self, lane: int) -> tuple[int, memoryview] | None:
-        """See `ExchangeMirror.await_next`, as the others."""
+        """See `ExchangeMirror.await_next`; the following methods are as there, too."""
         mirror, rank = self._lanes[lane]
         return mirror.await_next(rank)
 
@@ -113,6 +115,6 @@ class LinksMirror:
         self._group.set_beats(rank, count)
 
     def end(self) -> None:
-        """Ends what is mirrored: every rank that waits there, or will, gives up within 50 ms."""
+        """Ends all mirrored exchanges: every rank that waits there, now or later, gives up within 50 ms."""
         for mirror in self._mirrors:
             mirror.end()

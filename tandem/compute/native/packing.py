@@ -1,4 +1,4 @@
-"""Weights in the order in which the compiled kernels read them: strips of 16 outputs."""
+"""Packing of weights into the order in which the compiled kernels read them: strips of 16 outputs."""
 
 import ctypes
 from dataclasses import replace
@@ -17,7 +17,7 @@ STRIP = 16  # outputs
 
 
 class NativePacking:
-    """The methods of `Kernels` that pack. Stateless."""
+    """The methods of `Kernels` that pack weights. Stateless."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._pack = bind(library, "tandem_pack", PACK_FIELDS)

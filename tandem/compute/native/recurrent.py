@@ -1,4 +1,4 @@
-"""Compiled recurrence on the CPU, token by token: no bit depends on how a prompt is cut or on what shares a step."""
+"""Compiled recurrence on the CPU, token by token: no bit depends on how a prompt is divided or what shares a step."""
 
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +20,7 @@ RECUR_FIELDS = """
 
 
 class NativeRecurrentBackend:
-    """Implements `RecurrentBackend` for every spec on the CPU, where the kernels can be compiled."""
+    """Implements `RecurrentBackend` for every spec on the CPU, if the kernels can be compiled."""
 
     name = "native"
     graph_safe = False
@@ -36,7 +36,7 @@ class NativeRecurrentBackend:
             self._reason = str(error)
 
     def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """None unless the kernels are missing; bounds and sinks are not of this kind of state."""
+        """The reason if the kernels are missing, else None; softcaps and sinks do not apply to recurrent states."""
         return self._reason
 
     def prepare(self, batch: AttentionBatch, kv: LayerRecurrent, layers: Collection[Any]) -> RecurrentBatch:
@@ -90,5 +90,5 @@ class NativeRecurrentBackend:
 
 
 def _numbers(x: torch.Tensor) -> torch.Tensor:
-    """The same in float32, one after another; exact."""
+    """`x` in float32, contiguous; exact."""
     return x.float().contiguous()

@@ -1,7 +1,8 @@
 """Compiled sampling: one call chooses a token for every row of a step, with each row's parameters.
 
-A row's token depends on that row alone, bit for bit, however many threads run. It means the same as the PyTorch draws
-of `tandem.engine.sampler`, which say in what order a distribution is walked; weights may be rounded differently.
+A row's token depends on that row alone, bit for bit, however many threads run. The result means the same as the PyTorch
+draws of `tandem.engine.sampler`, which define the order in which a distribution is walked; weights may be rounded
+differently.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ _pack_options = struct_of(OPTIONS_FIELDS).pack
 
 
 class NativeDraws:
-    """Stateless and safe to share."""
+    """Draws tokens from logits with the compiled function. Stateless and safe to share."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._draw = bind(library, "tandem_draw", DRAW_FIELDS)
@@ -32,12 +33,12 @@ class NativeDraws:
 
         Args:
             rows: addresses of contiguous float32 [vocab_size]; alive during the call, not modified.
-            params: temperature, top_k, top_p and min_p of each row; whatever acts before these is in the logits.
-            uniforms: one a row, in [0, 1); not read where the row is greedy.
+            params: temperature, top_k, top_p and min_p of each row; other options are already applied to the logits.
+            uniforms: one random number per row, in [0, 1); not read if the row is greedy.
             vocab_size: at least 1.
 
         Returns:
-            Where the largest logit is not finite the token means nothing. It is NaN where any logit is.
+            If the largest logit is not finite, the token is meaningless. It is NaN if any logit is NaN.
         """
         options = b"".join(
             [
@@ -53,7 +54,7 @@ class NativeDraws:
 
 
 def load_draws(cache_dir: Path | None = None, architecture: str = "native") -> NativeDraws:
-    """Build if needed, and load; see `build`.
+    """Compiles the kernels if needed, and loads them; see `build`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.

@@ -1,6 +1,6 @@
-"""Compiled choice of tokens and entries, and attention to them on the CPU.
+"""Backends of sparse latent attention and of attention to entries on the CPU, with the compiled choice and attention.
 
-What a query chooses, and its result, are the same however its prompt is cut and whatever shares its step.
+A query's choice and result do not depend on how its prompt is divided or what shares its step.
 """
 
 import torch
@@ -16,7 +16,7 @@ from tandem.core.errors import ConfigurationError
 
 
 class NativeIndexedBackend(ChosenRowsAsKV):
-    """Implements `IndexedLatentBackend` for rows and index keys of a multiple of 8 numbers, up to 576 and 1,024, where
+    """Implements `IndexedLatentBackend` for rows and index keys whose sizes are multiples of 8, up to 576 and 1,024, if
     the kernels can be compiled.
     """
 
@@ -35,8 +35,8 @@ class NativeIndexedBackend(ChosenRowsAsKV):
 
 
 class NativeEntriesBackend(EntriesAsKV):
-    """Implements `EntriesBackend` for entries and index keys of a multiple of 8 numbers, up to 576 and 1,024, where the
-    kernels can be compiled.
+    """Implements `EntriesBackend` for entries and index keys whose sizes are multiples of 8, up to 576 and 1,024, if
+    the kernels can be compiled.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class NativeEntriesBackend(EntriesAsKV):
 
 
 def _load_choice(device: torch.device) -> IndexChoice | None:
-    """None where attention cannot be had either, and refuses with the reason."""
+    """The compiled choice; None if it is not available. Then attention is not either, and refuses with the reason."""
     try:
         return IndexChoice() if device.type == "cpu" else None
     except ConfigurationError:

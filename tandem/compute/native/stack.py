@@ -1,7 +1,8 @@
 """All layers of a decoder as one compiled call, over tables of pointers.
 
-It computes what the decoder would call one by one, in the same order, so it has the same bits. It keeps alive whatever
-it has pointers to. Indices (positions, slots, block tables) are not checked. One step at a time: steps share scratch.
+It computes the same calls as the decoder, in the same order, so the bits are the same. It keeps alive all tensors that
+it has pointers to. Indices (positions, slots, block tables) are not checked. Only one step at a time: steps share
+scratch memory.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ _pack_mixture = struct_of(f"router router_bias {CHOICE_FIELDS} {EXPERTS_FIELDS}"
 
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
-    """Whether the compiled stack can compute such layers: on the CPU, of one dtype, with supported heads."""
+    """Whether the compiled stack supports such layers: on the CPU, of one dtype, with supported heads."""
     weights = [final_norm, *(tensor for layer in layers for tensor in floats_of(layer, _WEIGHTS))]
     matrices: list[Numbers | None] = [getattr(layer, name) for layer in layers for name in _MATRICES]
     mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
@@ -73,9 +74,11 @@ def _are_gated_at_once(layer: StackLayer) -> bool:
 
 
 class NativeStack:
-    """Args:
-    call: the compiled function.
-    shape, layers, final_norm: what `serves` has said yes to.
+    """Implements `Stack` with the compiled function.
+
+    Args:
+        call: the compiled function.
+        shape, layers, final_norm: arguments for which `serves` is true.
     """
 
     attention = "native"
@@ -153,7 +156,7 @@ class NativeStack:
         return out
 
     def _constants(self, layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
-        """In the order of the C++ struct."""
+        """Constant fields of a layer, in the order of the C++ struct."""
         assert layer.cos.shape == layer.sin.shape
         assert layer.cos.dtype == layer.sin.dtype == torch.float32
         assert layer.cos.is_contiguous()
@@ -166,7 +169,7 @@ class NativeStack:
         return [*numbers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
 
     def _pointers(self, matrix: Numbers | None) -> tuple[int, int, int]:
-        """To floats and to codes, one of which a matrix has, and the blocks that floats are summed in."""
+        """Pointers to floats and to codes, of which one is 0, and the number of blocks in which floats are summed."""
         if matrix is None:
             return 0, 0, 1
         if not isinstance(matrix, CodedMatrix):
@@ -175,7 +178,7 @@ class NativeStack:
         return 0, ctypes.addressof(self._references[-1]), 1
 
     def _scratch_for(self, num_tokens: int) -> torch.Tensor:
-        """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""
+        """Scratch memory, kept between steps, in huge pages if possible: fresh small pages cost a prefill 10 %."""
         size = num_tokens * _scratch_width(self._shape, self._final_norm.itemsize)
         if self._scratch.numel() < size:
             self._scratch = self._final_norm.new_empty(max(size, LEAST_BYTES // self._final_norm.itemsize))
@@ -199,7 +202,7 @@ def _order_of(layers: Sequence[StackLayer]) -> Order:
 
 
 def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
-    """Whether router, rule and experts are such as the compiled stack computes, of one dtype."""
+    """Whether the compiled stack supports router, rule and experts, all of one dtype."""
     router, experts = mixture.router, mixture.experts
     return (
         isinstance(mixture.choice, NativeExpertChoice)
@@ -212,7 +215,7 @@ def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
 
 
 def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Fields of the C++ struct of a mixture of experts."""
+    """The C++ struct of a mixture of experts; None = the layer has none."""
     if mixture is None:
         return None
     assert isinstance(mixture.choice, NativeExpertChoice)
@@ -242,7 +245,7 @@ def _step_pointers(batch: AttentionBatch, num_tokens: int) -> tuple[int, int, in
 
 
 def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, ...]:
-    """Fields in the order of the C++ struct. Only the last layer skips tokens."""
+    """Fields of the C++ struct for `wanted`, in order. Only the last layer skips tokens."""
     if wanted is None:
         return (0,) * 7
     rows, batch = wanted.rows, wanted.batches[last_layer]
@@ -262,7 +265,7 @@ def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, .
 
 
 def _state_pointers(states: HiddenStates, num_layers: int) -> torch.Tensor:
-    """[num_layers] int64: where each layer's input goes; 0 = nowhere."""
+    """[num_layers] int64: where each layer's input is to be written; 0 = nowhere."""
     pointers, width = [0] * num_layers, states.tensor.shape[1] // len(states.layers) * states.tensor.itemsize
     for place, layer in enumerate(states.layers):
         if layer < num_layers:
@@ -271,7 +274,7 @@ def _state_pointers(states: HiddenStates, num_layers: int) -> torch.Tensor:
 
 
 def _scratch_width(shape: StackShape, itemsize: int) -> int:
-    """Elements a token: normed and delta, q and k and v, attended, gated; a router's logits, weights and choice."""
+    """Scratch elements per token: normed, delta; q, k, v; attended; gated; a router's logits, weights and choice."""
     heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
     choice = shape.num_experts + shape.top_k * (_WEIGHT_BYTES + _NUMBER_BYTES) // itemsize
     return 2 * shape.hidden_size + heads * shape.head_dim + shape.intermediate_size + choice

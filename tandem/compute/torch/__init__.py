@@ -1,1 +1,1 @@
-"""The arithmetic in PyTorch: slow and plainly right, on any device."""
+"""Reference implementations of arithmetic and attention in PyTorch: slow and plainly right, on any device."""

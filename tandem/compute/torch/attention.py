@@ -1,7 +1,7 @@
-"""The oracle: attention as the definition reads, one request at a time, on any device.
+"""Reference attention: the definition computed literally, one request at a time, on any device.
 
-Slow and obviously right. It reads only the blocks that a window can see, so poisoned or null entries elsewhere stay
-untouched. Every other backend is tested against it.
+Slow and obviously right; every other backend is tested against it. It reads only the blocks that a window can see, so
+poisoned or null entries elsewhere are never read.
 """
 
 from collections.abc import Collection

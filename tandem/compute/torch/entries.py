@@ -1,4 +1,4 @@
-"""Attention to rows and entries by an attention backend for ordinary K and V; entries are chosen by PyTorch."""
+"""Attention to rows and entries (DeepSeek-V4) with an ordinary attention backend; entries are chosen by PyTorch."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -18,9 +18,9 @@ _MOST_NUMBERS = 1 << 22  # of rows or scores, at a time
 
 
 class EntriesAsKV:
-    """Implements `EntriesBackend` by `inner`, an `AttentionBackend` that serves blocks of one token.
+    """Implements `EntriesBackend` with an `AttentionBackend`, `inner`, that supports blocks of one token.
 
-    Each query is a request of its own for it, whose block table names its rows and entries where they lie.
+    Each query is passed to it as a separate request, whose block table lists its rows and entries in place.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
@@ -33,11 +33,11 @@ class EntriesAsKV:
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
     def prepare(self, batch: AttentionBatch, kv: LayerEntries, layers: Collection[AttentionParams]) -> QueryBatch:
-        """Request and position of each query."""
+        """Adds the request and the position of each query."""
         return QueryBatch.of(batch)
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `EntriesBackend.choose`. A product that is no number counts as 0, a score that is none as the lowest."""
+        """See `EntriesBackend.choose`. A product that is NaN counts as 0, a score that is NaN as the lowest."""
         assert entries.index_keys is not None
         most = min(top_k, batch.max_seq_len // entries.span)
         chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
@@ -83,21 +83,21 @@ class EntriesAsKV:
 
 
 def _num_entries(positions: torch.Tensor, entries: LayerEntries) -> torch.Tensor:
-    """Entries whose spans end at these positions or before."""
+    """Number of entries whose spans end at or before these positions."""
     return (positions + 1) // entries.span
 
 
 def _keys(
     entries: LayerEntries, numbers: torch.Tensor, batch: QueryBatch, request: int, num_entries: int
 ) -> torch.Tensor:
-    """[num_entries, size] of one request, of a plane of `entries`."""
+    """Rows of the plane `numbers` that are one request's entries, [num_entries, size]."""
     of_request = torch.arange(num_entries, device=numbers.device)
     pages, offsets = entries.places(batch.block_tables, torch.full_like(of_request, request), of_request)
     return numbers[pages, offsets]
 
 
 def _rows_of(batch: QueryBatch, request: int, size: int) -> Iterator[slice]:
-    """The request's queries, a few at a time. `size`: scores of each."""
+    """Slices of the request's queries, a few at a time. `size`: number of scores of each query."""
     start, end = batch.query_start[request : request + 2].tolist()
     at_once = max(1, _MOST_NUMBERS // size)
     for first in range(start, end, at_once):
@@ -107,7 +107,7 @@ def _rows_of(batch: QueryBatch, request: int, size: int) -> Iterator[slice]:
 def _window(
     cache: JointCache, rows: LayerRows, batch: QueryBatch, part: slice, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each query the number of rows that it sees, and blocks [num_queries, window]: the last ones are theirs."""
+    """For each query its number of rows, and blocks [num_queries, window], of which its rows are the last."""
     positions, requests, block_size = batch.positions[part], batch.requests[part], rows.rows.shape[1]
     tokens = positions[:, None] + torch.arange(1 - window, 1, device=positions.device)
     tokens.clamp_min_(0)
@@ -118,7 +118,7 @@ def _window(
 def _far(
     cache: JointCache, entries: LayerEntries, batch: QueryBatch, part: slice, chosen: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each query the number of entries that it attends to, and blocks: the first ones are theirs."""
+    """For each query the number of entries that it attends to, and blocks, of which its entries are the first."""
     positions, requests = batch.positions[part], batch.requests[part]
     if chosen is None:
         num_entries = _num_entries(positions, entries)

@@ -1,8 +1,7 @@
-"""`Kernels` in plain PyTorch, for any device and as the reading copy of what the compiled ones compute.
+"""`Kernels` in plain PyTorch, for any device, and as readable definition of the compiled ones.
 
-Norms, rotary embedding and activations are computed in float32 and rounded once. Row-wise by construction, but
-PyTorch's matrix products may differ in the last bit with the number of rows: batch invariance is the native kernels'
-promise.
+Norms, rotary embedding and activations are computed in float32 and rounded once. Everything is row-wise, but PyTorch's
+matrix products may differ in the last bit with the number of rows: only the native kernels promise equal bits.
 """
 
 from collections.abc import Sequence
@@ -66,8 +65,8 @@ class TorchKernels:
         *,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """NOTE: numbers are rounded to the dtype of `x`, some rows at a time so that memory stays small. Where rows are
-        rounded to 8 bits the product is float32's.
+        """NOTE: numbers are rounded to the dtype of `x`, a few rows at a time so that memory stays small. If rows are
+        rounded to 8 bits, the product is in float32.
         """
         outputs, inputs = matrix.shape
         if matrix.rounds_rows:
@@ -177,7 +176,7 @@ class TorchKernels:
         q.copy_(_rotated(wide, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)))
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> None:
-        """There is none."""
+        """None: there is no such call."""
 
     def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
         return None
@@ -194,8 +193,8 @@ def _normed(wide: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: b
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, heads, head_dim] with `cos`, `sin` [num_tokens, 1, rotary_dim / 2]; element i turns with
-    i + rotary_dim / 2, what lies past rotary_dim passes through.
+    """[num_tokens, heads, head_dim] with `cos`, `sin` [num_tokens, 1, rotary_dim / 2]; element i turns with i +
+    rotary_dim / 2, elements past rotary_dim stay.
     """
     half = cos.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
@@ -203,7 +202,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 def _write(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """`x` [num_tokens, heads, head_dim] into `cache` [num_blocks, heads, block_size, head_dim].
+    """Writes `x` [num_tokens, heads, head_dim] into `cache` [num_blocks, heads, block_size, head_dim].
 
     NOTE: tokens without a slot go to the null block, whose content is never read; no data-dependent shape, so the step
     can be captured in a CUDA graph.

@@ -1,7 +1,7 @@
-"""Recurrent states in PyTorch, on any device: one token after the other in decode, a prompt chunk by chunk.
+"""Recurrent layers in PyTorch, on any device: one token after the other in decode, a prompt chunk by chunk.
 
 A chunk is computed by products of its tokens with each other and with the state before it, which equals the recurrence
-but for rounding. So the last bits of a token depend on how its prompt was cut.
+except for rounding. So the last bits of a token depend on how its prompt was divided.
 """
 
 from collections.abc import Collection
@@ -30,7 +30,7 @@ class ReferenceRecurrentBackend:
         """`device` is where it will be used; any will do."""
 
     def refuses(self, spec: RecurrentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """It serves every spec; bounds and sinks are not of this kind of state."""
+        """None, since it serves every spec; softcaps and sinks do not apply to recurrent states."""
         return None
 
     def prepare(self, batch: AttentionBatch, kv: LayerRecurrent, layers: Collection[Any]) -> RecurrentBatch:
@@ -63,7 +63,7 @@ class ReferenceRecurrentBackend:
 
 
 class _Terms:
-    """The terms of the recurrence for some tokens, float32. `log_decay` [num_tokens, num_heads, 1 or columns]."""
+    """Terms of the recurrence for some tokens, float32. `log_decay` [num_tokens, num_heads, 1 or columns]."""
 
     __slots__ = ("beta", "is_delta", "k", "log_decay", "q", "v")
 
@@ -96,13 +96,13 @@ class _Terms:
         )
 
     def part(self, start: int, stop: int) -> "_Terms":
-        """Those of tokens `start` to `stop - 1`."""
+        """The terms of tokens `start` to `stop - 1`."""
         at = slice(start, stop)
         return _Terms(self.q[at], self.k[at], self.v[at], self.log_decay[at], self.beta[at], self.is_delta)
 
     def step(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token of each request, from its state [num_requests, num_heads, rows, columns]: (states after it, what
-        the queries read).
+        """Computes one token of each request, from its state [num_requests, num_heads, rows, columns]. Returns the
+        states after it, and the outputs that queries read.
         """
         after = before * self.log_decay.exp().unsqueeze(2)
         v = self.v
@@ -112,8 +112,8 @@ class _Terms:
         return after, torch.einsum("nhrc,nhc->nhr", after, self.q)
 
     def chunk(self, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of one request, from the state [num_heads, rows, columns] before the first: (state after the last,
-        what the queries read).
+        """Computes tokens of one request, from the state [num_heads, rows, columns] before the first. Returns the state
+        after the last, and the outputs that queries read.
         """
         q, k, v, log_decay = (x.transpose(0, 1) for x in (self.q, self.k, self.v, self.log_decay))
         decayed = log_decay.cumsum(1).exp()  # [num_heads, num_tokens, 1 or columns]: from `before` to a token
@@ -132,8 +132,8 @@ class _Terms:
 
 
 def _decay(log_decay: torch.Tensor) -> torch.Tensor:
-    """[num_heads, t, s, 1 or columns] of [num_heads, num_tokens, 1 or columns]: from token s to token t >= s; 1 above
-    the diagonal. Each is a sum of its own: a difference of sums loses what is small beside what came before.
+    """Decay from token s to each token t >= s, [num_heads, t, s, 1 or columns], from [num_heads, num_tokens, 1 or
+    columns]; 1 above the diagonal. Each is summed separately, since a difference of sums would lose small terms.
     """
     num_tokens = log_decay.shape[1]
     later = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=log_decay.device).tril(-1)
@@ -142,8 +142,8 @@ def _decay(log_decay: torch.Tensor) -> torch.Tensor:
 
 
 def _decayed_products(x: torch.Tensor, k: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
-    """[num_heads, num_tokens, num_tokens]: of token t of `x` with token s <= t of `k`, decayed from s to t; what is
-    above the diagonal has no meaning.
+    """[num_heads, num_tokens, num_tokens]: product of token t of `x` with token s <= t of `k`, decayed from s to t;
+    values above the diagonal are meaningless.
     """
     if decay.shape[3] == 1:
         return (x @ k.transpose(1, 2)) * decay.squeeze(3)

@@ -1,4 +1,4 @@
-"""The oracle of attention to chosen tokens, on any device."""
+"""Reference implementation of sparse latent attention, on any device."""
 
 from collections.abc import Iterator
 
@@ -21,9 +21,7 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
         super().__init__(ReferenceBackend(device))
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
-        """See `IndexedLatentBackend.choose`. A product that is no number counts as 0, a score that is none as the
-        lowest.
-        """
+        """See `IndexedLatentBackend.choose`. A product that is NaN counts as 0, a score that is NaN as the lowest."""
         assert latents.index_keys is not None
         most = min(top_k, batch.max_seq_len)
         chosen = torch.full((len(index.weights), most), NOT_CHOSEN, dtype=torch.int32, device=index.weights.device)
@@ -38,7 +36,7 @@ class ReferenceIndexedBackend(ChosenRowsAsKV):
 def _products(
     queries: torch.Tensor, index_keys: torch.Tensor, batch: QueryBatch
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some rows of queries, and their products with all keys of their request, [num_rows, num_heads, num_keys]."""
+    """Slices of queries, with their products with all keys of their request, [num_rows, num_heads, num_keys]."""
     bounds, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
     for request, seq_len in enumerate(seq_lens):
         blocks = batch.block_tables[request, : -(-seq_len // index_keys.shape[1])].long()
@@ -50,12 +48,12 @@ def _products(
 
 
 def narrow(scores: torch.Tensor) -> torch.Tensor:
-    """In float32; what is no number is the lowest, which is above -inf."""
+    """Scores in float32; NaN becomes the lowest finite number, which is above -inf."""
     return scores.float().nan_to_num_(nan=_LEAST, posinf=torch.inf).clamp_min_(_LEAST)
 
 
 def best_places(scores: torch.Tensor, counts: torch.Tensor, most: int) -> torch.Tensor:
-    """Of each row the places of its best among the first `counts`, ascending; then `NOT_CHOSEN`."""
+    """For each row the indices of its best among the first `counts` scores, ascending; then `NOT_CHOSEN`."""
     end = scores.shape[1]
     is_later = torch.arange(end, device=scores.device) >= counts[:, None]
     order = scores.masked_fill(is_later, -torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :most]

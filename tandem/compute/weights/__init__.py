@@ -1,1 +1,1 @@
-"""Weights as objects: how the numbers of a linear map are stored, and the products with them. See `base`."""
+"""Weights of linear maps as objects, one class per storage format, and products with them. See `base`."""

@@ -1,8 +1,8 @@
-"""AWQ in the "gemm" order: 4-bit integers, packed along the outputs in interleaved order (arXiv:2306.00978, AutoAWQ
-0.2.9).
+"""AWQ checkpoints in the "gemm" order: 4-bit integers, packed along the outputs in interleaved order (arXiv:2306.00978,
+AutoAWQ 0.2.9).
 
-`qweight` int32 [in, out / 8] and `qzeros` int32 [groups, out / 8]: the half byte i of word j belongs to output
-`8 j + ORDER[i]`. `scales` [groups, out]. Zero points are as stored.
+`qweight` int32 [in, out / 8] and `qzeros` int32 [groups, out / 8]: half byte i of word j belongs to output `8 j +
+ORDER[i]`. `scales` [groups, out]. Zero points are as stored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _MARKERS = ("qweight", "scales")
 
 @dataclass(frozen=True, slots=True)
 class AwqIntegers:
-    """Implements `Coding`. `group_size`: None = a scale for an output."""
+    """Implements `Coding`. `group_size`: None = one scale per output."""
 
     group_size: int | None
     stored: StoredTensors | None
@@ -77,7 +77,7 @@ def _outputs_of(words: torch.Tensor) -> torch.Tensor:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, of all modules whose integers are stored."""
+    """One format, for all modules whose integers are stored."""
     quantisation.only("bits", (_BITS,), "4")
     quantisation.only("version", ("gemm", "GEMM"), "gemm")
     quantisation.only("zero_point", (True,), "true")

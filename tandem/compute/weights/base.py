@@ -1,6 +1,7 @@
-"""The seam between layers and the formats of their weights: a `WeightFormat` makes a `Weight`, which layers call.
+"""Interface between layers and the storage formats of their weights: a `WeightFormat` loads a `Weight`, which layers
+call.
 
-A format says which tensors of a checkpoint a weight is made of and, in its packed form, what is kept of it in a file
+A format knows from which tensors of a checkpoint a weight is made and, with its packed form, what is stored in a file
 that all processes of a machine map. Layers and decoder call weights and know no format.
 """
 
@@ -16,24 +17,24 @@ from tandem.compute.ops import Experts, ExpertWeights, Numbers
 
 
 class Weight(Protocol):
-    """The numbers of a linear map, [out, in], and products with them. Row-wise."""
+    """Weight [out, in] of a linear map, and products with it. Row-wise."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype of the rows that it multiplies; None = any float dtype."""
+        """Dtype of the rows that it can multiply; None = any float dtype."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """In memory, of codes, scales and whatever else belongs to them."""
+        """Bytes in memory, including scales and the like."""
         ...
 
     @property
     def matrix(self) -> Numbers | None:
-        """The numbers as calls of the kernels that fuse several products read them; None = those calls do not."""
+        """The numbers for kernel calls that fuse several products; None = such calls cannot use this weight."""
         ...
 
     def __call__(
@@ -48,19 +49,19 @@ class Weight(Protocol):
     def gated(
         self, x: torch.Tensor, bias: torch.Tensor | None, up: "Linear", activation: Activation
     ) -> torch.Tensor | None:
-        """`activation(x @ weight.T + bias) * up(x)`, [num_tokens, out]; None = the two have no call that does it."""
+        """`activation(x @ weight.T + bias) * up(x)`, [num_tokens, out]; None = there is no call for both weights."""
         ...
 
     def grouped(
         self, experts: "Sequence[ExpertLinears]", activation: Activation, clamp: Clamp | None
     ) -> Experts | None:
-        """A layer's experts, this weight the gate of the first, in one call; None = there is none for such experts."""
+        """A layer's experts as one call; this weight is the first one's gate. None = no call for such experts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Dtype and shape of one tensor, from the header of a checkpoint. `name`: there."""
+    """Dtype and shape of one tensor, from the header of a checkpoint. `name`: its name in the checkpoint."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -88,7 +89,7 @@ class Linear:
         return product if self.scale == 1.0 else product.mul_(self.scale)
 
     def gated(self, x: torch.Tensor, up: "Linear", activation: Activation) -> torch.Tensor | None:
-        """`activation(self(x)) * up(x)`, [num_tokens, out]; None = there is no call that does it."""
+        """`activation(self(x)) * up(x)`, [num_tokens, out]; None = there is no call for it."""
         if (self.scale, up.scale) != (1.0, 1.0):
             return None
         return self.weight.gated(x, self.bias, up, activation)
@@ -104,7 +105,7 @@ class ExpertLinears:
 
 
 def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | None:
-    """Their numbers; None = a weight keeps its own to itself."""
+    """The numbers of the experts' weights; None = kernels cannot read those of some weight, see `Weight.matrix`."""
     found = []
     for expert in experts:
         gate, up, down = expert.gate.weight.matrix, expert.up.weight.matrix, expert.down.weight.matrix
@@ -123,23 +124,23 @@ class PackedForm(Protocol):
 
     @property
     def layout(self) -> str:
-        """Name and version of that order; another one makes another file."""
+        """Name and version of the layout; it is part of the file's name."""
         ...
 
     def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
-        """Reason why the weight cannot be packed for a model of that dtype, "bfloat16" for example; None = it can."""
+        """Reason why the weight cannot be packed for a model of that dtype, such as "bfloat16"; None = it can."""
         ...
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors in the file, by names that no other weight has."""
+        """Specs of the tensors in the file, with names that no other weight uses."""
         ...
 
     def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
-        """The bytes of the tensors of `stored`, one after the other, in tensors of any size."""
+        """The bytes of the tensors of `stored`, concatenated, as tensors of any size."""
         ...
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        """The weight over the tensors of `stored`, which stay where they are. It has the bits of the format's own."""
+        """The weight that reads the tensors of `stored` in place, with the same bits as one loaded by the format."""
         ...
 
 
@@ -148,56 +149,54 @@ class WeightFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """In fingerprints and messages."""
+        """Name in fingerprints and messages."""
         ...
 
     @property
     def packed(self) -> PackedForm | None:
-        """None = weights are used as the checkpoint has them."""
+        """Form in packed files; None = weights are used as they are in the checkpoint."""
         ...
 
     def refusal(self, weight: TensorSpec) -> str | None:
-        """Reason why the weight is not, or cannot be, stored in this format; None = it is."""
+        """Reason why the weight is not, or cannot be, stored in this format; None = it is stored so."""
         ...
 
     def has_table(self, table: TensorSpec) -> bool:
-        """Whether an embedding is stored like this; its rows are then taken from the numbers of a weight."""
+        """Whether an embedding is stored in this format; its rows are then decoded from a weight."""
         ...
 
     def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
-        """Checks what the configuration says of a model as a whole, once.
+        """Checks, once, the parts of the configuration that concern the model as a whole.
 
         Args:
-            weights: all that the model has.
-            others: modules that the checkpoint has beside the model, by its names.
+            weights: all weights of the model.
+            others: modules of the checkpoint that do not belong to the model, by the checkpoint's names.
 
         Raises:
-            UnsupportedCheckpointError: a change of modules of which there are none.
+            UnsupportedCheckpointError: the configuration changes modules that do not exist.
         """
         ...
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether a stored tensor that nothing wants has no effect on weights of the format, as ranges of activations
-        have none.
-        """
+        """Whether a stored tensor that is not needed has no effect on weights of the format, as activation ranges."""
         ...
 
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
+        """Specs of the checkpoint's tensors from which the weight is made: codes, scales and the like."""
         ...
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The weight, or rows of it one after the other that are read one at a time: little more than the weight itself
-        is then in memory. Each has the weight's name.
+        """The weight, or parts of its rows that are loaded one after another, so that little more than the weight
+        itself is in memory. Each has the weight's name.
         """
         ...
 
     def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors that a loaded weight keeps in memory, to count their bytes."""
+        """Specs of the tensors that a loaded weight has in memory, to count their bytes."""
         ...
 
     def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
-        """The weight of the tensors of its pieces, on the device that computes.
+        """The weight from the tensors of its pieces, on the device that computes.
 
         Raises:
             CheckpointError: numbers in them are impossible.

@@ -1,4 +1,5 @@
-"""bitsandbytes' 4 bits: indices of a table of 16 numbers, with a scale for 64 of them in a row (arXiv:2305.14314).
+"""bitsandbytes' 4-bit checkpoints: indices into a table of 16 numbers, with a scale for each 64 consecutive ones
+(arXiv:2305.14314).
 
 `weight` uint8 [out * in / 2, 1], the first of two in the upper half; `weight.quant_map` the table (NF4 or FP4);
 `weight.absmax` the scales. Double quantisation stores these as indices too: `absmax[i]` is then
@@ -32,7 +33,7 @@ class BlocksInARow:
 
     Args:
         kind: "nf4" or "fp4".
-        is_nested: scales are indices too.
+        is_nested: whether scales are quantised too (double quantisation).
     """
 
     kind: str
@@ -117,7 +118,7 @@ class BlocksInARow:
     def _of_outputs(
         self, weight: TensorSpec, suffix: str, width: int, shape: tuple[int, ...], dtype: str
     ) -> TensorSpec:
-        """A flat tensor, of which each output has `width` elements."""
+        """A flat tensor in which each output has `width` elements."""
         source, start = source_of(weight), source_of(weight).start
         if source.step != 1 or source.period is not None or source.index is not None:
             raise UnsupportedCheckpointError(
@@ -130,7 +131,7 @@ class BlocksInARow:
         return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=dtype)
 
     def _whole(self, weight: TensorSpec, suffix: str, shape: tuple[int, ...], dtype: str) -> TensorSpec:
-        """A tensor that parts of a fused one share, so that the file says how large those of () and [n] are."""
+        """A tensor shared by all parts of a fused one. The file decides the size of those with shape () or [n]."""
         found = None if self.stored is None else self.stored.get(tensor_name(weight, suffix))
         is_free = not shape or (suffix == "weight.nested_absmax" and not source_of(weight).is_whole)
         shape = found.shape if found is not None and is_free else shape
@@ -138,7 +139,7 @@ class BlocksInARow:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, of all modules that have scales."""
+    """One format, for all modules with stored scales."""
     quantisation.only("load_in_8bit", (False,), "false: 4 bits are read, integers of 8 bits with outliers are not")
     quantisation.only("_load_in_8bit", (False,), "false")
     quantisation.only("bnb_4bit_quant_storage", ("uint8",), "uint8")

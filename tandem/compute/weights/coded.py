@@ -1,7 +1,8 @@
-"""Weights as codes and scales: what a format says of one, the product with it, and the form in which it is packed.
+"""Quantised weights (codes with scales): the interface of their stored formats, the product with them, and their packed
+form.
 
-A `Coding` knows how a checkpoint stores one kind of coded weight. `CodedFormat` makes a `WeightFormat` of it and of the
-rule by which a configuration chooses weights for it.
+A `Coding` knows how a checkpoint stores one kind of quantised weight. `CodedFormat` makes a `WeightFormat` from it and
+the rule by which a configuration chooses weights for it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,11 +22,11 @@ from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
 from tandem.core.errors import UnsupportedCheckpointError
 
 _ALIGNMENT = 64  # bytes of a cache line
-_PIECE_BYTES = 1 << 20  # of a weight that are read and arranged at a time
-_PIECE_ROWS = 128  # that no format parts
+_PIECE_BYTES = 1 << 20  # of a weight that are read and packed at a time
+_PIECE_ROWS = 128  # pieces have multiples of so many rows, which no format needs to divide
 _OF_ALL_ROWS = ("table", "permutation")
 
-_RANGES = (  # of activations and of the cache, which no product here reads
+_RANGES = (  # suffixes of scales for activations and the KV cache, which no product here reads
     *(f".{name}_{value}" for name in ("input", "output", "q", "k", "v", "prob") for value in ("scale", "zero_point")),
     ".input_global_scale",
     ".activation_scale",
@@ -34,8 +35,8 @@ _RANGES = (  # of activations and of the cache, which no product here reads
 
 @dataclass(frozen=True, slots=True)
 class CodedLayout:
-    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none. `super_size`: inputs that
-    share the numbers of which int8 scales and offsets are multiples, 0 = there are none.
+    """Layout of a `CodedMatrix` without its numbers. `offsets`: their dtype, None = none. `super_size`: inputs that
+    share the unit of int8 scales and offsets, 0 = no super-blocks.
     """
 
     kind: CodeKind
@@ -82,19 +83,19 @@ class Coding(Protocol):
 
     @property
     def name(self) -> str:
-        """In fingerprints and messages: it tells apart all that gives the same bytes another meaning."""
+        """Name in fingerprints and messages; different for codings that give the same bytes different meanings."""
         ...
 
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """See `WeightFormat`."""
+        """Specs of the checkpoint's tensors from which the weight is made, see `WeightFormat`."""
         ...
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
-        """Shapes and dtypes of what `read` returns."""
+        """Layout of the matrix that `read` returns."""
         ...
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
-        """The weight, of the tensors of `wants`.
+        """The weight's matrix, from the tensors of `wants`.
 
         Raises:
             CorruptCheckpointError: numbers in them are impossible, or contradict the configuration.
@@ -104,7 +105,7 @@ class Coding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """Implements `Weight` over codes and scales."""
+    """Implements `Weight` with a quantised matrix."""
 
     is_packed: ClassVar[bool] = True  # where the kernels can
 
@@ -117,7 +118,7 @@ class CodedWeight:
 
     @property
     def dtype(self) -> None:
-        """Rows of any float dtype."""
+        """None, since it multiplies rows of any float dtype."""
 
     @property
     def num_bytes(self) -> int:
@@ -151,8 +152,8 @@ Product = type[CodedWeight]
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """Implements `WeightFormat`. `has_tables`: `choice` is asked for embeddings, too. `rounds_rows`: as in a
-    `CodedMatrix`.
+    """Implements `WeightFormat` with a `Coding`. `choice`: decides which weights have it. `has_tables`: embeddings may
+    have it, too. `rounds_rows`: as in a `CodedMatrix`.
     """
 
     coding: Coding
@@ -202,7 +203,7 @@ class CodedFormat:
 
 @dataclass(frozen=True, slots=True)
 class PackedCoded:
-    """Implements `PackedForm`: one tensor of bytes for a weight, in which each of its own begins at a cache line."""
+    """Implements `PackedForm`: one tensor of bytes for a weight, in which each of its tensors begins a cache line."""
 
     coding: Coding
     kernels: Kernels
@@ -212,7 +213,7 @@ class PackedCoded:
 
     @property
     def layout(self) -> str:
-        """NOTE: each kernels' own."""
+        """NOTE: each implementation of `Kernels` has its own."""
         return f"codes-of-{type(self.kernels).__name__}/1"
 
     def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
@@ -223,8 +224,8 @@ class PackedCoded:
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """NOTE: outputs that share a row of zero points or a block of scales are not parted. Codes that stay in rows
-        may be those of the mapped file.
+        """NOTE: outputs that share a row of zero points or a block of scales stay together. Codes that are not packed
+        are one piece, since they may be used in the mapped file.
         """
         (outputs, _), source = weight.shape, source_of(weight)
         if self.sketch(weight).order is Order.ROWS or source.period is not None:
@@ -244,14 +245,14 @@ class PackedCoded:
         return found if len(found) > 1 else (weight,)
 
     def matrices(self, weight: TensorSpec, pieces: Pieces) -> Iterator[CodedMatrix]:
-        """Of each piece, in the order that the product reads fastest."""
+        """The matrix of each piece, packed in the order that the product reads fastest."""
         remaining = iter(pieces)
         for piece in self.pieces(weight):
             yield self.arranged(self.read(piece, next(remaining)))  # NOTE: no name keeps what is read, nor does a zip
         assert next(remaining, None) is None
 
     def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:
-        """NOTE: codes are written as they come; scales and what else there is, after the last of them."""
+        """NOTE: codes are written piece by piece; scales and the rest follow after the last of them."""
         others: dict[str, list[torch.Tensor]] = {}
         sketch, factor = dict(self.sketch(weight).tensors()), 1.0
         for matrix in self.matrices(weight, pieces):
@@ -274,31 +275,31 @@ class PackedCoded:
         return self.made(weight, replace(_with(sketch, dict(_views(packed, sketch))), factor=factor))
 
     def made(self, weight: TensorSpec, coded: CodedMatrix) -> Weight:
-        """The weight of these codes, with its rotations."""
+        """The weight with these codes, and with its rotations if it has any."""
         if self.rounds_rows and coded.has_integers:
             coded = replace(coded, rounds_rows=True)
         return self.rotations.rotated(weight, self.product(coded, self.kernels))
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
-        """In rows, on the device of `parts`. NOTE: codings move bits about on the CPU."""
+        """The matrix in row order, on the device of `parts`. NOTE: codings rearrange bits on the CPU."""
         device = next(iter(parts.values())).device
         coded = self.coding.read(weight, {name: part.cpu() for name, part in parts.items()})
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
         return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in coded.tensors()})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
-        """The matrix in the order that the product reads fastest."""
+        """The matrix packed in the order that the product reads fastest."""
         if self.product.is_packed and self.kernels.can_pack_coded(matrix):
             return self.kernels.pack_coded(matrix)
         return matrix
 
     def sketch(self, weight: TensorSpec) -> CodedMatrix:
-        """A matrix on the meta device, with the shapes of the file's tensors."""
+        """The packed matrix without numbers, on the meta device, with the shapes of the file's tensors."""
         return self.arranged(self.coding.layout(weight).sketch())
 
 
 def joined(sketch: CodedMatrix, matrices: Iterator[CodedMatrix]) -> CodedMatrix:
-    """One matrix of those of its rows. `sketch`: its shapes."""
+    """Concatenates matrices of consecutive rows. `sketch`: the whole matrix without numbers."""
     whole: dict[str, torch.Tensor] = {}
     ends: dict[str, int] = {}
     factor = 1.0
@@ -324,7 +325,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:
-    """The matrix with these for its own."""
+    """The matrix with its tensors replaced by `tensors`."""
     return replace(
         matrix,
         codes=tensors["codes"],

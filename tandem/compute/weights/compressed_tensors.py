@@ -1,7 +1,8 @@
-"""Configurations of compressed-tensors: groups of modules, each with a scheme for its weights and its activations.
+"""compressed-tensors checkpoints: reads their configuration, in which groups of modules have a scheme for weights and
+activations.
 
 After compressed_tensors 0.20 (quantization/quant_config.py, quant_args.py, transform/transform_args.py). Activations
-stay as they are, except where both sides are integers of 8 bits (see `int8_activations`).
+are not quantised, except if weights and activations are both 8-bit integers (see `int8_activations`).
 """
 
 import logging
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """The formats of coded weights: one for each group."""
+    """The formats of quantised weights, one for each group."""
     rotations = read_rotations(quantisation, stored)
     sparsity = quantisation.section("sparsity_config")
     if sparsity is not None:
@@ -49,7 +50,7 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
 
 
 def _guarded(choice: Choice, rotations: Rotations) -> Choice:
-    """`choice` of the last group, after which a weight is floats: these are not rotated."""
+    """`choice` of the last group, with an error for weights that are rotated but not quantised."""
 
     def choose(weight: TensorSpec) -> str | None:
         reason = choice(weight)
@@ -95,7 +96,7 @@ def _choice(
     markers: Sequence[str],
     stored: StoredTensors | None,
 ) -> Choice:
-    """Chooses formats by the configuration, which tensors must not contradict; heads and routers by their tensors."""
+    """Chooses weights by the configuration, which tensors must not contradict; heads and routers by their tensors."""
 
     def excluded(weight: TensorSpec) -> str | None:
         if ignored(weight):

@@ -1,4 +1,4 @@
-"""Weights as floats of the model's dtype: row by row as checkpoints have them, or packed for the compiled kernels."""
+"""Float weights of the model's dtype: in row order as in checkpoints, or packed for the compiled kernels."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Pieces, Weight, e
 
 @dataclass(frozen=True, slots=True)
 class MatrixWeight:
-    """Implements `Weight` by the kernels' products of a matrix."""
+    """Implements `Weight` with a float matrix."""
 
     tensor: torch.Tensor  # [out, in]
     order: Order
@@ -60,7 +60,7 @@ class MatrixWeight:
 
 @dataclass(frozen=True, slots=True)
 class DenseFormat:
-    """Implements `WeightFormat`: one tensor of floats, a copy of which can be packed."""
+    """Implements `WeightFormat`: one tensor of floats, of which a packed copy can be made."""
 
     kernels: Kernels
     name: str = "dense"
@@ -76,7 +76,7 @@ class DenseFormat:
         return False
 
     def check_model(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
-        """Floats need no configuration."""
+        """Does nothing: floats need no configuration."""
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
@@ -88,7 +88,7 @@ class DenseFormat:
         return (weight,)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """NOTE: floats stay where the file is mapped."""
+        """NOTE: the whole weight, since floats stay in the mapped file."""
         return (weight,)
 
     def load(self, weight: TensorSpec, pieces: Pieces) -> Weight:
@@ -98,7 +98,7 @@ class DenseFormat:
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """Implements `PackedForm`: strips of 16 rows turned round, of the same size and dtype."""
+    """Implements `PackedForm`: strips of 16 transposed rows, of the same size and dtype."""
 
     kernels: Kernels
     layout: str = "strips-of-16/1"

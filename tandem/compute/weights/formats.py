@@ -1,4 +1,4 @@
-"""The formats of a checkpoint by its configuration, and the one that each of its weights has."""
+"""Reads the weight formats that a checkpoint's configuration declares, and chooses one for each weight."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -23,8 +23,8 @@ def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None 
     """The formats of a published checkpoint, see `FormatReader`.
 
     Raises:
-        UnsupportedCheckpointError: weights are quantised in a form that is not read.
-        CorruptCheckpointError: the description of that form is impossible, or contradicts the tensors.
+        UnsupportedCheckpointError: the quantisation method is not supported.
+        CorruptCheckpointError: its description is impossible, or contradicts the tensors.
     """
     quantisation = find_quantisation(fields)
     coded: Sequence[WeightFormat] = ()
@@ -35,7 +35,7 @@ def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None 
 
 
 def choose_format(weight: TensorSpec, formats: Sequence[WeightFormat]) -> WeightFormat:
-    """The first of `formats` that does not refuse the weight.
+    """The first of `formats` that accepts the weight.
 
     Raises:
         UnsupportedCheckpointError: all refuse it; the message has their reasons.

@@ -1,7 +1,7 @@
-"""Floats of 4 bits, two to a byte along the inputs, in blocks with a scale: MXFP4 and NVFP4.
+"""4-bit floats (MXFP4 and NVFP4): two in a byte along the inputs, in blocks with a scale.
 
 Codes are E2M1 (OCP Microscaling Formats 1.0, 5.3.3), the even input in the lower half of a byte. MXFP4 has blocks of 32
-and powers of two as scales. NVFP4 has blocks of 16 and scales of E4M3, which one number for the whole tensor multiplies
+and powers of two as scales. NVFP4 has blocks of 16 and E4M3 scales, which one number for the whole tensor multiplies
 (ModelOpt) or divides (compressed-tensors).
 """
 
@@ -23,7 +23,7 @@ _NV_SCALES = ("float8_e4m3fn",)
 
 
 def e2m1_table() -> torch.Tensor:
-    """float32 [16]."""
+    """The 16 numbers of E2M1 codes, float32."""
     return torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
 
 
@@ -32,10 +32,10 @@ class FourBitFloats:
     """Implements `Coding`.
 
     Args:
-        codes, scale: suffixes of these tensors.
-        factor: suffix of the number for the whole tensor, of NVFP4; None = MXFP4.
-        divides: that number divides.
-        code_dtypes: those that two codes may have.
+        codes, scale: suffixes of the tensors of codes and scales.
+        factor: suffix of NVFP4's number for the whole tensor; None = MXFP4.
+        divides: whether that number divides the scales, not multiplies them.
+        code_dtypes: possible dtypes of a byte with two codes.
     """
 
     codes: str
@@ -91,7 +91,7 @@ class FourBitFloats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """Implements `Coding`: MXFP4 of gpt-oss, all experts of a layer in one tensor, outputs before inputs.
+    """Implements `Coding`: gpt-oss's MXFP4, all experts of a layer in one tensor, outputs before inputs.
 
     `{name}_blocks` uint8 [experts, out, in / 32, 16] and `{name}_scales` uint8 [experts, out, in / 32].
     """

@@ -1,9 +1,9 @@
-"""fp8 checkpoints: `weight` float8_e4m3fn with scales of blocks, of outputs or of the whole (DeepSeek-V3, 3.3).
+"""fp8 checkpoints: `weight` float8_e4m3fn with scales per block, per output or for the whole tensor (DeepSeek-V3, 3.3).
 
-Which of these a module has is what its scales' shape says. Scales multiply, though most files call them
-`weight_scale_inv`. Activations stay as they are: neither their rounding nor scales that were fixed beforehand are used.
+The shape of a module's scales decides which it has. Scales multiply, though most files call them `weight_scale_inv`.
+Activations are not quantised: fixed scales for them are ignored.
 
-Where experts are `fp4` (DeepSeek-V4), their `weight` has two numbers of 4 bits in a byte, and a scale for 32 inputs.
+If experts are `fp4` (DeepSeek-V4), their `weight` has two 4-bit numbers in a byte, and a scale for each 32 inputs.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from tandem.compute.weights.parts import tensor_name
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
 
 _SUFFIXES = ("weight_scale_inv", "weight_scale", "scale")
-_BLOCK = 128  # where the configuration does not say
-_BYTES = ("int8", "uint8")  # of codes of 4 bits
+_BLOCK = 128  # rows and columns of a block, if the configuration does not say
+_BYTES = ("int8", "uint8")  # dtypes of two 4-bit codes
 _EXPERTS = ".experts."
 
 
@@ -56,7 +56,7 @@ def _read_blocks(quantisation: Fields) -> Blocks:
 
 
 def _where_bytes_are(coding: FourBitFloats, present: Choice) -> Choice:
-    """The weights that are bytes beside scales of that name; as long as none is open, those of experts."""
+    """Chooses weights stored as bytes with scales of that name; before a checkpoint is opened, those of experts."""
 
     def choose(weight: TensorSpec) -> str | None:
         reason = present(weight)
@@ -74,7 +74,7 @@ def _where_bytes_are(coding: FourBitFloats, present: Choice) -> Choice:
 
 
 def _where_it_fits(coding: PlainCodes, present: Choice) -> Choice:
-    """The weights whose scales have the shape that belongs to the coding."""
+    """Chooses weights whose scales have the shape that belongs to the coding."""
 
     def choose(weight: TensorSpec) -> str | None:
         reason = present(weight)

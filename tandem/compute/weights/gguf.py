@@ -1,4 +1,4 @@
-"""Weight formats of checkpoints converted from GGUF files, whose quantised blocks they keep."""
+"""Weight formats of checkpoints converted from GGUF files, which keep GGUF's quantised blocks."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from tandem.compute.weights.parts import source_of
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format for each type of blocks; which tensors have it, the configuration lists.
+    """One format for each type of blocks; the configuration lists the tensors of each type.
 
     Raises:
-        UnsupportedCheckpointError: a type that is not served.
+        UnsupportedCheckpointError: a type that is not supported.
     """
     found = quantisation.section("tensors")
     formats = []

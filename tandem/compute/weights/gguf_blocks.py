@@ -1,8 +1,8 @@
-"""GGUF's blocks of numbers as codes with scales, without rounding.
+"""GGUF's quantised blocks, read into codes with scales without rounding.
 
-Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A block has 32 numbers and a scale in float16,
-or 256 in groups of 16 or 32 whose scales are small integers times one of the block's. Numbers of 2 and 3 bits become
-codes of 4, those of 5 and 6 bits become codes of 8.
+Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. A block has 32 numbers and a float16 scale, or
+256 in groups of 16 or 32 whose scales are small integers times one of the block's. Numbers of 2 and 3 bits become 4-bit
+codes, those of 5 and 6 bits become 8-bit codes.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from tandem.compute.weights.four_bit_floats import e2m1_table
 from tandem.compute.weights.parts import beside, source_of
 from tandem.core.errors import CorruptCheckpointError
 
-_PIECE_BYTES = 1 << 20  # of blocks that are taken apart at once
+_PIECE_BYTES = 1 << 20  # of blocks that are decoded at once
 _BLOCK, _SUPER_BLOCK = 32, 256
 _NIBBLES, _PAIRS, _BITS = (0, 4), (0, 2, 4, 6), tuple(range(8))
 _NAN_EXPONENT = 255
@@ -31,26 +31,28 @@ Parts = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """`stored`: uint8 [rows, blocks, bytes of a block]."""
+    """Rows of blocks as bytes. `stored`: uint8 [rows, blocks, bytes of a block]."""
 
     stored: torch.Tensor
 
     def halves(self, at: int) -> torch.Tensor:
-        """The float16 at that byte of each block. # [rows, blocks]"""
+        """The float16 at byte `at` of each block. # [rows, blocks]"""
         return self.stored[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
 
     def bits(self, start: int, stop: int, chunk: int, shifts: tuple[int, ...], mask: int) -> torch.Tensor:
-        """Of these bytes, `chunk` after `chunk`, what is at each of the shifts. # uint8 [rows, blocks, numbers]"""
+        """From bytes `start` to `stop - 1`, in chunks of `chunk` bytes, the masked bits at each of the shifts. # uint8
+        [rows, blocks, numbers]
+        """
         found = self.stored[..., start:stop].reshape(*self.stored.shape[:-1], -1, 1, chunk)
         return ((found >> self._shifts(shifts)[:, None]) & mask).flatten(-3)
 
     def fifth_bits(self, start: int) -> torch.Tensor:
-        """Four bytes whose bit i belongs to number i, as 16 or 0. # uint8 [rows, blocks, 32]"""
+        """Fifth bits in four bytes, bit i for number i, as 16 or 0. # uint8 [rows, blocks, 32]"""
         found = self.stored[..., start : start + 4, None] >> self._shifts(_BITS)
         return (found & 1).flatten(-2) << 4
 
     def six_bit_scales(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and minima of Q4_K and Q5_K, in 12 bytes. # uint8 [rows, blocks, 8]"""
+        """Scales and minima of Q4_K and Q5_K, packed in 12 bytes. # uint8 [rows, blocks, 8]"""
         first, second, both = self.stored[..., start : start + 12].reshape(*self.stored.shape[:-1], 3, 4).unbind(-2)
         high = [(values >> 2) & 0x30 for values in (first, second)]
         scales = torch.cat((first & 0x3F, (both & 0x0F) | high[0]), dim=-1)
@@ -62,15 +64,15 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type of GGUF's.
+    """A type of GGUF blocks.
 
     Args:
-        size, num_bytes: numbers of a block, and its bytes.
-        read: the parts of a matrix, from its blocks.
-        group_size: numbers to a scale.
-        table: the numbers of codes of 4 bits; None = codes are numbers, of 8 bits.
-        has_offsets: there is a minimum beside each scale.
-        scales: their dtype; int8 = multiples of a number of the block's.
+        size, num_bytes: numbers in a block, and its bytes.
+        read: decodes blocks into the tensors of a `CodedMatrix`.
+        group_size: numbers that share a scale.
+        table: numbers of 4-bit codes; None = codes are 8-bit integers.
+        has_offsets: whether each scale has a minimum beside it.
+        scales: dtype of the scales; int8 = multiples of a number of the block.
     """
 
     size: int
@@ -115,7 +117,7 @@ def _mxfp4(blocks: BlockRows) -> Parts:
 def _with_minima(
     codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, blocks: BlockRows, at: int
 ) -> dict[str, torch.Tensor]:
-    """`at`: of the block's scale and its minimum, which is taken away."""
+    """`at`: position of the block's scale, and of its minimum, which is subtracted."""
     supers = {"super_scales": blocks.halves(at), "super_offsets": -blocks.halves(at + 2)}
     return {"codes": codes, "scales": scales, "offsets": minima, **supers}
 
@@ -167,7 +169,7 @@ TYPES: Final[Mapping[str, BlockType]] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufBlocks:
-    """Implements `Coding`: one tensor of rows of blocks, as the GGUF file had them."""
+    """Implements `Coding`: one tensor with rows of blocks as in the GGUF file."""
 
     type_name: str
     stored: StoredTensors | None
@@ -235,7 +237,7 @@ class GgufBlocks:
         )
 
     def _check(self, weight: TensorSpec, tensors: Mapping[str, torch.Tensor]) -> None:
-        """That every number is finite: integers and codes are, so that scales decide."""
+        """Checks that every number is finite. Integers and codes always are, so only scales matter."""
         for name in ("scales", "offsets", "super_scales", "super_offsets"):
             values = tensors.get(name)
             if values is None or values.dtype == torch.int8:

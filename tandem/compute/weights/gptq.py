@@ -1,8 +1,9 @@
-"""GPTQ: integers of 2, 3, 4 or 8 bits, packed along the inputs, stored [inputs, outputs] (arXiv:2210.17323).
+"""GPTQ checkpoints: integers of 2, 3, 4 or 8 bits, packed along the inputs, stored [inputs, outputs]
+(arXiv:2210.17323).
 
 `qweight` int32 [words of in, out]; `scales` [groups, out]; `qzeros` int32 [groups, words of out], packed along the
 outputs; `g_idx` int32 [in], the group of each input. Files of version 1 store zero points less 1. With `desc_act` the
-inputs of a group do not lie together: they are sorted at load, and so is what is multiplied.
+inputs of a group are not contiguous: they are sorted when loaded, and activations are permuted likewise.
 """
 
 import re
@@ -33,7 +34,10 @@ from tandem.core.errors import CorruptCheckpointError
 _BITS = (2, 3, 4, 8)
 _WORDS = ("int32",)
 _MARKERS = ("qweight", "scales")
-_WITHOUT, _WITH = "-:", "+:"  # of a pattern of `dynamic`: such modules are not coded, or coded otherwise
+_WITHOUT, _WITH = (
+    "-:",
+    "+:",
+)  # prefixes of patterns in `dynamic`: modules not quantised, or quantised differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,10 @@ class GptqIntegers:
     """Implements `Coding`.
 
     Args:
-        group_size: None = a scale for an output.
-        has_order: inputs of a group do not lie together.
-        is_symmetric: every zero point is half the range.
-        zero_shift: what is added to a stored zero point.
+        group_size: None = one scale per output.
+        has_order: whether the inputs of a group are not contiguous.
+        is_symmetric: whether every zero point is half the range.
+        zero_shift: number added to a stored zero point.
     """
 
     bits: int
@@ -94,7 +98,7 @@ class GptqIntegers:
         return integer_matrix(layout, self.bits, codes, scales, zeros, permutation)
 
     def _zeros(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """uint8 [out, groups]. NOTE: of version 1, 0 is stored as the largest integer, so that the sum wraps."""
+        """Zero points, uint8 [out, groups]. NOTE: version 1 stores 0 as the largest integer, so the sum wraps."""
         words = parts[part_name(weight, "qzeros")].T.contiguous()
         return (unpack_words(words, self.bits, weight.shape[0]).T + self.zero_shift) & (1 << self.bits) - 1
 
@@ -133,7 +137,7 @@ class GptqIntegers:
 class _Rules:
     """The coding of each module: that of the first pattern of `dynamic` that its name begins with, else `common`.
 
-    None = a module that is not coded. `renamed`: see `renamed_modules`.
+    None = a module that is not quantised. `renamed`: see `renamed_modules`.
     """
 
     patterns: Sequence[tuple[re.Pattern[str], GptqIntegers | None]]
@@ -146,7 +150,7 @@ class _Rules:
         return next(found, self.common)
 
     def choice(self, coding: GptqIntegers, present: Choice) -> Choice:
-        """The reason why a weight does not have `coding`; None = it has."""
+        """Chooses weights that have `coding`: None, or the reason why a weight does not have it."""
         return lambda weight: present(weight) if self.coding(weight) == coding else f"it is not {coding.name}"
 
 
@@ -165,7 +169,7 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
 
 
 def _read_coding(fields: Fields, common: GptqIntegers | None, stored: StoredTensors | None) -> GptqIntegers:
-    """`common`: what keys that are absent mean; None = of the whole model."""
+    """`common`: values of absent keys; None = this is the coding of the whole model."""
     layout = next((key for key in ("checkpoint_format", "format") if fields.has(key)), "checkpoint_format")
     fields.only(layout, ("gptq", "gptq_v2"), "gptq, gptq_v2")
     shift = {None: 1 if common is None else common.zero_shift, "gptq": 1, "gptq_v2": 0}[fields.text(layout)]

@@ -1,8 +1,8 @@
-"""Products of integers: rows are rounded to 8 bits too, because the checkpoint's scheme says so (W8A8).
+"""W8A8 products: rows are rounded to 8 bits too, as the checkpoint's scheme requires, and multiplied as integers.
 
-Each row has a scale of its own, its largest magnitude / 127; numbers are rounded to the nearest, halves to even. The
-sums over inputs are integers and exact, so a row's result does not depend on those beside it:
-`y = (xq @ Wq.T) * sx * sw + bias`, as vLLM's W8A8 computes it (compressed-tensors' own simulation has 127.5 for 127).
+Each row has its own scale, its largest magnitude / 127; numbers are rounded to the nearest, halves to even. Sums over
+inputs are integers and exact, so a row's result does not depend on other rows: `y = (xq @ Wq.T) * sx * sw + bias`, as
+vLLM's W8A8 computes it (compressed-tensors' own simulation has 127.5 for 127).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Int8Product(CodedWeight):
-    """Implements `Weight` for codes of int8 with a scale for each output, or one for all."""
+    """Implements `Weight` for int8 codes with one scale per output, or one for all."""
 
     is_packed: ClassVar[bool] = False
 
@@ -34,7 +34,7 @@ class Int8Product(CodedWeight):
 
     @property
     def matrix(self) -> None:
-        """Calls that fuse products do not round rows."""
+        """None, since calls that fuse products do not round rows."""
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None

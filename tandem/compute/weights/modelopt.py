@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt checkpoints: FP8 with one scale for a tensor, and NVFP4, whose number for a tensor multiplies."""
+"""NVIDIA ModelOpt checkpoints: FP8 with one scale per tensor, and NVFP4, whose number per tensor multiplies scales."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,8 +21,8 @@ _CODINGS: Mapping[str, Callable[[StoredTensors | None], Coding]] = {
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for all modules with stored scales. The KV cache keeps the model's dtype, whatever the configuration
-    says.
+    """One format, for all modules with stored scales. Settings for the KV cache have no effect: it has the model's
+    dtype.
     """
     algorithm = quantisation.text("quant_algo") or ""
     if algorithm not in _CODINGS:

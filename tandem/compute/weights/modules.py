@@ -1,4 +1,4 @@
-"""Rules that choose the weights of a coding: names of modules in a configuration, and tensors of a checkpoint."""
+"""Rules that decide which weights are quantised: module names in a configuration, and a checkpoint's tensors."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ NamedModules = Callable[[TensorSpec], bool]
 
 
 def names_of(weight: TensorSpec, renamed: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
-    """Names that a configuration may have for the module of a weight. `renamed`: see `renamed_modules`."""
+    """Names under which a configuration may refer to a weight's module. `renamed`: see `renamed_modules`."""
     module = module_of(weight)
     stored = (renamed[module],) if module in renamed else ()
     if weight.name == HEAD and module != _HEAD_MODULE:  # NOTE: it is the embedding, and a module of its own
@@ -34,15 +34,15 @@ def names_of(weight: TensorSpec, renamed: Mapping[str, str] = MappingProxyType({
 
 
 def renamed_modules(stored: StoredTensors | None) -> Mapping[str, str]:
-    """The checkpoint's names of modules that have others in the model, as experts of Kimi Linear and layers of a
-    `backbone` have; by those in the model.
+    """Modules with different names in model and checkpoint (experts of Kimi Linear, layers of a `backbone`): the
+    checkpoint's name by the model's.
     """
     pairs = {(ours.rpartition(".")[0], tensor.name.rpartition(".")[0]) for ours, tensor in (stored or {}).items()}
     return {ours: name for ours, name in pairs if ours != name}
 
 
 def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
-    """Raises `CorruptCheckpointError` where `pattern`, of the key, is no regular expression."""
+    """The compiled `pattern`, found under `key`. Raises `CorruptCheckpointError` if it is no regular expression."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -52,7 +52,7 @@ def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
 
 
 def checked_group(fields: Fields, key: str, size: int) -> int:
-    """Raises `UnsupportedCheckpointError` where products have no sums over groups of so many inputs."""
+    """Returns `size`. Raises `UnsupportedCheckpointError` if products do not support groups of `size` inputs."""
     if size % SUM_BLOCK and (SUM_BLOCK % size or size % _LEAST_GROUP):
         raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {SUM_BLOCK} inputs and its multiples")
     return size
@@ -60,20 +60,20 @@ def checked_group(fields: Fields, key: str, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """One name, class or regular expression by which a configuration names modules. `text`: as it is there."""
+    """Name, class or regular expression by which a configuration names modules. `text`: as in the configuration."""
 
     text: str
     pattern: re.Pattern[str] | None
 
     def is_of(self, names: Collection[str]) -> bool:
-        """Whether it names a linear map that has these names."""
+        """Whether it applies to a linear map with these names."""
         if self.pattern is not None:
             return any(self.pattern.match(name) for name in names)
         return self.text == _LINEAR or self.text in names
 
 
 def read_entries(fields: Fields, key: str) -> tuple[ModuleEntry, ...]:
-    """The entries of that key.
+    """The entries in the list under `key`.
 
     Raises:
         CorruptCheckpointError: one is no regular expression.
@@ -87,7 +87,7 @@ def read_entries(fields: Fields, key: str) -> tuple[ModuleEntry, ...]:
 
 
 def named_modules(fields: Fields, key: str, stored: StoredTensors | None = None) -> NamedModules:
-    """Whether a weight's module is among the names, classes and regular expressions of that key."""
+    """A function that tells whether a weight's module is among the names, classes and patterns under `key`."""
     renamed, entries = renamed_modules(stored), read_entries(fields, key)
 
     def contains(weight: TensorSpec) -> bool:
@@ -98,13 +98,13 @@ def named_modules(fields: Fields, key: str, stored: StoredTensors | None = None)
 
 
 def is_within(weight: TensorSpec, modules: Collection[str]) -> bool:
-    """Whether the weight's module, or one that it is part of, is among those."""
+    """Whether the weight's module, or a module that contains it, is in `modules`."""
     return any(f".{name}.".find(f".{module}.") >= 0 for name in names_of(weight) for module in modules)
 
 
 def where_stored(suffixes: Sequence[str], stored: StoredTensors | None, excluded: Choice | None = None) -> Choice:
-    """The weights of which a checkpoint has codes, or one of the tensors of those suffixes (so that the others are
-    missed by name); as long as none is open, all but head, routers and those that `excluded` refuses.
+    """Chooses weights of which the checkpoint has codes, or a tensor with one of the suffixes (others of them that are
+    missing are then errors). Before a checkpoint is opened: all except head, routers and those that `excluded` refuses.
     """
 
     def choose(weight: TensorSpec) -> str | None:
@@ -122,11 +122,11 @@ def where_stored(suffixes: Sequence[str], stored: StoredTensors | None, excluded
 
 
 def has_codes(weight: TensorSpec, stored: StoredTensors) -> bool:
-    """Whether a checkpoint's tensor of the weight's own name has no floats of 16 bits or more."""
+    """Whether the checkpoint's tensor of the weight's own name does not have floats of 16 bits or more."""
     found = stored.get(source_of(weight).tensor)
     return found is not None and str(found.dtype).removeprefix("torch.") not in FLOATS
 
 
 def except_for(modules: Collection[str]) -> Choice:
-    """All but those modules and what is within them."""
+    """Chooses all weights except those in these modules."""
     return lambda weight: "it is a module that is not converted" if is_within(weight, modules) else None

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints as gpt-oss': all experts of a layer in one tensor of blocks (OCP Microscaling Formats 1.0)."""
+"""MXFP4 checkpoints like gpt-oss: all experts of a layer in one tensor of blocks (OCP Microscaling Formats 1.0)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _MARKERS = ("blocks", "scales")
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, of the experts."""
+    """One format, for the experts."""
     outside = except_for(quantisation.texts("modules_to_not_convert") or ())
 
     def excluded(weight: TensorSpec) -> str | None:

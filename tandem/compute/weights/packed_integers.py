@@ -1,8 +1,9 @@
-"""Integers of 2 to 8 bits packed along the inputs, with scales and zero points of groups or whole rows.
+"""compressed-tensors' "pack-quantized" weights: integers of 2 to 8 bits packed along the inputs, with scales and zero
+points per group or row.
 
-compressed-tensors' "pack-quantized" (compressed_tensors 0.20, compressors/pack_quantized): `weight_packed` int32
-[out, words]; `weight_scale` [out, groups]; `weight_zero_point` int32 [words of out, groups], packed along the outputs.
-What is stored is the number plus `2 ** (bits - 1)`.
+Layout (compressed_tensors 0.20, compressors/pack_quantized): `weight_packed` int32 [out, words]; `weight_scale` [out,
+groups]; `weight_zero_point` int32 [words of out, groups], packed along the outputs. Stored integers are the numbers
+plus `2 ** (bits - 1)`.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ class PackedIntegers:
     """Implements `Coding`.
 
     Args:
-        group_size: None = a scale for a row.
-        has_order: `weight_g_idx` has the group of each input.
+        group_size: None = one scale per row.
+        has_order: whether `weight_g_idx` has the group of each input.
     """
 
     bits: int
@@ -99,7 +100,7 @@ class PackedIntegers:
 
 
 def _check_shape(weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> None:
-    """`weight_shape`, which fused weights share, says how many inputs there are."""
+    """Checks that `weight_shape`, which fused weights share, has the weight's number of inputs."""
     shape = parts.get(part_name(weight, "weight_shape"))
     if shape is not None and (shape[1] != weight.shape[1] or shape[0] < weight.shape[0]):
         raise CorruptCheckpointError(

@@ -1,4 +1,6 @@
-"""Tensors beside a weight's name in a checkpoint: their names, parts and dtypes, and checks of their numbers."""
+"""Specs of the tensors that a quantised weight has in a checkpoint (scales and others): names, parts and dtypes; and
+checks of scales.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,22 +16,24 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def source_of(weight: TensorSpec) -> Source:
-    """The part of a tensor of the checkpoint that the weight would be if it were floats."""
+    """The part of a checkpoint's tensor that would be the weight if it were not quantised."""
     return weight.source or Source(weight.name)
 
 
 def module_of(weight: TensorSpec) -> str:
-    """The name of the module that the weight belongs to in the checkpoint."""
+    """Name of the weight's module in the checkpoint."""
     return source_of(weight).tensor.removesuffix(_WEIGHT)
 
 
 def part_name(weight: TensorSpec, suffix: str) -> str:
-    """Name in the model of the tensor with that suffix."""
+    """Name, in the model, of the weight's tensor with that suffix."""
     return f"{weight.name.removesuffix(_WEIGHT)}.{suffix}"
 
 
 def tensor_name(weight: TensorSpec, suffix: str) -> str:
-    """Name in the checkpoint. Stacked experts have no module of their own: `gate_up_proj_blocks`."""
+    """Name, in the checkpoint, of the weight's tensor with that suffix. Stacked experts have no module:
+    `gate_up_proj_blocks`.
+    """
     source = source_of(weight)
     return f"{module_of(weight)}{'.' if source.tensor.endswith(_WEIGHT) else '_'}{suffix}"
 
@@ -47,14 +51,14 @@ def beside(
     transposed: bool = False,
     is_shared: bool = False,
 ) -> TensorSpec:
-    """The tensor of that suffix, of the shape that belongs to the weight's outputs.
+    """Spec of the weight's tensor with that suffix, restricted to the weight's outputs.
 
     Args:
-        dtypes: those that are served; it stays in the one in which it is stored.
-        rows: outputs that share `words` rows of it.
-        can_share: the first and the last row may have outputs of other weights, see `rows_of`.
-        transposed: outputs are its last dimension.
-        is_shared: it has no outputs: the whole belongs to all parts of a fused tensor.
+        dtypes: supported dtypes; the tensor keeps the one in which it is stored.
+        rows: number of outputs that share `words` rows of the tensor.
+        can_share: the first and the last row may also belong to outputs of other weights, see `rows_of`.
+        transposed: outputs are the tensor's last dimension.
+        is_shared: the tensor has no dimension of outputs: it belongs as a whole to all parts of a fused weight.
 
     Raises:
         UnsupportedCheckpointError: a weight is part of a fused tensor and begins or ends within a row of it that cannot
@@ -71,8 +75,8 @@ def beside(
 
 
 def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
-    """Number of rows of a tensor with outputs of the weight, where each row belongs to `rows` outputs of a fused
-    tensor; and number of outputs of the first such row that are another weight's.
+    """If each row of a tensor belongs to `rows` outputs of a fused weight: the number of rows with outputs of this
+    weight, and the number of another weight's outputs in the first of them.
     """
     source = source_of(weight)
     is_evenly_cut = source.step != 1 or source.period is not None
@@ -83,9 +87,9 @@ def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
 def _rows_of_tensor(
     weight: TensorSpec, name: str, rows: int, words: int, stored: StoredTensors, *, can_share: bool, transposed: bool
 ) -> Source:
-    """The part of tensor `name` that belongs to a weight that is some of the rows of a fused tensor.
+    """The part of tensor `name` that belongs to a weight that is a part of a fused one.
 
-    Its last row may have fewer outputs, since whatever begins within a row that cannot be shared is refused.
+    Its last row may have fewer outputs, since a weight that begins within a row that cannot be shared is refused.
     """
     source, found = source_of(weight), stored.get(name)
     stop = source.start + weight.shape[0] if source.period is None else source.stop
@@ -106,7 +110,7 @@ def _rows_of_tensor(
 
 
 def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> TensorSpec:
-    """The tensor of that suffix, one float for the whole module."""
+    """Spec of the weight's tensor with that suffix, one float for the whole module."""
     name = tensor_name(weight, suffix)
     found = None if stored is None else stored.get(name)
     shape = found.shape if found is not None and torch.Size(found.shape).numel() == 1 else (1,)
@@ -114,8 +118,8 @@ def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> Ten
 
 
 def _dtype(name: str, dtypes: Sequence[str], stored: StoredTensors | None) -> str:
-    """Of the stored tensor if it is one of `dtypes`, else the first of these: the loader compares both. As long as none
-    is open, the smallest, so that no model is refused that would fit.
+    """Dtype of the stored tensor if it is in `dtypes`, else the first of these: the loader compares both. Before a
+    checkpoint is opened, the smallest, so that no model that fits in memory is refused.
     """
     if stored is None:
         return min(dtypes, key=lambda dtype: int(getattr(torch, dtype).itemsize))
@@ -125,7 +129,7 @@ def _dtype(name: str, dtypes: Sequence[str], stored: StoredTensors | None) -> st
 
 
 def check_scales(name: str, scales: torch.Tensor, *, can_be_zero: bool = False) -> None:
-    """Raises `CorruptCheckpointError` where a scale is no positive number."""
+    """Raises `CorruptCheckpointError` if a scale is not a positive number."""
     wide = scales.float()
     low, high = wide.aminmax()  # NOTE: NaN is an answer of both
     if not (low >= 0 if can_be_zero else low > 0) or not high < torch.inf:

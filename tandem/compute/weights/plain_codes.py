@@ -1,9 +1,9 @@
-"""Codes of 8 bits, integers or floats, a tensor of the weight's own shape, with scales of any granularity.
+"""8-bit quantised weights, integers or floats, in a tensor of the weight's own shape, with scales of any granularity.
 
-fp8 checkpoints (`weight` float8_e4m3fn and `weight_scale_inv`, which multiplies: DeepSeek-V3, arXiv:2412.19437, 3.3),
-compressed-tensors' "float-quantized", "int-quantized" and "naive-quantized", ModelOpt's FP8, MXFP8 (OCP Microscaling
-Formats 1.0: blocks of 32 with a power of two). Blocks at the edges are smaller, so there are ceil(out / rows) times
-ceil(in / columns) of them.
+Used for fp8 checkpoints (`weight` float8_e4m3fn and `weight_scale_inv`, which multiplies: DeepSeek-V3,
+arXiv:2412.19437, 3.3), compressed-tensors' "float-quantized", "int-quantized" and "naive-quantized", ModelOpt's FP8,
+MXFP8 (OCP Microscaling Formats 1.0: blocks of 32 with a power of two). Blocks at the edges are smaller, so there are
+ceil(out / rows) times ceil(in / columns) of them.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ from tandem.compute.weights.parts import (
 )
 
 _SCALES = (*FLOATS, "float8_e8m0fnu", "uint8")
-_POWERS = ("float8_e8m0fnu", "uint8")  # of two, their exponents plus 127
+_POWERS = ("float8_e8m0fnu", "uint8")  # dtypes of powers of two, stored as exponent + 127
 _NAMES = {CodeKind.INT8: "int8", CodeKind.E4M3: "fp8"}
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Outputs and inputs that share a scale; None = all."""
+    """Numbers of outputs and inputs that share a scale; None = all."""
 
     rows: int | None
     columns: int | None
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one block, the whole tensor."""
+        """Whether the whole tensor is one block."""
         return self.rows is None and self.columns is None
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class PlainCodes:
 
     Args:
         scale: suffix of the tensor of scales.
-        has_zeros: there is a zero point beside each scale, `weight_zero_point`.
+        has_zeros: whether each scale has a zero point, in `weight_zero_point`.
     """
 
     kind: CodeKind
@@ -81,7 +81,7 @@ class PlainCodes:
         return tuple(found)
 
     def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:
-        """Whether scales of that shape can be those of the weight, or of a fused tensor that it is part of."""
+        """Whether scales of that shape can belong to the weight, or to a fused weight that it is part of."""
         if self.blocks.is_one:
             return torch.Size(scales).numel() == 1
         found = (self.stored or {}).get(tensor_name(weight, "weight"))
@@ -118,7 +118,7 @@ class PlainCodes:
         )
 
     def _of_outputs(self, weight: TensorSpec, scales: torch.Tensor) -> torch.Tensor:
-        """[blocks, groups] -> [out, groups]."""
+        """Repeats scales [blocks, groups] for each output, [out, groups]."""
         rows, outputs = self._rows(weight), weight.shape[0]
         if rows == 1 or self.blocks.is_one:
             return scales

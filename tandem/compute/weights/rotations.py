@@ -1,8 +1,9 @@
-"""Rotations of activations that a checkpoint's weights were made for: Hadamard matrices on inputs or outputs of a map.
+"""Rotations of activations for which a checkpoint's weights were made: Hadamard matrices applied to inputs or outputs
+of a map.
 
-After compressed_tensors 0.20 (transform/factory): with `location` input a map gets `x @ H` in place of `x`, with output
-it gives `y @ H` in place of `y`. H has Sylvester's matrices of `head_dim` numbers, divided by their root, along its
-diagonal. It is computed by butterflies (additions of two numbers), so a row's bits do not depend on other rows.
+After compressed_tensors 0.20 (transform/factory): with `location` "input" a map gets `x @ H` instead of `x`, with
+"output" it gives `y @ H` instead of `y`. H has Sylvester's matrices of `head_dim` numbers, divided by their root, along
+its diagonal. It is computed by butterflies (additions of two numbers), so a row's bits do not depend on other rows.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ _LOCATIONS = (*_OFFLINE, _INPUT, _OUTPUT, *_CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class RotatedWeight:
-    """Implements `Weight`. `inputs`, `outputs`: numbers that are rotated together; None = not at all."""
+    """Implements `Weight` with another one. `inputs`, `outputs`: size of the rotated blocks; None = not rotated."""
 
     inner: Weight
     inputs: int | None
@@ -47,7 +48,7 @@ class RotatedWeight:
 
     @property
     def dtype(self) -> None:
-        """Rows of any float dtype."""
+        """None, since it multiplies rows of any float dtype."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +56,7 @@ class RotatedWeight:
 
     @property
     def matrix(self) -> None:
-        """Calls that fuse products do not rotate."""
+        """None, since calls that fuse products do not rotate."""
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -66,7 +67,7 @@ class RotatedWeight:
         return rotate_blocks(self.inner(rotated, bias, out_dtype=torch.float32), self.outputs).to(out_dtype or x.dtype)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation) -> None:
-        """There is none."""
+        """Returns None: there is no such call."""
 
     def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> Experts | None:
         return None
@@ -84,7 +85,9 @@ def rotate_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """One rotation of the modules `of`, which `targets` name. `size`: numbers that are rotated together; None = all."""
+    """One rotation of the modules that `targets` name. `of`, `but`: which weights it applies to, with exceptions.
+    `size`: numbers of a block; None = all are one block.
+    """
 
     name: str
     is_of_inputs: bool
@@ -94,10 +97,10 @@ class Rotation:
     targets: tuple[ModuleEntry, ...]
 
     def block(self, weight: TensorSpec) -> int | None:
-        """Numbers of the weight that are rotated together; None = it is not rotated so.
+        """Size of the blocks of this weight's rotation; None = the rotation does not apply to it.
 
         Raises:
-            UnsupportedCheckpointError: there is no Hadamard matrix for it.
+            UnsupportedCheckpointError: there is no Hadamard matrix of that size.
         """
         if not self.of(weight) or self.but(weight):
             return None
@@ -113,11 +116,11 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Rotations:
-    """Rotations of a checkpoint's weights and activations.
+    """All rotations of a checkpoint's weights and activations.
 
     Args:
-        suffixes: of tensors that hold their matrices, which need not be read.
-        name: in fingerprints; another configuration has another one.
+        suffixes: suffixes of tensors that hold the matrices, which need not be read.
+        name: identifies the rotations in fingerprints.
         renamed: see `renamed_modules`.
     """
 
@@ -127,16 +130,16 @@ class Rotations:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def rotated(self, weight: TensorSpec, inner: Weight) -> Weight:
-        """The weight that rotates what goes in or comes out, where it has such rotations."""
+        """`inner` with the rotations of its inputs and outputs, if the weight has any."""
         blocks = self._blocks(weight, is_of_inputs=True), self._blocks(weight, is_of_inputs=False)
         return inner if blocks == (None, None) else RotatedWeight(inner, *blocks)
 
     def has(self, weight: TensorSpec) -> bool:
-        """Whether one is of the weight."""
+        """Whether the weight has a rotation."""
         return any(rotation.of(weight) and not rotation.but(weight) for rotation in self.found)
 
     def check_targets(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
-        """See `WeightFormat.check_model`: without one of its rotations a model would answer nonsense."""
+        """See `WeightFormat.check_model`: a model without one of its rotations would give nonsense."""
         modules = [*(names_of(weight, self.renamed) for weight in weights), *((name,) for name in others)]
         for rotation in self.found:
             for entry in rotation.targets:
@@ -147,7 +150,7 @@ class Rotations:
                     )
 
     def holds(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the stored tensor is the matrix of a rotation, as it is computed here."""
+        """Whether the stored tensor is a rotation's matrix, equal to the one computed here."""
         if not self.suffixes or not name.endswith(self.suffixes) or tensor.dim() != 2:
             return False
         size = tensor.shape[0]
@@ -170,14 +173,14 @@ NO_ROTATIONS = Rotations()
 
 
 def read_rotations(quantisation: Fields, stored: StoredTensors | None) -> Rotations:
-    """Reads a `transform_config`. Rotations of weights are merged into them; those of queries and keys cancel each
-    other.
+    """Reads a `transform_config`. Rotations of weights are already merged into them; those of queries and keys cancel
+    out.
 
     Args:
-        stored: the checkpoint's tensors, under whose names the configuration has the modules.
+        stored: the checkpoint's tensors, whose module names the configuration uses.
 
     Raises:
-        UnsupportedCheckpointError: a kind, or a place, that is not computed here.
+        UnsupportedCheckpointError: a kind or location of rotation that is not supported.
     """
     config = quantisation.section("transform_config")
     groups = None if config is None else config.section("config_groups")
@@ -217,7 +220,7 @@ def _applications(scheme: Fields) -> list[Fields]:
 
 
 def _check_cancelled(scheme: Fields, online: Sequence[Fields]) -> None:
-    """Queries and keys that are both rotated by one orthogonal matrix have the products that they had."""
+    """Checks that queries and keys are rotated by the same matrix, so that their products do not change."""
     sides = {str(part.text("location")): part for part in online if part.text("location") in _CANCELLED}
     if not sides:
         return

@@ -1,6 +1,6 @@
-"""Formats whose products round rows to 8 bits (`--activations int8`), where the codes of a weight are integers.
+"""Rounding of activations to 8 bits (`--activations int8`) in products with weights whose codes are integers.
 
-Formats are asked for and not changed: others of the model, as floats, fp8 and NF4, take rows as they are.
+Weights in formats that do not support it, such as floats, fp8 and NF4, multiply unrounded rows as before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from tandem.core.errors import ConfigurationError
 
 
 def rounding_rows(reader: FormatReader) -> FormatReader:
-    """The formats of `reader`, those of weight-only codes with rows that are rounded."""
+    """A reader of the same formats as `reader`, in which those with weight-only quantisation round rows."""
 
     def read(fields: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
         return [_rounding(each) for each in reader(fields, kernels, stored)]
@@ -26,7 +26,7 @@ def rounding_rows(reader: FormatReader) -> FormatReader:
 
 
 def check_rows_are_rounded(weights: Iterable[Weight]) -> None:
-    """Raises `ConfigurationError` where no weight rounds rows."""
+    """Raises `ConfigurationError` if none of the weights rounds rows."""
     matrices = (weight.inner.matrix if isinstance(weight, RotatedWeight) else weight.matrix for weight in weights)
     if not any(isinstance(matrix, CodedMatrix) and matrix.rounds_rows for matrix in matrices):
         raise ConfigurationError(

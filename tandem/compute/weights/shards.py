@@ -1,4 +1,4 @@
-"""Weights and experts of a shard, whose products are completed by those of the other ranks."""
+"""Weights and experts of one rank's shard, whose products are completed by exchanges with the other ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
 @dataclass(frozen=True, slots=True)
 class _ShardWeight:
-    """A `Weight` that is multiplied alone, in no call that fuses several."""
+    """Base of a shard's weights, around the rank's `own` weight. No call that fuses several products uses them."""
 
     own: Weight
     collectives: Collectives
@@ -45,7 +45,7 @@ class _ShardWeight:
 
 @dataclass(frozen=True, slots=True)
 class SummedWeight(_ShardWeight):
-    """Implements `Weight` for some of the inputs: products are added over the ranks."""
+    """Implements `Weight` for a rank with some of the inputs: products are added over the ranks."""
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
@@ -56,8 +56,8 @@ class SummedWeight(_ShardWeight):
 
 @dataclass(frozen=True, slots=True)
 class GatheredWeight(_ShardWeight):
-    """Implements `Weight` for some of the outputs, for ranks that have parts of the inputs and want all outputs: each
-    output is one sum over all inputs, as on one rank.
+    """Implements `Weight` for a rank with some of the outputs, if inputs are divided among ranks and all outputs are
+    needed: inputs and outputs are gathered, so each output is one sum over all inputs.
     """
 
     def __call__(
@@ -69,7 +69,7 @@ class GatheredWeight(_ShardWeight):
 
 @dataclass(frozen=True, slots=True)
 class JoinedWeight(_ShardWeight):
-    """Implements `Weight` for some of the outputs: rank 0 gets those of all ranks, the others their own.
+    """Implements `Weight` for a rank with some of the outputs: rank 0 gets those of all ranks, the others their own.
 
     `bounds`: as in `Collectives.join`.
     """
@@ -84,7 +84,7 @@ class JoinedWeight(_ShardWeight):
 
 @dataclass(frozen=True, slots=True)
 class SpreadRows:
-    """A function of whole rows, for ranks that have a part of each and want the same part of its result.
+    """Applies a function to whole rows of which each rank has a part, and returns the same part of the result.
 
     Args:
         function: [num_tokens, size] -> the same shape.
@@ -97,7 +97,7 @@ class SpreadRows:
     collectives: Collectives
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of `x` [num_tokens, own size], in memory of its own."""
+        """The result for `x` [num_tokens, own size], in new memory."""
         first, end = self.within
         num_ranks = self.collectives.num_ranks
         copies = num_ranks * (end - first) // self.size
@@ -105,14 +105,14 @@ class SpreadRows:
         return self.function(rows.reshape(-1, self.size).contiguous())[:, first:end].contiguous()
 
 
-_PRODUCT_BYTES = 128 << 20  # of a rank's outputs in float32, if all were its own; more tokens go in parts
+_PRODUCT_BYTES = 128 << 20  # most bytes of expert outputs in float32 at once; more tokens are computed in parts
 
 
 class SpreadExperts:
-    """Implements `Experts` for some of a layer's: every rank gets the sums over the experts of all.
+    """Implements `Experts` for a rank with some of a layer's experts: every rank gets the sums over all experts.
 
     Args:
-        own: this rank's, by their place among its own.
+        own: this rank's experts, numbered from 0.
         bounds: rank i has experts `bounds[i]` to `bounds[i + 1] - 1`.
     """
 
@@ -125,8 +125,8 @@ class SpreadExperts:
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """See `Experts`. Each pair of token and expert is a row of its own with that expert alone, so its output times
-        its weight is what one rank adds, to the bit.
+        """See `Experts`. Each pair of token and expert is computed as a separate row, so its weighted output has the
+        same bits as on a single rank.
         """
         chosen, order = chosen.sort(dim=1)  # one rank adds a token's outputs in this order too
         weights = weights.gather(1, order)

@@ -1,4 +1,6 @@
-"""Packed integers of a few bits in 32-bit words, as in GPTQ, AWQ and compressed-tensors, and their form in memory."""
+"""Integers of a few bits packed into 32-bit words, as in GPTQ, AWQ and compressed-tensors: unpacking, and their codes
+in memory.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,16 +13,16 @@ from tandem.core.errors import CorruptCheckpointError
 
 WORD_BITS = 32
 _BYTE_BITS, _HALF_BYTE_BITS = 8, 4
-_PIECE_ELEMENTS = 1 << 20  # unpacked at a time
+_PIECE_ELEMENTS = 1 << 20  # elements that are unpacked at a time
 
 
 def num_words(count: int, bits: int) -> int:
-    """Number of words for so many integers."""
+    """Number of words for `count` integers."""
     return -(-count * bits // WORD_BITS)
 
 
 def aligned(bits: int) -> tuple[int, int]:
-    """The fewest integers that fill whole words, and the number of these."""
+    """The smallest number of integers that fills whole words, and the number of these words."""
     common = math.gcd(bits, WORD_BITS)
     return WORD_BITS // common, bits // common
 
@@ -28,8 +30,8 @@ def aligned(bits: int) -> tuple[int, int]:
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Unpacks int32 [rows, words] into the first `count` integers of each row, uint8 [rows, count].
 
-    Integer i has the bits from `i * bits` on of a row's stream, the lowest of a word first; it may end in the next word
-    (bits that do not divide 32).
+    Integer i has the bits from `i * bits` on in a row's stream, in which the lowest bits of a word come first. It may
+    end in the next word, if `bits` does not divide 32.
     """
     first = torch.arange(count) * bits
     index, shift = first // WORD_BITS, first % WORD_BITS
@@ -42,27 +44,27 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 
 def pack_half_bytes(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, n] below 16 -> [rows, ceil(n / 2)], the even in the lower half."""
+    """Packs uint8 [rows, n] below 16 into [rows, ceil(n / 2)], the even ones in the lower half."""
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return codes[:, ::2] | codes[:, 1::2] << _HALF_BYTE_BITS
 
 
 def integer_kind(bits: int) -> CodeKind:
-    """Kind of codes in memory for integers of so many bits."""
+    """Kind of codes in memory for integers of `bits` bits."""
     return CodeKind.TABLE4 if bits <= _HALF_BYTE_BITS else CodeKind.INT8
 
 
 def integer_table(bits: int) -> torch.Tensor | None:
-    """Numbers of the codes: what is stored less half its range, `2 ** (bits - 1)`. None = the codes are the numbers."""
+    """Numbers of the codes: the stored integer minus half its range, `2 ** (bits - 1)`. None = codes are numbers."""
     return None if bits > _HALF_BYTE_BITS else torch.arange(TABLE_SIZE, dtype=torch.float32) - (1 << bits - 1)
 
 
 def integer_codes(rows: Callable[[int, int], torch.Tensor], shape: tuple[int, int], bits: int) -> torch.Tensor:
-    """The codes of a matrix of `integer_kind`.
+    """The codes of a matrix, of kind `integer_kind`.
 
     Args:
-        rows: from start and stop to these rows of stored integers, uint8 [stop - start, in].
+        rows: returns rows start to stop - 1 of stored integers, uint8 [stop - start, in].
         shape: (out, in).
     """
     outputs, inputs = shape
@@ -81,9 +83,10 @@ def integer_codes(rows: Callable[[int, int], torch.Tensor], shape: tuple[int, in
 def word_codes(
     words: torch.Tensor, shape: tuple[int, int], bits: int, permutation: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Like `integer_codes`, for integers packed along the inputs: int32 [out, words]. Those of 4 bits are not moved.
+    """As `integer_codes`, for integers packed along the inputs: int32 [out, words]. 4-bit integers that fill whole
+    words and are not permuted are used as they are.
 
-    `permutation`: the order in which inputs are to lie.
+    `permutation`: the new order of inputs.
     """
     is_filled = words.shape[1] * WORD_BITS == bits * shape[1] and words.is_contiguous()
     if bits == _HALF_BYTE_BITS and is_filled and permutation is None:
@@ -100,7 +103,7 @@ def sorted_groups(name: str, groups: torch.Tensor, group_size: int) -> torch.Ten
     """Order of inputs, int64 [in], in which each group is contiguous, from the group of each input [in].
 
     Raises:
-        CorruptCheckpointError: a group that does not exist, or of another size. `name`: of that tensor.
+        CorruptCheckpointError: a group does not exist, or has another size; `name` is the tensor's, for the message.
     """
     inputs = groups.shape[0]
     order = torch.argsort(groups.long(), stable=True)
@@ -121,7 +124,7 @@ def integer_matrix(
     zeros: torch.Tensor | None,
     permutation: torch.Tensor | None = None,
 ) -> CodedMatrix:
-    """`scale * (stored - zero)`. `zeros`: uint8 as stored, [out, groups]; None = half the range."""
+    """Matrix of numbers `scale * (stored - zero)`. `zeros`: uint8 as stored, [out, groups]; None = half the range."""
     offsets = None if zeros is None else scales.float() * ((1 << bits - 1) - zeros.float())
     return CodedMatrix(
         kind=layout.kind,

@@ -1,4 +1,4 @@
-"""GGUF's architectures by name, and the place of each tensor in a Hugging Face checkpoint."""
+"""Table of GGUF's architectures by name, and the name of each of their tensors in a Hugging Face checkpoint."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -63,10 +63,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
-    """The architecture's name in GGUF, and its row of the table.
+    """The architecture's name in GGUF, and its row of the table, which may depend on whether the file has experts.
 
     Raises:
-        UnsupportedCheckpointError: it is none of the table's.
+        UnsupportedCheckpointError: it is not in the table.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -82,7 +82,7 @@ def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
 
 
 def find_places(file: GgufFile, architecture: Architecture, name: str) -> tuple[Place, ...]:
-    """Places of a GGUF tensor in a checkpoint, by full names; none for one that became part of the configuration.
+    """Places of a GGUF tensor in a checkpoint, with complete names; empty if the tensor is read into the configuration.
 
     Raises:
         UnsupportedCheckpointError: the architecture has no such tensor.

@@ -1,6 +1,7 @@
-"""Byte-level BPE (`gpt2`). The files hold vocabulary and merges, but only the name of how text is split before merging
-(`tokenizer.ggml.pre`). The table has those whose published tokenizer.json is known here; another one is refused, since
-a wrong split is silent.
+"""Byte-level BPE tokenizers (`gpt2`) of GGUF files. A file holds vocabulary and merges, but of the pre-tokenisation,
+which splits a text before merging, only the name (`tokenizer.ggml.pre`).
+
+The table has names whose published tokenizer.json is known; others are refused, since a wrong split goes unnoticed.
 """
 
 from collections.abc import Callable
@@ -46,10 +47,10 @@ class Split:
     """Pre-tokenisation: splits text into the pieces within which tokens are merged.
 
     Args:
-        before: how it is cut.
-        normalizer: what happens to it first.
+        before: makes the pre-tokenizer that splits a text.
+        normalizer: makes the normalizer that is applied first; None = none.
         ignore_merges: a word that is a token is taken whole.
-        adds_bos: what an absent `add_bos_token` means.
+        adds_bos: default of an absent `add_bos_token`.
     """
 
     before: Callable[[], PreTokenizer]
@@ -67,7 +68,7 @@ def _smollm() -> PreTokenizer:
 
 
 def _by_pattern(*patterns: str) -> Callable[[], PreTokenizer]:
-    """Cuts by each pattern in turn, within what is left of those before."""
+    """Splits by each pattern in turn, within the pieces left by the ones before."""
     return lambda: pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns),
@@ -104,11 +105,11 @@ SPLITS = {
 
 
 def byte_level(file: GgufFile) -> tokenizers.Tokenizer:
-    """The tokenizer.
+    """The tokenizer of a GGUF file.
 
     Raises:
         CorruptCheckpointError: metadata is missing, of the wrong kind, or contradicts itself.
-        UnsupportedCheckpointError: a split that is not built here.
+        UnsupportedCheckpointError: an unknown pre-tokenisation.
     """
     tokens, split = read_tokens(file), _find_split(file)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}

@@ -1,4 +1,4 @@
-"""GGUF's metadata as a Hugging Face configuration.
+"""Translation of a GGUF file's metadata into a Hugging Face configuration.
 
 A key of the architecture that is not read here might change the results, so it is refused.
 """
@@ -28,7 +28,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
 
 
 def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
-    """`config.json` of the model.
+    """The model's `config.json`.
 
     Raises:
         CorruptCheckpointError: a value is missing, absurd or contradicts the tensors.
@@ -79,9 +79,7 @@ def read_config(file: GgufFile, dtype: str) -> dict[str, object]:
 
 
 def _read_heads(fields: Fields, architecture: Architecture, heads: int, share: int) -> tuple[int, int]:
-    """The number of heads of k and v of layers with attention, and the size of a head. `share`: a head's of the hidden
-    state.
-    """
+    """Number of KV heads in layers with attention, and size of a head. `share`: hidden size / number of heads."""
     head_dim = fields.count("attention.key_length", share, low=2, high=1 << 12)
     fields.only("attention.value_length", (head_dim,), f"as attention.key_length, {head_dim}")
     name = "attention.head_count_kv"
@@ -91,9 +89,10 @@ def _read_heads(fields: Fields, architecture: Architecture, heads: int, share: i
 
 
 def _read_latent_heads(fields: Fields, heads: int) -> tuple[int, int]:
-    """As many heads of k and v as of q, which keep one latent together, and the part of a head that is rotated.
+    """Number of KV heads, the same as of query heads since all share one latent, and size of the rotated part of a
+    head.
 
-    NOTE: files say the latent's sizes as those of one head. Those of before 2025 have the heads'.
+    NOTE: files give the latent's sizes as those of a single head. Files from before 2025 give the heads' sizes.
     """
     counts = fields.get("attention.head_count_kv")
     given = [count for count in counts if count] if isinstance(counts, list) else [counts]
@@ -103,7 +102,7 @@ def _read_latent_heads(fields: Fields, heads: int) -> tuple[int, int]:
 
 
 def _read_width(fields: Fields) -> int:
-    """A layer's width, which files of experts alone may leave out."""
+    """Inner size of a layer's feed-forward block, which files with only experts may leave out."""
     name, experts = "feed_forward_length", "expert_feed_forward_length"
     if isinstance(fields.get(name), list):
         return _read_for_some(fields, name, 1 << 20)
@@ -111,7 +110,7 @@ def _read_width(fields: Fields) -> int:
 
 
 def _read_for_some(fields: Fields, name: str, high: int) -> int:
-    """A hybrid's value for all layers that have it; the list has 0 for those that do not."""
+    """A value that all layers of a hybrid have in common if they have it; the file's list has 0 for the others."""
     counts, num_layers = fields.get(name), fields.count("block_count", high=1 << 10)
     found = set(fields.indices(name, high)) - {0}
     if not isinstance(counts, list) or len(counts) != num_layers or len(found) != 1:
@@ -120,7 +119,7 @@ def _read_for_some(fields: Fields, name: str, high: int) -> int:
 
 
 def _read_num_layers(fields: Fields, architecture: Architecture) -> dict[str, object]:
-    """Without those that predict further tokens, which a file counts among its blocks."""
+    """Number of layers, without those that predict further tokens, which a file counts among its blocks."""
     num_blocks = fields.count("block_count", high=1 << 10)
     if not architecture.has_further:
         return {"num_hidden_layers": num_blocks}
@@ -168,7 +167,7 @@ def _llama3_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, 
     """The settings from which `rope_freqs`, divisors of the frequencies, were computed.
 
     Raises:
-        UnsupportedCheckpointError: it was computed in another way than Llama 3.1's.
+        UnsupportedCheckpointError: it was not computed like Llama 3.1's.
     """
     divisors = np.array(_factors(file, ROPE_FACTORS, head_dim // 2))
     factor = float(divisors.max())
@@ -191,7 +190,7 @@ def _llama3_scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, 
 
 
 def _long_scaling(file: GgufFile, fields: Fields, rotary_dim: int) -> dict[str, object]:
-    """LongRoPE, whose two lists of divisors are tensors, and whose factor of q and k a configuration need not give."""
+    """LongRoPE scaling, whose two lists of divisors are tensors; the attention factor may be left out."""
     fields.only("rope.scaling.type", ("none", "longrope"), f"longrope beside {LONG_FACTORS[0]}")
     length, original = fields.count("context_length"), fields.count("rope.scaling.original_context_length", low=2)
     expected = math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
@@ -209,7 +208,7 @@ def _factors(file: GgufFile, name: str, count: int) -> list[float]:
 
 
 def _of(file: GgufFile, name: str) -> dict[str, object]:
-    """The values under an architecture's name."""
+    """The metadata whose keys begin with the architecture's `name`."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
 

@@ -1,8 +1,9 @@
-"""A GGUF file to a Hugging Face directory in the cache: made once for each content, whole or not at all.
+"""Conversion of a GGUF file to a Hugging Face directory in the cache: made once for each content, completely or not at
+all.
 
-Weights stay the blocks that they are, under Hugging Face's names and in its order of rows, or are decoded to floats, a
-tensor at a time. The directory is a copy that can be deleted at any time. Each conversion also deletes directories
-that were not used for 30 days.
+Quantised weights stay GGUF blocks, under Hugging Face's names and in its order of rows, or are decoded to floats, one
+tensor at a time. The directory is a copy that can be deleted at any time. Each conversion also deletes directories that
+were not used for 30 days.
 """
 
 import hashlib
@@ -33,10 +34,10 @@ from tandem.models.gguf.vocabulary import read_id, read_tokens
 from tandem.models.safetensors_header import safetensors_header
 
 _USUAL_DTYPE, _CODES = "bfloat16", "codes"
-_KEPT_S = 30 * 86400.0  # after it was last asked for
-_ABANDONED_S = 86400.0
+_KEPT_S = 30 * 86400.0  # a directory is deleted so long after it was last used
+_ABANDONED_S = 86400.0  # the same for an unfinished one
 _UNFINISHED = "converting-"
-_FREE_SHARE = 1.1  # of its size, that the disk must have free
+_FREE_SHARE = 1.1  # free space that the disk must have, relative to the weights' size
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SAMPLING = {
     "temp": "temperature",
@@ -50,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 
 class Files(Protocol):
-    """Reads the files of a model by name."""
+    """Access to the files of a model by name, on disk or elsewhere."""
 
     def digest(self, path: Path) -> bytes:
-        """Of all that the file of that name holds. Raises OSError where there is none."""
+        """Digest that identifies the content of a file. Raises OSError if there is no such file."""
 
     def open(self, path: Path) -> GgufSource: ...
 
@@ -78,13 +79,13 @@ def converted(
     has_weights: bool = True,
     sampling: Mapping[str, float] | None = None,
 ) -> Path:
-    """The Hugging Face directory of the GGUF file `path`, made first if need be.
+    """The Hugging Face directory of the GGUF file `path`, made first if needed.
 
     Args:
-        cache_dir: where it is kept.
-        files: where it is, with its other parts; None = on disk.
-        decoded_to: the dtype of floats that its codes are decoded to; None = they stay codes.
-        has_weights: they are wanted too, not only configuration, tokenizer and chat template.
+        cache_dir: directory that holds converted directories.
+        files: access to the file and the other files of a split model; None = on disk.
+        decoded_to: dtype to which quantised numbers are decoded; None = they stay quantised.
+        has_weights: whether weights are needed too, not only configuration, tokenizer and chat template.
         sampling: recommended options, as in a `generation_config.json`, for a file that holds none.
 
     Raises:
@@ -146,7 +147,7 @@ def _make(
 
 @contextmanager
 def _unfinished(target: Path) -> Iterator[Path]:
-    """A new directory that is called `target` once the block has ended well, and is gone if it has not."""
+    """A new directory that is renamed to `target` when the block ends, or deleted if it fails."""
     directory = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
     try:
         yield directory
@@ -178,7 +179,7 @@ def _check_free(directory: Path, num_bytes: int) -> None:
 
 
 def _quantisation(tensors: Sequence[Tensor]) -> dict[str, object]:
-    """The `quantization_config`: names of tensors and number of weights, by type."""
+    """The `quantization_config`: by type, names of quantised tensors, and numbers of elements of all matrices."""
     names: dict[str, list[str]] = defaultdict(list)
     numbers: Counter[str] = Counter()
     for tensor in tensors:
@@ -198,7 +199,7 @@ def _write_weights(file: GgufFile, tensors: Sequence[Tensor], weights: BinaryIO)
 
 
 def _delete_old(cache_dir: Path) -> None:
-    """Deletes directories that were not used for long, and unfinished ones of processes that were killed."""
+    """Deletes directories that were not used for long, and unfinished ones left by killed processes."""
     for path in cache_dir.iterdir():
         max_age_s = _ABANDONED_S if path.name.startswith(_UNFINISHED) else _KEPT_S
         with suppress(OSError):  # NOTE: another process deletes too

@@ -1,6 +1,7 @@
-"""GGUF's rows to float32, and float32 to the floats that are stored: `gguf` has the formats' arithmetic.
+"""Decoding of GGUF rows to float32, and rounding of float32 to the stored floats; the package `gguf` has the
+arithmetic.
 
-What is not finite, before or after rounding, is refused, never stored.
+Infinite values and NaN, before or after rounding, are refused and never stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,22 +14,22 @@ from numpy.typing import NDArray
 from tandem.core.errors import CorruptCheckpointError
 from tandem.models.gguf.file import TensorEntry
 
-NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # safetensors' names by ours
-FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # types that are no codes
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # names in safetensors
+FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # GGUF types that are not quantised
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_CHUNK_BYTES = 16 << 20  # of coded rows that are decoded at once
-_EXPONENT = 0x7F80  # of bfloat16: all bits set means infinite or no number
+_CHUNK_BYTES = 16 << 20  # of quantised rows that are decoded at once
+_EXPONENT = 0x7F80  # of bfloat16: all bits set means infinite or NaN
 
 
 def decoded(rows: NDArray[np.uint8], type_name: str, dtype: str, where: str) -> Iterator[bytes]:
     """The rows as `dtype`, little-endian, in pieces.
 
     Args:
-        rows: [num_rows, bytes of each], as stored.
-        where: how messages call the tensor.
+        rows: [num_rows, bytes of a row], as stored.
+        where: name of the tensor in messages.
 
     Raises:
-        CorruptCheckpointError: a value is not finite, as where a block's scale is damaged.
+        CorruptCheckpointError: a value is not finite, for example because a block's scale is damaged.
     """
     step = max(1, _CHUNK_BYTES // rows.shape[1])
     for start in range(0, len(rows), step):
@@ -48,10 +49,10 @@ def decoded(rows: NDArray[np.uint8], type_name: str, dtype: str, where: str) -> 
 def changed(
     sources: Sequence[tuple[NDArray[np.uint8], TensorEntry]], change: Callable[..., NDArray[np.float32]]
 ) -> NDArray[np.uint8]:
-    """The rows of float32 of what `change` makes of tensors' numbers, which it is given in their shapes.
+    """float32 rows of the result of `change`, which is called with the numbers of the tensors in their shapes.
 
     Args:
-        sources: rows that were taken of each tensor, as stored.
+        sources: the stored rows of each tensor, and its entry in the file's table.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         values = [_shaped(rows, entry) for rows, entry in sources]
@@ -65,7 +66,7 @@ def _shaped(rows: NDArray[np.uint8], entry: TensorEntry) -> NDArray[np.float32]:
 
 
 def _rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """To the nearest, ties to even. bfloat16 as its bits, since NumPy has no such type."""
+    """Rounds to the nearest, ties to even. bfloat16 is returned as its bits, since NumPy has no such type."""
     if dtype != "bfloat16":
         return values.astype(np.float32 if dtype == "float32" else np.float16)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

@@ -1,4 +1,4 @@
-"""A GGUF file, or all files of a model in parts: metadata, table of tensors and their bytes.
+"""A GGUF file, or all files of a split model: metadata, table of tensors, and the tensors' bytes.
 
 Invariant: every length and offset is checked against the file before it is used, so nothing outside it is read. Knows
 no architecture and decodes no weights. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -37,7 +37,9 @@ Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[s
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Place of a tensor. `shape`: rows first, as in PyTorch; `type_name`: as Q4_0; `offset`: bytes into that part."""
+    """Row of the table of tensors. `shape`: rows first, as in PyTorch; `type_name`: such as Q4_0; `part`: index of the
+    file of a split model; `offset`: bytes from the beginning of that file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -48,16 +50,16 @@ class TensorEntry:
 
 
 class GgufFile:
-    """A context; open until it is left. Metadata are those of the first part.
+    """An open GGUF file, a context manager that closes it. Metadata are those of the first file of a split model.
 
     Args:
-        path: of any part.
-        open_source: gives the bytes of the part of that name.
+        path: path of the file, or of any file of a split model.
+        open_source: opens the file of a given name.
 
     Raises:
-        CorruptCheckpointError: it is truncated, its lengths and offsets contradict each other, or a part is missing or
-            of another model.
-        UnsupportedCheckpointError: a version or a type of tensor that is not read.
+        CorruptCheckpointError: it is truncated, lengths and offsets contradict each other, or a file of a split model
+            is missing or belongs to another model.
+        UnsupportedCheckpointError: a version or a type of tensor that is not supported.
     """
 
     def __init__(self, path: Path, open_source: OpenSource = MappedFile) -> None:
@@ -76,7 +78,7 @@ class GgufFile:
         self._opened.close()
 
     def rows(self, entry: TensorEntry) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes, as they are stored. # [first dimension, bytes of each]
+        """A copy of the tensor's bytes, as stored. # [first dimension, bytes of a row]
 
         Raises:
             CorruptCheckpointError: the file has become shorter.
@@ -84,7 +86,7 @@ class GgufFile:
         return self._parts[entry.part].read(entry).reshape(entry.shape[0] if _is_divisible(entry) else 1, -1)
 
     def entries_of(self, stack: TensorEntry) -> list[TensorEntry]:
-        """The tensors of a stack, which has its first dimension more than they have.
+        """The tensors of a stack, whose first dimension numbers them.
 
         Raises:
             CorruptCheckpointError: it is no stack.
@@ -116,7 +118,7 @@ class GgufFile:
 
 
 class _Part:
-    """One file; a context."""
+    """One file of a GGUF model; a context manager."""
 
     def __init__(self, path: Path, index: int, open_source: OpenSource) -> None:
         self.path, self._index = path, index
@@ -133,7 +135,7 @@ class _Part:
         self._opened.close()
 
     def require(self, num_parts: int) -> None:
-        """Raises CorruptCheckpointError where it says to be another part, or one of others than its name says."""
+        """Raises CorruptCheckpointError if its metadata name another index or number of files than its name."""
         said = self.metadata.get("split.count", 0) or 1, self.metadata.get("split.no", 0)
         if said != (num_parts, self._index):
             raise CorruptCheckpointError(
@@ -177,7 +179,7 @@ class _Part:
         return counts
 
     def _read_entry(self, reader: "_Reader") -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, number of the type, and offset in the part of the file that holds tensors."""
+        """Name, shape, number of the type, and offset in the file's section of tensors."""
         name = reader.string("a tensor's name")
         num_dimensions = reader.number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -204,7 +206,7 @@ class _Part:
             yield name, TensorEntry(name, shape, type_name, start + offset, num_bytes, self._index)
 
     def _size(self, name: str, shape: tuple[int, ...], number: int) -> tuple[str, int]:
-        """The type's name, and how many bytes the tensor has."""
+        """The type's name, and the number of bytes of the tensor."""
         known = {kind.value: kind for kind in GGMLQuantizationType}
         type_name = known[number].name if number in known else f"number {number}"
         if type_name not in SERVED_TYPES:
@@ -222,12 +224,12 @@ class _Part:
 
 
 def _is_divisible(entry: TensorEntry) -> bool:
-    """Whether its bytes can be cut along the first dimension: not through a block of a vector."""
+    """Whether its bytes can be cut along the first dimension: not if a quantised block of a vector would be cut."""
     return len(entry.shape) > 1 or entry.type_name in ("F32", "F16", "BF16")
 
 
 class _Reader:
-    """A position in a file, from which values are taken."""
+    """Position in a file's header, from which values are read one after another."""
 
     def __init__(self, source: GgufSource, path: Path) -> None:
         self._source, self._path = source, path
@@ -246,7 +248,7 @@ class _Reader:
         return self._source.header(self.position - num_bytes, self.position)
 
     def number(self, code: str) -> int:
-        """A whole number, by its code of `struct`."""
+        """An integer, by its format character in `struct`."""
         return int(struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), "a number"))[0])
 
     def string(self, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Names of the files of a GGUF model in parts, as `llama-gguf-split` gives them: `m-00001-of-00003.gguf`."""
+"""File names of a GGUF model split into several files, as `llama-gguf-split` names them: `m-00001-of-00003.gguf`."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ _PART = re.compile(r"(.+)-\d{5}-of-(?!00000)(\d{5})")
 
 
 def part_paths(path: Path) -> list[Path]:
-    """All files, given any of them; the file itself where its name is of no part."""
+    """Paths of all files of a split model, given any of them; the path itself if the model is not split."""
     named = _PART.fullmatch(path.stem)
     if named is None:
         return [path]
@@ -16,6 +16,6 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def whole_name(path: Path) -> str:
-    """The name without ending and number."""
+    """Name of the model: the file's name without ending and number."""
     named = _PART.fullmatch(path.stem)
     return path.stem if named is None else named[1]

@@ -1,6 +1,7 @@
-"""SentencePiece's BPE (`llama`): pieces with scores, bytes for what has no piece, and often a space before a text.
+"""SentencePiece BPE tokenizers (`llama`) of GGUF files: pieces with scores, bytes for text without a piece, and often a
+space before a text.
 
-Built as the published `tokenizer.json` of Llama 2, Mistral, Phi 3 and Gemma are.
+Built like the published `tokenizer.json` of Llama 2, Mistral, Phi 3 and Gemma.
 """
 
 import tokenizers
@@ -26,7 +27,7 @@ _LITERAL = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
 
 
 def sentencepiece(file: GgufFile, rules: SentencePiece) -> tokenizers.Tokenizer:
-    """The tokenizer.
+    """The tokenizer of a GGUF file.
 
     Raises:
         CorruptCheckpointError: metadata is missing, of the wrong kind, or contradicts itself.
@@ -70,7 +71,7 @@ def sentencepiece(file: GgufFile, rules: SentencePiece) -> tokenizers.Tokenizer:
 
 
 def _spelled(file: GgufFile, tokens: list[str]) -> list[str]:
-    """Those of spaces alone as pieces that merges can make."""
+    """Tokens, with those of only spaces spelled as pieces that merges can make."""
     spelled = [token.replace(" ", _MARK) if token and not token.strip(" ") else token for token in tokens]
     if len(set(spelled)) != len(tokens):
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.tokens has spaces twice, as they are and as {_MARK}")
@@ -78,9 +79,10 @@ def _spelled(file: GgufFile, tokens: list[str]) -> list[str]:
 
 
 def _read_merges(file: GgufFile, tokens: list[str], kinds: list[int], rules: SentencePiece) -> list[tuple[str, str]]:
-    """Pairs of pieces in the order in which they merge: the file's, or all that make a piece, the best piece first.
+    """Pairs of pieces in the order in which they merge: the file's, or all pairs that make a piece, the best piece
+    first.
 
-    NOTE: of pieces as good as each other the one with the longer first part comes first, as in transformers.
+    NOTE: of equally good pairs the one with the longer first part comes first, as in transformers.
     """
     if "tokenizer.ggml.merges" in file.metadata:
         vocabulary = {token: token_id for token_id, token in enumerate(tokens)}

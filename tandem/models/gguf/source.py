@@ -1,4 +1,4 @@
-"""The bytes of a GGUF file on disk, and what a reader needs of a file anywhere."""
+"""Interface for reading the bytes of a GGUF file, wherever it is, and its implementation for a file on disk."""
 
 import mmap
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from tandem.core.errors import CorruptCheckpointError
 
 
 class GgufSource(Protocol):
-    """One file. `remedy`: what to do where its content is wrong."""
+    """Bytes of one file. `remedy`: advice for messages about wrong content."""
 
     remedy: str
 
     def __len__(self) -> int: ...
 
     def header(self, start: int, end: int) -> bytes:
-        """Those bytes, which are within the file. A header is read from its beginning to its end."""
+        """Bytes `start` to `end - 1` of the header, which are within the file. A header is read in ascending order."""
 
     def read(self, start: int, num_bytes: int, noun: str) -> NDArray[np.uint8]:
-        """A copy of the bytes of `noun`, which may be anywhere in the file. # [num_bytes]"""
+        """A copy of `num_bytes` bytes anywhere in the file; `noun` names them in messages. # [num_bytes]"""
 
     def close(self) -> None: ...
 
@@ -35,7 +35,7 @@ class MappedFile:
     """A `GgufSource` on disk.
 
     Raises:
-        CorruptCheckpointError: it cannot be opened, or is empty.
+        CorruptCheckpointError: the file cannot be opened, or is empty.
     """
 
     remedy = "download it again"

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors from those of a GGUF file: names, shapes and bytes, a tensor at a time."""
+"""Tensors of a Hugging Face checkpoint made from those of a GGUF file: names, shapes and bytes, one at a time."""
 
 import logging
 import re
@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor to write.
+    """A tensor of the checkpoint, and how to make it from the file.
 
     Args:
-        name, shape: Hugging Face's.
-        entry, others: the file's; all of them are given to `change`.
-        dtype: of the floats that are written; None = the file's blocks.
-        rows: those of `entry`, in order; None = all as they are.
-        blocks: those of a row, in order; None = all as they are.
-        change: the numbers that are written, from the file's; None = they are the file's.
+        name, shape: as in the checkpoint.
+        entry, others: tensors of the file; `change` gets the numbers of all of them.
+        dtype: dtype of the floats that are written; None = the file's quantised blocks are written.
+        rows: indices of the rows of `entry` to take, in order; None = all in their order.
+        blocks: indices of the blocks of a row, in order; None = all in their order.
+        change: computes the numbers from the file's; None = they are the file's.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Tensor:
 
     @property
     def header(self) -> tuple[str, tuple[int, ...], str, int]:
-        """For safetensors."""
+        """Name, shape, dtype and bytes for the header of a safetensors file."""
         if self.dtype is not None:
             return self.name, self.shape, NAMES[self.dtype], self.num_bytes
         shape = (self.shape[0], self.num_bytes // self.shape[0])
         return self.name, shape, _BYTES, self.num_bytes
 
     def write(self, file: GgufFile, target: BinaryIO) -> None:
-        """Writes its bytes.
+        """Writes the tensor's bytes.
 
         Raises:
             CorruptCheckpointError: a value is not finite.
@@ -87,10 +87,10 @@ class Tensor:
 
 
 def find_tensors(file: GgufFile, config: Config, dtype: str | None) -> list[Tensor]:
-    """The tensors to write, in order: of a stack, each entry by itself.
+    """The tensors to write, in order; each tensor of a stack is written separately.
 
     Args:
-        dtype: what all are decoded to; None = codes stay codes, and floats what they are.
+        dtype: dtype to which all are decoded; None = quantised ones stay so, and floats keep their type.
 
     Raises:
         CheckpointError: a tensor that the architecture does not have, or that does not fit the configuration.
@@ -112,13 +112,13 @@ def find_tensors(file: GgufFile, config: Config, dtype: str | None) -> list[Tens
 
 
 def _layer(name: str) -> int:
-    """The layer of one of the file's tensors; -1: it is outside of layers."""
+    """Index of the layer of one of the file's tensors; -1: it belongs to no layer."""
     layer = _LAYER.match(name)
     return -1 if layer is None else int(layer[1])
 
 
 def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config: Config, dtype: str | None) -> Tensor:
-    """`index`: of the entry in its stack."""
+    """The tensor at `place`. `index`: of `entry` in its stack."""
     shape, rows, blocks, change = entry.shape, None, None, place.change
     others = tuple(_find_other(file, entry.name, other) for other in place.others)
     try:
@@ -140,7 +140,7 @@ def _tensor(file: GgufFile, entry: TensorEntry, index: int, place: Place, config
 
 
 def _find_other(file: GgufFile, name: str, other: str) -> TensorEntry:
-    """The tensor `other` of the layer that tensor `name` is of."""
+    """The tensor `other` of the same layer as tensor `name`."""
     layer = _LAYER.match(name)
     found = file.tensors.get(other if layer is None else f"{layer[0]}{other}")
     if found is None:
@@ -149,7 +149,7 @@ def _find_other(file: GgufFile, name: str, other: str) -> TensorEntry:
 
 
 def _in_blocks(columns: NDArray[np.intp], type_name: str) -> NDArray[np.intp] | None:
-    """The order of a row's blocks that an order of its columns is; None: it cuts a block."""
+    """The order of a row's blocks equal to this order of columns; None: it would divide a block."""
     size, _ = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     by_block = columns.reshape(-1, size)
     starts = by_block[:, 0]
@@ -163,8 +163,8 @@ def _reordered(columns: NDArray[np.intp]) -> Callable[..., Floats]:
 
 
 def _written_as(entry: TensorEntry, is_changed: bool) -> str | None:
-    """The dtype of floats, which stay what they are unless they change; None: a matrix of codes. Vectors are never
-    codes.
+    """The dtype of written floats, float32 if `is_changed`; None: a matrix of quantised blocks. Vectors are always
+    floats, whatever their type in the file.
     """
     if is_changed:
         return "float32"

@@ -1,4 +1,4 @@
-"""The tokenizer that GGUF's metadata describes, as `tokenizer.json` and `tokenizer_config.json`."""
+"""Tokenizer of a GGUF file, translated into `tokenizer.json` and `tokenizer_config.json`."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,11 +19,11 @@ _KINDS: Mapping[str, Callable[[GgufFile], tokenizers.Tokenizer]] = {
 
 
 def tokenizer_json(file: GgufFile) -> str:
-    """`tokenizer.json`.
+    """The content of `tokenizer.json`.
 
     Raises:
         CorruptCheckpointError: metadata is missing, of the wrong kind, or contradicts itself.
-        UnsupportedCheckpointError: a kind of tokenizer, or a split, that is not built here.
+        UnsupportedCheckpointError: a kind of tokenizer, or a pre-tokenisation, that is not supported.
     """
     kind = file.metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -35,7 +35,7 @@ def tokenizer_json(file: GgufFile) -> str:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, object]:
-    """`tokenizer_config.json`: named tokens and the chat template."""
+    """The content of `tokenizer_config.json`: named tokens and the chat template."""
     tokens = read_tokens(file)
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

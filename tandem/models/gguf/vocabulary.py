@@ -1,4 +1,4 @@
-"""The vocabulary in GGUF's metadata: tokens, their kinds, and those that a prompt begins with."""
+"""Vocabulary in the metadata of a GGUF file: tokens, their kinds, and the tokens that a prompt begins with."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -11,7 +11,7 @@ from tandem.models.gguf.file import GgufFile
 
 
 class Kind(IntEnum):
-    """Types of tokens."""
+    """Kinds of tokens, with GGUF's numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -22,7 +22,7 @@ class Kind(IntEnum):
 
 
 def read_tokens(file: GgufFile) -> list[str]:
-    """Every token, by id; all different."""
+    """All tokens, by id; no two are equal."""
     tokens = read_strings(file, "tokens")
     if len(set(tokens)) != len(tokens):
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.tokens has a token twice")
@@ -30,7 +30,7 @@ def read_tokens(file: GgufFile) -> list[str]:
 
 
 def read_id(file: GgufFile, name: str, num_tokens: int) -> int | None:
-    """A token id under `tokenizer.ggml`; None where there is none."""
+    """The token id under the key `tokenizer.ggml.{name}`; None if there is none."""
     value = file.metadata.get(f"tokenizer.ggml.{name}")
     if value is None:
         return None
@@ -42,7 +42,7 @@ def read_id(file: GgufFile, name: str, num_tokens: int) -> int | None:
 
 
 def read_kinds(file: GgufFile, tokens: list[str]) -> list[int]:
-    """The `Kind` of each token; all are normal where the file does not say."""
+    """The `Kind` of each token; all are normal if the file does not say."""
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)) or not all(isinstance(x, int) for x in kinds):
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.token_type must have one number a token")
@@ -50,7 +50,7 @@ def read_kinds(file: GgufFile, tokens: list[str]) -> list[int]:
 
 
 def read_strings(file: GgufFile, name: str) -> list[str]:
-    """A list of strings under `tokenizer.ggml`."""
+    """The list of strings under the key `tokenizer.ggml.{name}`."""
     values = file.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         found = "missing" if values is None else "no list of strings"
@@ -59,7 +59,7 @@ def read_strings(file: GgufFile, name: str) -> list[str]:
 
 
 def as_merge(file: GgufFile, text: str, vocabulary: Mapping[str, int]) -> tuple[str, str]:
-    """Two tokens that become one, from the two with a space between."""
+    """The two tokens of a merge, from a text with the two and a space between them."""
     left, _, right = text.partition(" ")
     if not {left, right, left + right} <= vocabulary.keys():
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.merges has {text!r}, not all of which are tokens")
@@ -67,7 +67,7 @@ def as_merge(file: GgufFile, text: str, vocabulary: Mapping[str, int]) -> tuple[
 
 
 def read_flag(file: GgufFile, name: str, default: bool) -> bool:
-    """A flag under `tokenizer.ggml`."""
+    """The flag under the key `tokenizer.ggml.{name}`."""
     value = file.metadata.get(f"tokenizer.ggml.{name}", default)
     if not isinstance(value, bool):
         raise CorruptCheckpointError(f"{file.path}: tokenizer.ggml.{name}={value!r} must be true or false")
@@ -75,15 +75,15 @@ def read_flag(file: GgufFile, name: str, default: bool) -> bool:
 
 
 def added(token: str, kind: int, *, rstrip: bool = False) -> AddedToken:
-    """One that is matched literally in a text; `rstrip`: with the spaces behind it."""
+    """A token that is matched literally in a text; `rstrip`: together with the spaces after it."""
     return AddedToken(token, normalized=False, special=kind != Kind.USER_DEFINED, rstrip=rstrip)
 
 
 def read_template(file: GgufFile, tokens: list[str], *, adds_bos: bool) -> TemplateProcessing | None:
-    """Template of the tokens around a text; None = none. `adds_bos`: what an absent `add_bos_token` means.
+    """Template that adds tokens before a text; None = it adds none. `adds_bos`: default of an absent `add_bos_token`.
 
     Raises:
-        UnsupportedCheckpointError: a token behind it.
+        UnsupportedCheckpointError: the file adds a token after a text.
     """
     if read_flag(file, "add_eos_token", False):
         raise UnsupportedCheckpointError(

@@ -1,1 +1,1 @@
-"""Heads in memory: small networks that guess further tokens from a model's hidden states."""
+"""Draft heads in memory: small networks that guess further tokens from a model's hidden states, for speculation."""

@@ -1,4 +1,4 @@
-"""Interface of heads, whatever their layout, and their memory."""
+"""Interface of draft heads of any layout, and a head with its sizes as loaded into memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from tandem.compute.step import AttentionBatch
 
 
 class Head(Protocol):
-    """A head of one layer. Row-wise, but for attention.
+    """A draft head of one layer. Except for attention, each row is computed separately.
 
-    `layers_read`: the model's layers whose inputs it takes, as in `HiddenStates`. `state`: what its layer keeps.
+    `layers_read`: the model's layers whose inputs the head takes, as in `HiddenStates`. `state`: KV that its layer
+    keeps.
     """
 
     @property
@@ -25,7 +26,7 @@ class Head(Protocol):
     def state(self) -> StateSpec: ...
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """The model's states, [n, len(layers_read) * its hidden size] -> [n, hidden], as `forward` takes them."""
+        """The model's hidden states, [n, len(layers_read) * its hidden size] -> [n, hidden], the input of `forward`."""
         ...
 
     def forward(
@@ -37,18 +38,18 @@ class Head(Protocol):
         batch: AttentionBatch,
         backends: Backends,
     ) -> torch.Tensor:
-        """Hidden states behind the head's layers, [n, hidden]: for `logits`, and as `hidden` for the next guess. Writes
-        the rows' state into `kv`.
+        """Hidden states after the head's layer, [n, hidden], for `logits` and as `hidden` for the next guess. Writes
+        the rows' KV into `kv`.
 
         Args:
-            token_ids: int64 [n], the token behind each row's position.
-            positions: int64 [n], of the rows among those that the head has seen of a request.
+            token_ids: int64 [n], the token after each row's position.
+            positions: int64 [n], each row's index among the rows of its request that the head has computed.
             hidden: [n, hidden]; may be overwritten.
         """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> float32 [n, vocab] of the model's tokens; -inf for those that the head does not have.
+        """[n, hidden] -> float32 [n, vocab] of the model's tokens; -inf for tokens that the head does not have.
 
         Valid until the next call.
         """
@@ -57,11 +58,10 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head in memory.
+    """A draft head in memory.
 
-    weight_bytes: of its own parameters.
-    max_positions: rows of a request that it takes.
-    fingerprint: of its weights and of the model that it reads; where equal, heads compute the same state.
+    weight_bytes: bytes of its own parameters. max_positions: the most rows of a request that it can compute.
+    fingerprint: identifies its weights and the model that it reads; heads with equal ones compute the same KV.
     """
 
     head: Head

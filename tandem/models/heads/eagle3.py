@@ -1,4 +1,4 @@
-"""EAGLE-3 head: one layer over fused hidden states of three layers of the model, with tokens of its own."""
+"""EAGLE-3 draft head: one layer over the fused hidden states of three layers of the model, with its own vocabulary."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from tandem.models.parameters import Parameters
 
 
 class Eagle3Head:
-    """A `Head` computing an `Eagle3Spec`. What the next guess takes is the residual stream before the last norm.
+    """A `Head` computing an `Eagle3Spec`. The input of the next guess is the residual stream before the last norm.
 
     Raises:
         CorruptCheckpointError: an offset leads beyond the model's tokens.
@@ -84,7 +84,7 @@ class Eagle3Head:
 
 
 def _token_ids(offsets: torch.Tensor, spec: Eagle3Spec) -> torch.Tensor:
-    """int64 [number of the head's tokens], each token's number in the model."""
+    """int64 [number of the head's tokens], each token's id in the model."""
     token_ids = offsets + torch.arange(len(offsets), device=offsets.device)
     least, most = int(token_ids.min()), int(token_ids.max())
     if least < 0 or most >= spec.vocab_size or len({*token_ids.tolist()}) != len(token_ids):

@@ -1,4 +1,4 @@
-"""Loads a head beside a model, or refuses it by name."""
+"""Loading of draft heads for a loaded model: its checkpoint's multi-token prediction module, or an EAGLE-3 head."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ _SHARED = re.compile(r".*\.(embed_tokens|shared_head\.head)\.\w+")  # the model'
 
 
 def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> bool:
-    """Whether the checkpoint of a model has a module for multi-token prediction that is served, and no others."""
+    """Whether a model's checkpoint has exactly one module for multi-token prediction, of a kind that is served."""
     spec = mtp_of(model.spec)
     if spec is None or len(model.spec.next_layers) > 1:
         return False
@@ -51,11 +51,11 @@ def load_mtp(
     formats_of: FormatReader = read_formats,
     allow_pickle: bool = False,
 ) -> LoadedHead:
-    """The module for multi-token prediction that the checkpoint of `model`, at `path`, carries.
+    """Loads the multi-token prediction module in the checkpoint of `model`, at `path`.
 
     Raises:
-        ConfigurationError: it carries none, or several, of which the others would have to be chained.
-        CheckpointError: its tensors are not as they should be.
+        ConfigurationError: it has none, or several, which would have to be chained.
+        CheckpointError: the module's tensors are not as they should be.
     """
     spec = mtp_of(model.spec)
     if spec is None or not carries_mtp(path, model, allow_pickle=allow_pickle):
@@ -89,7 +89,7 @@ def _load_whole_head(
     names: Mapping[str, str],
     device: torch.device,
 ) -> tuple[Weight, int]:
-    """The output head of the whole model of which `part` is one rank's, and its bytes. `names`: as `stored_names`."""
+    """Output head, and its bytes, of the whole model of which `part` is one rank's. `names`: as `stored_names`."""
     weight = replace(part, head_tokens=None).head
     assert weight is not None, "the leader is in the last stage"
     made_of = weight.name if weight.source is None else weight.source.tensor
@@ -102,8 +102,8 @@ def _load_whole_head(
 
 
 def find_eagle3(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> Path | None:
-    """Directory of an EAGLE-3 head for `model` beside its checkpoint at `path`, see `eagle3.DIRECTORIES`; None = there
-    is none. One whose description does not fit is passed over with a warning. Of its weights only names are read.
+    """Directory of an EAGLE-3 head for `model` inside its checkpoint at `path`, see `eagle3.DIRECTORIES`; None = there
+    is none. A head whose configuration does not fit is skipped with a warning. Only names of its weights are read.
     """
     for directory in (path / name for name in eagle3.DIRECTORIES):
         if not (directory / "config.json").is_file():
@@ -127,7 +127,7 @@ def load_eagle3(
     formats_of: FormatReader = read_formats,
     allow_pickle: bool = False,
 ) -> LoadedHead:
-    """The EAGLE-3 head in the directory `path`, for `model`.
+    """Loads the EAGLE-3 head in the directory `path`, for `model`.
 
     Raises:
         CheckpointError: it is no such head, damaged, or that of another model.

@@ -1,4 +1,4 @@
-"""Module for multi-token prediction (MTP): one decoder layer behind a projection of embedding and hidden state."""
+"""Draft head of multi-token prediction (MTP): one decoder layer after a projection of embedding and hidden state."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ from tandem.models.parameters import Parameters
 
 
 class MtpHead:
-    """A `Head` computing an `MtpSpec`, with the embedding and the output head of `model`; or with `whole_head`, where
-    `model` is one rank's part, whose output head all ranks have to ask together.
+    """A `Head` computing an `MtpSpec` with the embedding and the output head of `model`. If `model` is one rank's part,
+    `whole_head` is the output head of the whole model, so that logits need no exchange among ranks.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MtpHead:
         self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """As they are."""
+        """Returns the model's hidden states unchanged."""
         return states
 
     def forward(

@@ -1,1 +1,1 @@
-"""The parts of a decoder layer. Each takes its tensors by Hugging Face name and computes through `Kernels`."""
+"""Parts of a decoder layer. Each computes one spec of `tandem.architecture`, with `Kernels` and the spec's tensors."""

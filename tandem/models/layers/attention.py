@@ -1,6 +1,6 @@
-"""Self-attention of one layer: project, rotate and store, attend over the arena, project back.
+"""Self-attention of one layer: project, rotate and store K and V, attend over the KV cache, project back.
 
-The step's K and V are in the arena before the backend reads it. Nothing is kept between calls.
+The K and V of a step are in the KV cache before the backend reads it. Nothing is kept between calls.
 """
 
 from collections.abc import Callable
@@ -57,8 +57,8 @@ class Attention:
         batch: AttentionBatch,
         backend: StateBackend[Any],
     ) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden], each with its gate behind it where
-        there are gates; its K and V, where the layer has its own, are in `kv` then.
+        """Writes K and V of `x` [num_tokens, hidden] into `kv`, if the layer has its own. Returns its queries
+        [num_tokens, num_heads, head_dim], each followed by its gate if the layer has gates.
         """
         spec, norm = self._spec, self._head_q_norm
         found = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.q.outputs // spec.num_heads)
@@ -90,7 +90,7 @@ class Attention:
         return torch.cat((queries, gates), dim=2) if spec.is_gated else queries
 
     def _values(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_kv_heads, head_dim], in memory of their own: `keys` are rotated in place."""
+        """Values [num_tokens, num_kv_heads, head_dim], in separate memory since `keys` are rotated in place."""
         values = keys if self._v is None else self._v(x).view_as(keys)
         if self._v_norm is not None:
             return self._v_norm(values)
@@ -99,7 +99,7 @@ class Attention:
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend, choices: Choices
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in `kv`."""
+        """Output [num_tokens, hidden] of attention of the queries over `kv`."""
         if not self._spec.is_gated:
             return self.output(backend.attend(queries, kv, batch, self.params))
         queries, gates = torch.split(queries, self._spec.head_dim, dim=2)
@@ -107,12 +107,12 @@ class Attention:
         return self.output(found * rowwise_sigmoid(gates))
 
     def output(self, found: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden], of what heads found [num_tokens, num_heads, head_dim]."""
+        """[num_tokens, hidden], projected from the outputs of the heads [num_tokens, num_heads, head_dim]."""
         return self._o(found.flatten(1))
 
 
 def _over_heads(norm: Norm | None, parameters: Parameters) -> _RowFunction | None:
-    """A norm over the heads of all ranks, of which some are here."""
+    """The norm, exchanging with the other ranks if this rank has only some of the heads that it covers."""
     if norm is None or norm.spec.within is None:
         return norm
     return parameters.over_ranks(norm, norm.spec.size, norm.spec.within)

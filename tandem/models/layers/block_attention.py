@@ -1,4 +1,4 @@
-"""Attention of one layer whose queries attend to blocks of tokens that they choose."""
+"""Block-sparse attention of one layer: queries attend to blocks of tokens chosen by an indexer or by means of keys."""
 
 import torch
 
@@ -33,8 +33,9 @@ class BlockAttention:
         batch: QueryBatch,
         backend: ChosenKVBackend,
     ) -> tuple[torch.Tensor, ...]:
-        """Queries as `Attention.write` gives them, then with an indexer index queries [num_tokens, num_kv_heads,
-        index_dim] of `x` [num_tokens, hidden]; its K and V, and what they are chosen by, are in `kv` then.
+        """Writes into `kv` the K and V of `x` [num_tokens, hidden], and its index keys or the means of keys by which
+        blocks are chosen. Returns the queries as `Attention.write`, and with an indexer the index queries [num_tokens,
+        num_kv_heads, index_dim].
         """
         queries = self._attention.write(x, positions, kv, batch, backend)
         if self._indexer is None:
@@ -53,13 +54,13 @@ class BlockAttention:
         backend: ChosenKVBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in the blocks that they choose."""
+        """Output [num_tokens, hidden] of attention of the queries to the blocks that they choose."""
         attending, *asking = queries
         chosen = self.choose(asking[0] if asking else attending, kv, batch)
         return self._attention.output(backend.attend_to_blocks(attending, kv, batch, self.params, chosen, self._choice))
 
     def choose(self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch) -> torch.Tensor:
-        """The blocks of `queries`, index queries where there is an indexer, as `choose_by_index`."""
+        """Blocks chosen by `queries` (index queries if there is an indexer), as returned by `choose_by_index`."""
         choose = choose_by_means if self._indexer is None else choose_by_index
         return choose(queries, kv, batch, self._choice)
 
@@ -77,11 +78,11 @@ class BlockIndexer:
         self._k_norm = Norm.take(spec.k_norm, parameters, kernels)
 
     def keys(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
+        """Index keys [num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
         return self._rotated(self._k(x), self._k_norm, positions).squeeze(1)
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_kv_heads, head_dim] of hidden states."""
+        """Index queries [num_tokens, num_kv_heads, head_dim] of hidden states [num_tokens, hidden]."""
         return self._rotated(self._q(x), self._q_norm, positions)
 
     def _rotated(self, x: torch.Tensor, norm: Norm, positions: torch.Tensor) -> torch.Tensor:

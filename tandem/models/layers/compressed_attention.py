@@ -1,4 +1,4 @@
-"""Attention of one layer to compressed keys, to blocks of tokens that are chosen by them, and to a window."""
+"""Native Sparse Attention of one layer: attention to compressed keys, to blocks chosen by these, and to a window."""
 
 from dataclasses import replace
 
@@ -47,8 +47,8 @@ class CompressedAttention:
         batch: QueryBatch,
         backend: ChosenKVBackend,
     ) -> tuple[torch.Tensor, ...]:
-        """Queries as `Attention.write` gives them, and what the gates give [num_tokens, 3 * num_heads] of `x`
-        [num_tokens, hidden]; its K and V, and what is compressed of them, are in `kv` then.
+        """Writes K and V of `x` [num_tokens, hidden] into `kv`, and the compressed rows that they complete. Returns the
+        queries as `Attention.write`, and the logits of the gates [num_tokens, 3 * num_heads].
         """
         queries = self._attention.write(x, positions, kv, batch, backend)
         requests, ends = closed_spans(batch, kv.span, self._spec.length)
@@ -66,7 +66,7 @@ class CompressedAttention:
         backend: ChosenKVBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in each of the three ways."""
+        """Output [num_tokens, hidden]: the gated sum of the three attentions of the queries."""
         asking, gates = queries
         compressed, chosen = self.choose(asking, kv, batch)
         found = torch.stack(
@@ -81,7 +81,7 @@ class CompressedAttention:
         return self._attention.output((found * weights).sum(dim=1))
 
     def choose(self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `attend_to_compressed`."""
+        """Output of attention to compressed keys, and the blocks chosen by it; see `attend_to_compressed`."""
         spec = self._spec
         return attend_to_compressed(queries, kv, batch, spec.choice, scale=self.params.scale, length=spec.length)
 
@@ -95,7 +95,7 @@ class Compressor:
         self._down = parameters.linear(spec.down)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, num_heads, head_dim] of `rows` [n, length, num_heads, head_dim]."""
+        """`rows` [n, length, num_heads, head_dim] -> [n, num_heads, head_dim]."""
         count, _, num_heads, _ = rows.shape
         flat = (rows + self._position[:, None]).transpose(1, 2).reshape(count * num_heads, -1)
         inner = self._up(flat)

@@ -1,4 +1,4 @@
-"""Connections of a layer's blocks to the residual stream, and what it begins and ends with, by their specs."""
+"""Builds the connections of a layer's blocks to the residual streams, and the streams' ends, from their specs."""
 
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.compute.ops import Kernels
@@ -8,7 +8,7 @@ from tandem.models.parameters import Parameters
 
 
 def build_connections(spec: LayerSpec, parameters: Parameters, kernels: Kernels) -> tuple[Connection, Connection]:
-    """Those of a layer's mixers and of its feed-forward block."""
+    """Connections of a layer's mixers and of its feed-forward block."""
     if spec.connections is not None:
         mixer, block = spec.connections
         return HyperConnection(mixer, parameters, kernels), HyperConnection(block, parameters, kernels)
@@ -16,7 +16,7 @@ def build_connections(spec: LayerSpec, parameters: Parameters, kernels: Kernels)
 
 
 def build_ends(spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> Ends:
-    """Those of a model, or of a stage of one."""
+    """Begin and end of the residual stream, for a model or a stage of one."""
     if spec.streams is not None:
         return ManyStreams(spec.streams, parameters, kernels, has_end=spec.has_head)
     return OneStream()

@@ -1,4 +1,4 @@
-"""Rows of the embedding, by token: floats as they are, or the numbers of codes."""
+"""Token embedding: looks up a row for each token, in a table of floats or of quantised numbers."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tandem.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbedding:
-    """`table`: [vocab, hidden]. `dtype`: of the rows."""
+    """Embedding table of a model. `table`: [vocab, hidden]. `dtype`: dtype of the returned rows."""
 
     table: torch.Tensor | CodedMatrix
     dtype: torch.dtype
@@ -21,7 +21,7 @@ class TokenEmbedding:
 
     @classmethod
     def take_optional(cls, spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> "TokenEmbedding | None":
-        """The model's; None = it has none."""
+        """The embedding of the model; None = this part of the model has none."""
         if spec.embedding is None:
             return None
         table = parameters.tensors.get(EMBEDDING)

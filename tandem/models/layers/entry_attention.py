@@ -1,7 +1,8 @@
-"""Self-attention of one layer over a window of rows and over entries that several tokens have together.
+"""Self-attention of one layer over a window of rows and over compressed entries, each made from several tokens.
 
-An entry is made in the step of its last token, of what the layer keeps of all its tokens until then. So it does not
-depend on how a prompt is cut, and a request may go on from any block, or from fewer tokens than were computed.
+An entry is made in the step of its last token, from the parts that the layer stored for all its tokens. So it does not
+depend on how a prompt is divided into steps, and a request can continue from any block, or from fewer tokens than were
+computed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from tandem.models.parameters import Parameters
 class EntryAttention:
     """Computes an `EntryAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
 
-    States, and what belongs to each, are in the order of `EntryAttentionSpec.states`.
+    States, and the batches and backends for them, are in the order of `EntryAttentionSpec.states`.
     """
 
     def __init__(self, spec: EntryAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
@@ -43,9 +44,9 @@ class EntryAttention:
         batches: tuple[QueryBatch, QueryBatch, *tuple[AttentionBatch, ...]],
         backends: Sequence[object],
     ) -> tuple[torch.Tensor, ...]:
-        """Queries as `SharedRowAttention.write` gives them, then with an indexer index queries [num_tokens, num_heads,
-        index_dim] and their weights [num_tokens, num_heads] of `x` [num_tokens, hidden]; all that the layer keeps of it
-        is in `states` then.
+        """Writes into `states` everything that the layer keeps for `x` [num_tokens, hidden]. Returns the queries as
+        `SharedRowAttention.write`, and with an indexer the index queries [num_tokens, num_heads, index_dim] and their
+        weights [num_tokens, num_heads].
         """
         rows, entries, *parts = states
         of_rows, of_entries, *of_parts = batches
@@ -74,7 +75,7 @@ class EntryAttention:
         backends: tuple[object, EntriesBackend, *tuple[object, ...]],
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in rows and entries."""
+        """Output [num_tokens, hidden] of attention of the queries to rows and entries."""
         attending, *asking = queries
         (rows, entries), (of_rows, of_entries), backend = states[:2], batches[:2], backends[1]
         chosen = None
@@ -88,7 +89,7 @@ class EntryAttention:
 
 
 class EntryPool:
-    """Computes a `PoolSpec`. `parts`: what the layer keeps of contents and of gates."""
+    """Computes a `PoolSpec`. `parts`, in the methods: the stored contents, and the stored gates."""
 
     def __init__(self, spec: PoolSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._spec = spec
@@ -109,7 +110,7 @@ class EntryPool:
         requests: torch.Tensor,
         ends: torch.Tensor,
     ) -> torch.Tensor:
-        """[n, size] of the spans that end at positions `ends` of `requests`, rotated."""
+        """Entries [n, size] of the spans that end at positions `ends` of `requests`, rotated."""
         spec = self._spec
         length = spec.series * spec.span
         tokens = ends[:, None] + torch.arange(1 - length, 1, device=ends.device)
@@ -127,14 +128,14 @@ class EntryPool:
         return self._turn.forth(normed.unsqueeze(1), ends - spec.span + 1).squeeze(1)
 
     def _by_series(self, numbers: torch.Tensor) -> torch.Tensor:
-        """[n, series x span, size]: of `numbers` [n, series x span, series x size] each span's own part."""
+        """[n, series x span, series x size] -> [n, series x span, size]: of each span the numbers for this entry."""
         spec = self._spec
         spans = numbers.reshape(len(numbers), spec.series, spec.span, spec.series, spec.size)
         return torch.cat([spans[:, each, :, each] for each in range(spec.series)], dim=1)
 
 
 def rowwise_sum(x: torch.Tensor) -> torch.Tensor:
-    """The sum over dimension 1 of `x` [n, length, size], in a binary tree: no bit of it depends on n."""
+    """The sum over dimension 1 of `x` [n, length, size], in a binary tree, so that its bits do not depend on n."""
     while x.shape[1] > 1:
         if x.shape[1] % 2:
             x = torch.nn.functional.pad(x, (0, 0, 0, 1))
@@ -155,9 +156,9 @@ class EntryIndexer:
         self.scale: float = spec.head_dim**-0.5
 
     def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads, head_dim] of the latents of queries."""
+        """Index queries [num_tokens, num_heads, head_dim] of the latents of queries."""
         return self._turn.forth(self._q(latent).view(-1, self._spec.num_heads, self._spec.head_dim), positions)
 
     def weights(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads] float32 of hidden states."""
+        """Weights of the index queries, [num_tokens, num_heads] float32, of hidden states."""
         return self._weights(x.float()).mul_(self._spec.num_heads**-0.5)

@@ -1,6 +1,7 @@
-"""Mixture of experts: each token passes the few that its router chose; only the experts that are hit are read.
+"""Mixture of experts: computes each token with the few experts that its router chose; only these experts' weights are
+read.
 
-A token's sum has a fixed order, its experts by index and then the shared block, whatever tokens are beside it.
+A token's sum has a fixed order, its experts by index and then the shared block, whatever other tokens are computed.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tandem.models.parameters import Parameters
 class MixtureOfExperts:
     """Computes a `MixtureOfExpertsSpec` with the tensors that it names.
 
-    `graph_safe`: which experts are computed depends on data, so no CUDA graph can hold it.
+    `graph_safe` is False: the experts computed depend on data, so a CUDA graph cannot capture them.
     """
 
     graph_safe = False
@@ -36,7 +37,7 @@ class MixtureOfExperts:
         self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape; summed in float32 and rounded once, but before `experts_out`."""
+        """`x` [num_tokens, hidden] -> the same shape; summed in float32, rounded last and before `experts_out`."""
         routed = x if self._before_experts is None else self._before_experts(x)
         if self._shared is None:
             return self._routed(routed, x, input_ids, out_dtype=x.dtype)
@@ -48,7 +49,7 @@ class MixtureOfExperts:
     def _routed(
         self, routed: torch.Tensor, x: torch.Tensor, input_ids: torch.Tensor | None, *, out_dtype: torch.dtype
     ) -> torch.Tensor:
-        """Output for `routed` of the experts that the router chooses by `x`, or by the tokens."""
+        """Output for `routed` of the experts that the router chooses from `x`, or from the token ids."""
         choice = self._router(x, input_ids)
         if self._experts_in is None or self._experts_out is None:
             return self._experts(routed, *choice, out_dtype=out_dtype)
@@ -57,7 +58,7 @@ class MixtureOfExperts:
 
 
 class ExpertsInTurn:
-    """Implements `Experts` with one call of the kernels after the other, for any expert and device."""
+    """Implements `Experts` with separate kernel calls for each expert; works for any kind of expert and device."""
 
     def __init__(self, experts: Sequence[BlockSpec], parameters: Parameters, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -66,7 +67,7 @@ class ExpertsInTurn:
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """See `Experts`. Pairs of token and expert are sorted by expert: one product an expert hit."""
+        """See `Experts`. Pairs of token and expert are sorted by expert, for one product per chosen expert."""
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         scales = weights.flatten()[order].unsqueeze(1)
@@ -83,9 +84,9 @@ class ExpertsInTurn:
 
 
 def compile_experts(experts: Sequence[BlockSpec], parameters: Parameters) -> Experts | None:
-    """The experts as one call, where their weights have one for such experts.
+    """All experts as a single kernel call, if the format of their weights supports it; else None.
 
-    NOTE: the comparison is with a spec of the fields that the call is given, so any other field must have its default.
+    NOTE: a spec is compared with one made from the fields that the call supports, so all other fields must be defaults.
     """
     gated = [expert for expert in experts if isinstance(expert, GatedSpec)]
     if len(gated) < len(experts):

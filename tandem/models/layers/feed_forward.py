@@ -1,4 +1,4 @@
-"""Feed-forward blocks by the type of their spec, and several of them side by side."""
+"""Interface of feed-forward blocks, the choice of one by the type of its spec, and sums of several blocks."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,14 +20,14 @@ from tandem.models.parameters import Parameters
 
 
 class FeedForward(Protocol):
-    """A feed-forward block. `graph_safe`: as `AttentionBackend.graph_safe`."""
+    """A feed-forward block. `graph_safe`: whether a CUDA graph can capture it, as `AttentionBackend.graph_safe`."""
 
     graph_safe: bool
 
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape, in memory of its own.
+        """`x` [num_tokens, hidden] -> the same shape, in new memory.
 
-        `input_ids`: int64 [num_tokens], of a model's tokens; None = nothing in the block goes by them.
+        `input_ids`: int64 [num_tokens], the token ids; None = nothing in the block depends on them.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Hyper-connections: blocks that read from several residual streams and write to all of them.
 
-Row-wise: whatever tokens share a tensor, a token's bits are its own. So sums over streams are added one by one, which a
-reduction need not do in the same order for every shape.
+The bits of a token's result do not depend on the other tokens of a tensor. So streams are added one by one, since a
+reduction may use another order for another shape.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from tandem.models.parameters import Parameters
 
 
 class TokenWeights:
-    """Computes `StreamWeights`. `counts`: how many numbers each of the scales multiplies."""
+    """Computes `StreamWeights`. `counts`: number of values that each of the scales multiplies."""
 
     def __init__(self, spec: StreamWeights, counts: tuple[int, ...], parameters: Parameters, kernels: Kernels) -> None:
         self._norm = Norm.take(spec.norm, parameters, kernels)
@@ -60,7 +60,7 @@ class HyperConnection:
 
 
 class ManyStreams:
-    """Implements `Ends` with the tensors that a `StreamsSpec` names, of those that the part of the model has."""
+    """Implements `Ends` with the tensors that a `StreamsSpec` names, if this part of the model has them."""
 
     def __init__(self, spec: StreamsSpec, parameters: Parameters, kernels: Kernels, *, has_end: bool) -> None:
         self._spec = spec
@@ -77,7 +77,7 @@ class ManyStreams:
 
 
 def weighted_sum(stream: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, streams * hidden] and float32 [num_tokens, streams] -> [num_tokens, hidden], rounded once."""
+    """[num_tokens, streams * hidden], weights [num_tokens, streams] float32 -> [num_tokens, hidden], rounded once."""
     streams = _streams(stream, weights.shape[1])
     total = _added(weights[:, i, None] * each for i, each in enumerate(streams.unbind(1)))
     return total.to(stream.dtype)

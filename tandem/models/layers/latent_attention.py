@@ -1,7 +1,7 @@
-"""Self-attention over latents of one layer: project, rotate and store one row a token, attend over the rows.
+"""Multi-head latent attention of one layer: project, rotate and store one row per token, attend over the rows.
 
 Keys and values are never made: each head's map to keys is applied to its query, that to values to its sum of latents.
-So a token costs the same map whether it is of a prompt or generated, and its bits do not depend on how a prompt is cut.
+So a token costs the same whether it is of a prompt or generated, and its bits do not depend on how a prompt is divided.
 """
 
 import torch
@@ -45,8 +45,8 @@ class LatentAttention:
         batch: AttentionBatch,
         backend: LatentBackend,
     ) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, plain_dim + rotary_dim] of `x` [num_tokens, hidden], their last elements
-        rotated; its rows are in `latents` then.
+        """Writes the rows of `x` [num_tokens, hidden] into `latents`. Returns its queries [num_tokens, num_heads,
+        plain_dim + rotary_dim], whose last elements are rotated.
         """
         self.write_rows(x, positions, latents, batch)
         return self.queries(self.query_input(x), positions)
@@ -59,7 +59,7 @@ class LatentAttention:
         backend: LatentBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in `latents`."""
+        """Output [num_tokens, hidden] of attention of the queries over `latents`."""
         return self.output(backend.attend(self.mapped(queries), latents, batch, self.params))
 
     def write_rows(
@@ -71,14 +71,14 @@ class LatentAttention:
         latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
 
     def query_input(self, x: torch.Tensor) -> torch.Tensor:
-        """Input of the map to queries: their normed latent, or `x`."""
+        """Input of the map to queries: a normed latent, or `x` itself."""
         if self._q_a is None:
             return x
         latent = self._q_a(x)
         return latent if self._q_norm is None else self._q_norm(latent)
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads, plain_dim + rotary_dim] of what `query_input` gives."""
+        """Queries [num_tokens, num_heads, plain_dim + rotary_dim] of the result of `query_input`."""
         spec = self._spec
         queries = self._q(x).view(-1, spec.num_heads, spec.plain_dim + spec.rotary_dim)
         queries[..., spec.plain_dim :] = self._rotated(queries[..., spec.plain_dim :], positions)
@@ -87,23 +87,23 @@ class LatentAttention:
         return queries
 
     def mapped(self, queries: torch.Tensor) -> torch.Tensor:
-        """Queries as they meet rows, [num_tokens, num_heads, rank + rotary_dim]."""
+        """Queries mapped into the space of latent rows, [num_tokens, num_heads, rank + rotary_dim]."""
         plain, rotated = queries.tensor_split([self._spec.plain_dim], dim=2)
         return torch.cat((self._kernels.linear_by_head(plain, self._key_map), rotated), dim=2)
 
     def output(self, sums: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden] of sums of latents [num_tokens, num_heads, rank]."""
+        """[num_tokens, hidden], projected from sums of latents [num_tokens, num_heads, rank]."""
         return self._o(self._kernels.linear_by_head(sums, self._value_map).flatten(1))
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in memory of its own."""
+        """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in new memory."""
         return rotated_half_split(x, positions, self._rotary, self._kernels, is_interleaved=self._spec.is_interleaved)
 
 
 def rotated_half_split(
     x: torch.Tensor, positions: torch.Tensor, rotary: RotaryTable, kernels: Kernels, *, is_interleaved: bool
 ) -> torch.Tensor:
-    """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in memory of its own."""
+    """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in new memory."""
     if is_interleaved:
         x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
     else:
@@ -113,9 +113,9 @@ def rotated_half_split(
 
 
 def _split(kv_b: Linear, spec: LatentAttentionSpec, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maps of latents to keys and to values, turned for a query and for a sum of latents.
+    """The maps of latents to keys and to values, transposed for a query and for a sum of latents.
 
-    `like`: of the rows' dtype and device.
+    `like`: a tensor with the rows' dtype and device.
 
     Returns:
         [num_heads, rank, plain_dim] and [num_heads, value_dim, rank].

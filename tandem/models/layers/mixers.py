@@ -1,4 +1,4 @@
-"""Token mixers by the type of their spec."""
+"""Interface of token mixers (attention and recurrences), and the choice of one by the type of its spec."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -31,21 +31,24 @@ Queries = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Mixer(Protocol):
-    """A token mixer. `params`: what it asks of a backend. `state` is the view of what such a layer keeps, `backend`
-    one that reads it. Of a mixer that keeps several states each of these, and `batch`, is a tuple of all of them.
+    """A token mixer of one layer.
+
+    `params`: its parameters for the backend. `state`: view of the layer's state (KV cache or recurrent state);
+    `backend`: one that can read it. For a mixer with several states, these and `batch` are tuples with one item per
+    state.
     """
 
     @property
     def params(self) -> Hashable: ...
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: Any, backend: Any, /) -> Queries:
-        """Writes what the layer keeps of `x` [num_tokens, hidden] into `state`. Returns the first argument of `attend`:
-        queries, or the output where a state is carried forward.
+        """Writes the state of `x` [num_tokens, hidden] into `state`. Returns the first argument of `attend`: queries,
+        or of a recurrent mixer the output before its projection.
         """
         ...
 
     def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in `state`."""
+        """Output [num_tokens, hidden] for the queries, which read `state`."""
         ...
 
 
@@ -63,7 +66,7 @@ def params_by_state(mixer: Mixer, states: Sequence[int]) -> Sequence[Hashable]:
 
 
 def take_queries(queries: Queries, rows: torch.Tensor, kernels: Kernels) -> Queries:
-    """Those of the tokens `rows`, int64."""
+    """The queries of the tokens `rows`, int64."""
     if isinstance(queries, torch.Tensor):
         return kernels.take_rows(queries.flatten(1), rows).view(-1, *queries.shape[1:])
     return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in queries)

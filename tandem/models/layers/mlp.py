@@ -1,4 +1,4 @@
-"""Feed-forward blocks of two or three linear maps."""
+"""Feed-forward blocks of two or three linear maps: gated ones and those with a squared ReLU."""
 
 import torch
 
@@ -24,7 +24,7 @@ class GatedMLP:
     def __call__(
         self, x: torch.Tensor, input_ids: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
+        """`x` [num_tokens, hidden] -> the same shape, as `out_dtype`; None = the dtype of `x`."""
         gate, up = self._gate, self._up
         if self._clamp is not None:
             return self._down(_clamped(gate(x), up(x), self._clamp), out_dtype=out_dtype)
@@ -46,7 +46,7 @@ class SquaredReluMLP:
     def __call__(
         self, x: torch.Tensor, input_ids: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
+        """`x` [num_tokens, hidden] -> the same shape, as `out_dtype`; None = the dtype of `x`."""
         return self._down(self._up(x).relu_().square_(), out_dtype=out_dtype)
 
 

@@ -1,4 +1,4 @@
-"""Norms with their tensors, named by their specs; computed by the kernels."""
+"""Root-mean-square and layer norms with their tensors; the former are computed by the kernels."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Norm:
         return None if spec is None else cls.take(spec, parameters, kernels)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm of `x`; with `residual`, `x` is first added into it in place and the sum is normed."""
+        """The norm of `x`; with `residual`, `x` is first added into `residual` in place and the sum is normed."""
         spec = self.spec
         return self.kernels.rms_norm(x, self.weight, spec.eps, residual=residual, unit_offset=spec.unit_offset)
 

@@ -1,4 +1,4 @@
-"""Mixers with a recurrent state: project, convolve, carry the state forward, gate, project back."""
+"""Token mixers with a recurrent state: project, convolve, update the state token by token, gate, project back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class CausalConv:
         self._bias = torch.cat(biases).float() if biases else None
 
     def __call__(self, x: torch.Tensor, state: LayerRecurrent, batch: RecurrentBatch) -> torch.Tensor:
-        """`x` [num_tokens, channels] -> the same shape and dtype; see `RecurrentBatch.convolve`."""
+        """`x` [num_tokens, channels] -> the same shape and dtype; updates `state`, see `RecurrentBatch.convolve`."""
         out = batch.convolve(x, self._weight, self._bias, state)
         if self._spec.activation:
             out = self._kernels.gated_product(out, torch.ones_like(out), "silu")
@@ -41,7 +41,7 @@ class CausalConv:
 
 
 class ProjectsOut:
-    """A mixer whose state is carried on before its output is projected back."""
+    """Base of mixers whose `write` already computes the recurrence, so that `attend` is only the output projection."""
 
     _out: Linear
 
@@ -53,7 +53,7 @@ class ProjectsOut:
         backend: RecurrentBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden]."""
+        """[num_tokens, channels] -> [num_tokens, hidden]."""
         return self._out(channels)
 
 
@@ -75,7 +75,7 @@ class ShortConv(ProjectsOut):
         batch: RecurrentBatch,
         backend: RecurrentBackend,
     ) -> torch.Tensor:
-        """Gated channels [num_tokens, channels] of `x` [num_tokens, hidden]; the columns are in `state` then."""
+        """Convolves `x` [num_tokens, hidden] and updates `state`. Returns the gated channels [num_tokens, channels]."""
         parts = [linear(x) for linear in self._project]
         b, c, x = parts[0].chunk(3, dim=1) if len(parts) == 1 else parts
         x = b * x
@@ -116,8 +116,8 @@ class LinearRecurrence(ProjectsOut):
         batch: RecurrentBatch,
         backend: RecurrentBackend,
     ) -> torch.Tensor:
-        """Gated values [num_tokens, num_heads * value_dim] of `x` [num_tokens, hidden]; the state that follows is in
-        `state` then.
+        """Updates `state` by the tokens of `x` [num_tokens, hidden]. Returns gated values, one row per token with the
+        `value_dim` values of each head.
         """
         spec = self._spec
         parts = [linear(x) for linear in self._qkv]
@@ -147,7 +147,7 @@ class LinearRecurrence(ProjectsOut):
         return self._kernels.rms_norm(x.float(), weight, _LENGTH_EPS / size)
 
     def _gated(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Both [num_tokens, num_heads * value_dim] float32."""
+        """Applies gate and norm to y; `y` and `gate` are [num_tokens, num_heads * value_dim] float32."""
         match self._spec.gating:
             case Gating.GATE:
                 return self._kernels.gated_product(gate, y, "silu")
@@ -162,7 +162,7 @@ class LinearRecurrence(ProjectsOut):
 def _output_norm(
     spec: LinearRecurrenceSpec, parameters: Parameters, kernels: Kernels
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The norm of y [num_tokens, num_heads * value_dim] float32, of this rank's heads; y itself where there is none."""
+    """The norm of y [num_tokens, num_heads * value_dim] float32, of this rank's heads; the identity without a norm."""
     if spec.out_norm is None:
         return lambda y: y
     norm = Norm.take(spec.out_norm, parameters, kernels)
@@ -181,7 +181,7 @@ def _output_norm(
 
 @dataclass(frozen=True, slots=True)
 class _GroupNorm:
-    """The norm of each of `num_groups` parts of a row. Its weight is that of a part, or of the whole row."""
+    """Norm of each of `num_groups` parts of a row separately. Its weight is that of one part, or of the whole row."""
 
     weight: torch.Tensor
     eps: float
@@ -199,7 +199,7 @@ class _GroupNorm:
 def _linear(
     parameters: Parameters, first: LinearSpec | None, last: LinearSpec
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """`last(first(x))`, or `last(x)` where there is no `first`."""
+    """`last(first(x))`, or `last(x)` if there is no `first`."""
     outer = parameters.linear(last)
     if first is None:
         return outer

@@ -1,6 +1,7 @@
-"""The residual stream: how a block's input is read from it, and how the block's output is put back.
+"""Residual stream: how a block (mixer or feed-forward) reads its input from it, and how its output is added back.
 
-Each block of a layer has a `Connection`, and both ends of the model an `Ends`. Neither knows what the block computes.
+Each block of a layer has a `Connection`, and begin and end of the model have an `Ends`. Neither knows what a block
+computes. The last addition may be pending: then the stream is the sum of a tensor `stream` and an output `x`.
 """
 
 from dataclasses import dataclass
@@ -16,19 +17,21 @@ Kept = tuple[torch.Tensor, ...]
 
 
 class Connection(Protocol):
-    """A block's connection to the stream, which is `stream` plus what is still to be added to it."""
+    """Connection of a block to the residual stream."""
 
     def take(
         self, norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None, /
     ) -> tuple[torch.Tensor, torch.Tensor, Kept]:
-        """The block's input, normed, [num_tokens, hidden]; the stream, `x` added to it; and what `put` needs.
+        """Reads the block's input. Returns it, normed, [num_tokens, hidden]; the stream with the pending `x` added; and
+        data for `put`.
 
         NOTE: `stream` is updated in place.
         """
         ...
 
     def put(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept, /) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The stream with the block's output `y`, and what of that is still to be added; None = nothing.
+        """Adds the block's output `y`. Returns the stream, and the part of `y` that is still to be added; None =
+        nothing.
 
         NOTE: `stream` and `y` are overwritten.
         """
@@ -36,14 +39,14 @@ class Connection(Protocol):
 
 
 class Ends(Protocol):
-    """The two ends of a model's residual stream."""
+    """Begin and end of a model's residual stream."""
 
     def begin(self, hidden: torch.Tensor, /) -> torch.Tensor:
-        """The stream before the first layer, of the embeddings [num_tokens, hidden]."""
+        """The stream before the first layer, made from the embeddings [num_tokens, hidden]."""
         ...
 
     def end(self, norm: Norm, stream: torch.Tensor, x: torch.Tensor | None, /) -> torch.Tensor:
-        """Output of the final norm, [num_tokens, hidden]. `x`: still to be added."""
+        """Output of the final norm, [num_tokens, hidden]. `x`: output that is still to be added; None = nothing."""
         ...
 
 
@@ -51,7 +54,7 @@ class Ends(Protocol):
 class Addition:
     """Implements `Connection`: the input is the stream, and `scale` times the output is added to it.
 
-    That is left to whoever reads the stream next, whose norm may do it in one pass.
+    The addition is left to the next reader of the stream, whose norm may do it in the same pass.
     """
 
     scale: float
@@ -76,17 +79,17 @@ class OneStream:
 
 
 def add_and_norm(norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
-    """`x` is added into `stream` in place, and the sum is normed."""
+    """Adds `x` into `stream` in place, and returns the norm of the sum."""
     if norm is None:
         return added(stream, x)
     return norm(stream) if x is None else norm(x, stream)
 
 
 def added(stream: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
-    """`x` is added into `stream` in place."""
+    """Adds `x` into `stream` in place, and returns it."""
     return stream if x is None else stream.add_(x)
 
 
 def take_tokens(kept: Kept, rows: torch.Tensor, kernels: Kernels) -> Kept:
-    """Selects from `kept` the tokens `rows`, int64."""
+    """The tokens `rows`, int64, of the data that `Connection.take` kept."""
     return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in kept)

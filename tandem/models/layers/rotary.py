@@ -25,7 +25,7 @@ from tandem.core.errors import CorruptCheckpointError
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Row `p` is for position `p`; already multiplied by the attention factor."""
+    """Cosines and sines of a rotary embedding, times its attention factor. Row `p` is for position `p`."""
 
     cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
     sin: torch.Tensor  # [max_positions, rotary_dim / 2] float32
@@ -34,7 +34,8 @@ class RotaryTable:
 def build_rotary_tables(
     ropes: Iterable[RopeSpec | None], max_positions: int, device: torch.device
 ) -> dict[RopeSpec | None, RotaryTable]:
-    """Angles are float32 position times float32 inverse frequency, as in transformers. None has a table of width 0.
+    """A table for each different embedding, with `max_positions` rows. Angles are float32 position times float32
+    inverse frequency, as in transformers. The key None has a table of width 0.
 
     Raises:
         CorruptCheckpointError: an embedding's parameters give no finite angles.
@@ -54,7 +55,7 @@ def _build(rope: RopeSpec | None, max_positions: int, device: torch.device) -> R
 
 
 def check_ropes(ropes: Iterable[RopeSpec | None]) -> None:
-    """Raises `CorruptCheckpointError` as `build_rotary_tables` would."""
+    """Raises `CorruptCheckpointError` if `build_rotary_tables` would."""
     for rope in {rope for rope in ropes if rope is not None}:
         inverse_frequencies(rope)
 
@@ -118,7 +119,7 @@ def _yarn(scaling: YarnScaling, rope: RopeSpec) -> torch.Tensor:
 
 
 def _yarn_range(scaling: YarnScaling, rope: RopeSpec) -> tuple[float, float]:
-    """The dimensions between which the ramp goes from kept to interpolated (`find_correction_range`)."""
+    """The dimensions between which frequencies go from kept to interpolated (`find_correction_range`)."""
     dim = rope.rotary_dim
 
     def dimension(rotations: float) -> float:

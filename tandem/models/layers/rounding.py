@@ -1,4 +1,4 @@
-"""Constants of a model as its tensors' dtype has them."""
+"""Rounding of a model's constants to the dtype of its tensors."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Choice of experts for each token, by the rule of a `RouterSpec`. Row-wise: a token's choice is its own."""
+"""Router: chooses experts for each token by the rule of a `RouterSpec`. A token's choice does not depend on others."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ class ExpertRouter:
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k].
 
-        `input_ids`: of the tokens, where there is a table of their experts.
+        `input_ids`: the token ids, needed if the experts are looked up in a table by token.
         """
         normed = x if self._norm is None else self._norm(x)
         dtype = self._linear.weight.dtype
@@ -38,7 +38,7 @@ class ExpertRouter:
         return self._weigh(self._score(logits), self._table.index_select(0, input_ids), x.dtype)
 
     def _choose_in_steps(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ExpertChoice`."""
+        """The choice in single PyTorch operations, see `ExpertChoice`."""
         spec, scores = self._spec, self._score(logits)
         wanted = scores if self._correction is None else scores + self._correction
         if spec.num_groups > 1:
@@ -65,12 +65,12 @@ class ExpertRouter:
 
 
 def compile_choice(spec: RouterSpec, parameters: Parameters, kernels: Kernels) -> ExpertChoice | None:
-    """The choice as one call of the kernels, where they have one for such a rule."""
+    """The choice as one kernel call, if the kernels have one for this rule; else None."""
     return None if spec.table is not None else kernels.expert_choice(spec, *_tensors(spec, parameters))
 
 
 def _checked(table: TensorSpec, num_experts: int, parameters: Parameters) -> torch.Tensor:
-    """Raises `CorruptCheckpointError` where a token has experts that there are not."""
+    """The table of experts; raises `CorruptCheckpointError` if it names an expert that does not exist."""
     found = parameters.tensors[table.name]
     low, high = found.aminmax()
     if low < 0 or high >= num_experts:
@@ -82,13 +82,13 @@ def _checked(table: TensorSpec, num_experts: int, parameters: Parameters) -> tor
 
 
 def _tensors(spec: RouterSpec, parameters: Parameters) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Correction and scales of the experts, both [num_experts] float32."""
+    """Correction and scales of the experts, both [num_experts] float32; None = none."""
     correction = None if spec.correction is None else parameters.tensors[spec.correction.name].float()
     return correction, None if spec.expert_scales is None else parameters.tensors[spec.expert_scales.name].float()
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` largest of each row, in falling order; of equal ones the lowest index first."""
+    """Indices of the `count` largest scores of each row, in falling order; of equal ones the lowest index first."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 

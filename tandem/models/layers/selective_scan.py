@@ -1,4 +1,4 @@
-"""Mamba's mixer: of each channel a recurrence with a state of its own, whose terms all channels give together."""
+"""Mamba's mixer: a recurrence of each channel with its own state, whose terms are computed from all channels."""
 
 from typing import ClassVar
 
@@ -40,9 +40,7 @@ class SelectiveScan(ProjectsOut):
         batch: RecurrentBatch,
         backend: RecurrentBackend,
     ) -> torch.Tensor:
-        """Gated channels [num_tokens, channels] of `x` [num_tokens, hidden]; the state that follows is in `state`
-        then.
-        """
+        """Updates `state` by the tokens of `x` [num_tokens, hidden]. Returns gated channels [num_tokens, channels]."""
         unmixed = self._x(x)
         mixed = self._conv(unmixed, state, batch)
         parts = torch.split(self._terms(mixed), self._widths, dim=1)

@@ -1,7 +1,7 @@
-"""Self-attention of one layer over a window of rows that are key and value of all heads.
+"""Self-attention of one layer over a window of rows, each of which is key and value of all heads at once.
 
-Rotated elements are the last ones; in rows and queries they lie half-split, whatever their order in a checkpoint. What
-heads find is turned back and has the checkpoint's order again.
+The last elements of rows and queries are rotated; they are stored half-split, whatever their order in a checkpoint. The
+output of the heads is rotated back and has the checkpoint's order again.
 """
 
 import torch
@@ -40,14 +40,14 @@ class SharedRowAttention:
     def write(
         self, x: torch.Tensor, positions: torch.Tensor, rows: LayerRows, batch: AttentionBatch, backend: RowsBackend
     ) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its rows are in `rows` then."""
+        """Writes rows of `x` [num_tokens, hidden] into `rows`. Returns queries [num_tokens, num_heads, head_dim]."""
         self.write_rows(x, positions, rows, batch)
         return self.queries(self.query_input(x), positions)
 
     def attend(
         self, queries: torch.Tensor, rows: LayerRows, batch: RowsBatch, backend: RowsBackend, choices: Choices
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries find in `rows`."""
+        """Output [num_tokens, hidden] of attention of the queries over `rows`."""
         return self.output(backend.attend(queries, rows, batch, self.params), batch.positions)
 
     def write_rows(self, x: torch.Tensor, positions: torch.Tensor, rows: LayerRows, batch: AttentionBatch) -> None:
@@ -56,23 +56,23 @@ class SharedRowAttention:
         rows.write(self._turn.forth(made, positions).squeeze(1), batch.slot_mapping)
 
     def query_input(self, x: torch.Tensor) -> torch.Tensor:
-        """The latent that queries are made of."""
+        """The latent from which queries are made."""
         return self._q_norm(self._q_a(x))
 
     def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads, head_dim] of what `query_input` gives."""
+        """Queries [num_tokens, num_heads, head_dim] of the result of `query_input`."""
         heads = self._head_norm(self._q(latent).view(-1, self._spec.head_dim))
         return self._turn.forth(heads.view(len(latent), -1, self._spec.head_dim), positions)
 
     def output(self, found: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden] of what heads found [num_tokens, num_heads, head_dim]."""
+        """[num_tokens, hidden], projected from the outputs of the heads [num_tokens, num_heads, head_dim]."""
         parts = self._turn.back(found, positions).flatten(1).chunk(len(self._o_groups), dim=1)
         mapped = [group(part.contiguous()) for group, part in zip(self._o_groups, parts, strict=True)]
         return self._o(torch.cat(mapped, dim=1))
 
 
 class TailRotation:
-    """Rotations of the last elements of heads by their positions; `rotary` says of how many."""
+    """Rotation of the last elements of heads by their positions; `rotary` determines how many."""
 
     def __init__(self, rotary: RotaryTable, kernels: Kernels) -> None:
         self._rotary = rotary
@@ -80,15 +80,15 @@ class TailRotation:
         self._size = 2 * rotary.cos.shape[1]
 
     def forth(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, heads, size] with its neighbouring elements rotated, which lie half-split then."""
+        """`x` [num_tokens, heads, size] with its last elements rotated in neighbouring pairs, and stored half-split."""
         rest, last = x.tensor_split([x.shape[2] - self._size], dim=2)
         turned = rotated_half_split(last, positions, self._rotary, self._kernels, is_interleaved=True)
         return torch.cat((rest, turned), dim=2)
 
     def back(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The other way round.
+        """The inverse of `forth`.
 
-        NOTE: with its halves exchanged, a pair that is turned forth is turned back.
+        NOTE: a rotation with exchanged halves is the inverse rotation.
         """
         rest, last = x.tensor_split([x.shape[2] - self._size], dim=2)
         first, second = last.chunk(2, dim=2)

@@ -1,7 +1,6 @@
 """Sigmoid and softplus whose bits do not depend on how many tokens share a tensor.
 
-PyTorch's own round otherwise on the CPU for elements at the end of a tensor, so their results depend on how many
-tokens share it; its softmax has not.
+PyTorch's own functions round differently on the CPU for elements at the end of a tensor; its softmax does not.
 """
 
 import torch
@@ -13,6 +12,6 @@ def rowwise_sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def rowwise_softplus(x: torch.Tensor) -> torch.Tensor:
-    """`ln(1 + exp(x))` of a float32 tensor of any shape; in float64, so that it keeps its digits where it is small."""
+    """`ln(1 + exp(x))` of a float32 tensor of any shape; in float64, so that small results are precise."""
     wide = x.double()
     return torch.stack((torch.zeros_like(wide), wide), dim=-1).log_softmax(-1)[..., 0].neg().float()

@@ -1,4 +1,4 @@
-"""Latent attention of one layer whose queries attend to rows that they choose by index keys."""
+"""Sparse latent attention of one layer: each query attends to the rows with the best scores of an indexer."""
 
 import torch
 
@@ -16,8 +16,8 @@ from tandem.models.parameters import Parameters
 class SparseLatentAttention:
     """Computes a `SparseLatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding.
 
-    Attends to every token as long as there are no more than are chosen, by the same way: no bit of a token depends on
-    what comes after it.
+    As long as there are no more tokens than a query may choose, it attends to all, in the same way: no bit of a token's
+    result depends on later tokens.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class SparseLatentAttention:
         batch: QueryBatch,
         backend: IndexedLatentBackend,
     ) -> tuple[torch.Tensor, ...]:
-        """Queries as `LatentAttention.write` gives them, then with an indexer index queries [num_tokens, num_heads,
-        head_dim] and their weights [num_tokens, num_heads] of `x` [num_tokens, hidden]; its rows and index keys are in
-        `latents` then.
+        """Writes rows and index keys of `x` [num_tokens, hidden] into `latents`. Returns the queries as
+        `LatentAttention.write`, and with an indexer the index queries [num_tokens, num_heads, head_dim] and their
+        weights [num_tokens, num_heads].
         """
         self._attention.write_rows(x, positions, latents, batch)
         made_of = self._attention.query_input(x)
@@ -59,7 +59,7 @@ class SparseLatentAttention:
         backend: IndexedLatentBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """[num_tokens, hidden], of what the queries choose in `latents`, or what an earlier layer's chose."""
+        """Output [num_tokens, hidden] of attention to the rows that this layer, or an earlier one, chose."""
         attending, *asking = queries
         if self._indexer is not None:
             index_queries, weights = asking
@@ -86,19 +86,19 @@ class Indexer:
         self.scale: float = spec.head_dim**-0.5
 
     def keys(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
+        """Index keys [num_tokens, head_dim] of hidden states [num_tokens, hidden]."""
         return self._rotated(self._k_norm(self._k(x)).unsqueeze(1), positions).squeeze(1)
 
     def queries(self, latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads, head_dim] of the latents of queries."""
+        """Index queries [num_tokens, num_heads, head_dim] of the latents of queries."""
         return self._rotated(self._q(latent).view(-1, self._spec.num_heads, self._spec.head_dim), positions)
 
     def weights(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_heads] float32 of hidden states."""
+        """Weights of the index queries, [num_tokens, num_heads] float32, of hidden states."""
         return self._weights(x.float()).mul_(self._spec.num_heads**-0.5)
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, heads, head_dim], its first elements rotated."""
+        """`x` [num_tokens, heads, head_dim] with its first elements rotated."""
         first, rest = x.tensor_split([self._rotary_dim], dim=2)
         first = rotated_half_split(
             first, positions, self._rotary, self._kernels, is_interleaved=self._spec.is_interleaved

@@ -1,4 +1,4 @@
-"""Tensors of all decoder layers, in the form in which a kernel computes all layers in one call."""
+"""Stack: the tensors of all decoder layers, prepared for a kernel that computes all layers in one call."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from tandem.models.parameters import Parameters
 def build_stack(
     model: ModelSpec, parameters: Parameters, tables: Mapping[RopeSpec | None, RotaryTable], kernels: Kernels
 ) -> Stack | None:
-    """All layers as one call of the kernels, where they have one for such a model; it gives the same bits."""
+    """All layers as one kernel call, with the same bits; None = the kernels have no such call for this model."""
     shapes = {_shape(model, layer) for layer in model.layers}
     shape = shapes.pop() if len(shapes) == 1 else None
     tensors = (tensor for layer in model.layers for tensor in layer.tensors())
@@ -64,10 +64,10 @@ def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
 
 
 def _block(spec: FeedForwardSpec | None) -> GatedSpec | None:
-    """The gated block, or the first of the experts; None = the stack computes no such feed-forward block.
+    """The gated block, or the first of the experts; None = the stack cannot compute such a feed-forward block.
 
-    NOTE: not with biases in a gated block: they are rare, and the compiled call passes none. The comparison is with a
-    mixture of router and experts alone, so it must have nothing else.
+    NOTE: a gated block with biases is not supported: it is rare, and the compiled call passes none. A mixture is
+    compared with one of router and experts alone, so it must have nothing else.
     """
     if isinstance(spec, MixtureOfExpertsSpec):
         spec = spec.experts[0] if spec == MixtureOfExpertsSpec(router=spec.router, experts=spec.experts) else None
@@ -96,7 +96,7 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec, block: GatedSpec) -> bool:
 
 
 def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> bool:
-    """Whether all norms have the epsilon and offset of the last one, and those of q and k are per head."""
+    """Whether all norms have the epsilon and offset of the last one, and the norms of q and k are per head."""
     outer = (layer.before_mixer, layer.after_mixer, layer.before_feed_forward, layer.after_feed_forward)
     heads = [norm for norm in (mixer.q_norm, mixer.k_norm) if norm is not None]
     norms = [*(norm for norm in outer if norm is not None), *heads]
@@ -107,7 +107,7 @@ def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> b
 
 
 def _mixture(spec: FeedForwardSpec | None, parameters: Parameters, kernels: Kernels) -> StackMixture | None:
-    """Router and experts, where the kernels have calls for them and the product of the router is as all others are."""
+    """Router and experts, if the kernels have calls for them and the router's product is an ordinary one; else None."""
     if not isinstance(spec, MixtureOfExpertsSpec) or spec.router.linear.is_float32 or spec.router.norm is not None:
         return None
     router = spec.router

@@ -1,1 +1,1 @@
-"""Checkpoints whose bfloat16 numbers take two thirds of their bytes, and have the same bits when they are read."""
+"""Lossless compression of checkpoints: bfloat16 numbers take two thirds of their bytes, and are decoded bit by bit."""

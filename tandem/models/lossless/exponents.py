@@ -1,8 +1,8 @@
-"""Lossless coding of bfloat16: exponents are entropy-coded, signs and mantissas stay bytes.
+"""Lossless coding of bfloat16 numbers: exponents are entropy-coded, signs and mantissas stay bytes.
 
-Of weights, exponents carry 2.5 to 2.7 of their 8 bits, and signs and mantissas are noise: DFloat11 (arXiv 2504.11651)
+Exponents of weights carry 2.5 to 2.7 of their 8 bits, and signs and mantissas are noise: DFloat11 (arXiv 2504.11651)
 and ZipNN (arXiv 2411.05239). Exponents are a raw deflate stream (RFC 1951) without matches, which is Huffman coding by
-blocks of some 32,000 of them; so zlib, which every Python has, is within 0.5 % of their entropy.
+blocks of some 32,000 of them. So zlib, which every Python has, is within 0.5 % of their entropy.
 """
 
 import zlib
@@ -20,13 +20,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class DamagedChunkError(ValueError):
-    """A chunk is not what was written; says what was noticed."""
+    """A chunk was changed after it was written; the message names the difference."""
 
 
 def encode(words: Words) -> tuple[Bytes, bytes, int]:
-    """Codes a chunk: [n] sign and mantissa of each number, the stream of exponents, and the CRC-32 of both.
+    """Codes a chunk of numbers. Returns [n] bytes of sign and mantissa, the stream of exponents, and the CRC-32 of
+    both.
 
-    A byte of the first is the mantissa's seven bits above the sign.
+    A byte of the former has the mantissa's seven bits above the sign.
     """
     rotated = (words << 1) | (words >> 15)
     exponents, rest = (rotated >> 8).astype(np.uint8), rotated.astype(np.uint8)
@@ -35,10 +36,10 @@ def encode(words: Words) -> tuple[Bytes, bytes, int]:
 
 
 def decode(rest: Bytes, stream: Bytes, checksum: int) -> Words:
-    """The numbers of a chunk, from what `encode` returned.
+    """The numbers of a chunk, from the values that `encode` returned.
 
     Raises:
-        DamagedChunkError: it was changed since.
+        DamagedChunkError: one of them was changed.
     """
     decoder = zlib.decompressobj(_RAW)
     try:

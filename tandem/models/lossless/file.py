@@ -1,15 +1,16 @@
-"""A safetensors file whose bfloat16 tensors are coded; they are decoded as they are read, in threads.
+"""A safetensors file whose bfloat16 tensors are losslessly compressed (coded); they are decoded in threads when they
+are read.
 
-A tensor NAME of n numbers and any shape is three tensors of the file:
+A tensor NAME of n numbers and any shape is stored as three tensors:
 
 - `NAME.sign_mantissa`, U8 of NAME's shape: a number's seven bits of mantissa, then its sign as the lowest bit;
-- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, one after another;
-- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents and then its
+- `NAME.exponents`, U8: deflate streams (see `exponents`), one for each chunk of numbers, concatenated;
+- `NAME.chunks`, U32 [ceil(n / chunk), 2]: bytes of each chunk's stream, and the CRC-32 of its exponents followed by its
   signs and mantissas.
 
-All other tensors lie in it as in any such file. The header's metadata have `tandem_lossless`, the layout's version,
-and `chunk`, 131,072 in what is written. The file's name ends with `.lossless.safetensors`, so that readers of plain
-checkpoints do not find one.
+All other tensors are stored as in any safetensors file. The header's metadata have `tandem_lossless`, the layout's
+version, and `chunk`, the numbers in a chunk (131,072 in files written here). The file's name ends with
+`.lossless.safetensors`, so that readers of plain checkpoints do not find it.
 """
 
 import os
@@ -39,8 +40,8 @@ _Result = TypeVar("_Result")
 
 
 class LosslessFile:
-    """Raises CorruptCheckpointError where parts, header and checksums do not agree, UnsupportedCheckpointError where
-    the layout has another version.
+    """A safetensors file with coded bfloat16 tensors, as a `WeightFile`. Raises CorruptCheckpointError if parts, header
+    and checksums do not agree, UnsupportedCheckpointError if the layout has another version.
     """
 
     is_mapped = False
@@ -64,7 +65,7 @@ class LosslessFile:
         return torch.empty(self._file.outline(name + REST).shape, dtype=torch.bfloat16, device="meta")
 
     def read(self, name: str, outline: torch.Tensor) -> torch.Tensor:
-        """Decodes all numbers from the first of `outline` to its last."""
+        """The numbers of `outline`; decodes all numbers from its first to its last."""
         if name not in self._coded:
             return self._file.read(name, outline)
         start = int(outline.storage_offset())
@@ -76,7 +77,7 @@ class LosslessFile:
         self._file.close()
 
     def _decode(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """[stop - start] numbers of a tensor, those of its chunks that are touched at once in threads."""
+        """[stop - start] numbers of a tensor. The chunks that have them are decoded in threads."""
         out = torch.empty(stop - start, dtype=torch.bfloat16)
         advise_huge_pages(out)
         words = out.view(torch.int16).numpy().view(np.uint16)
@@ -141,9 +142,10 @@ class LosslessFile:
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Results of `work`, in order; that of a single item is computed here. Raises what the first failure raised.
+    """Results of `work` for each item, in order; a single item is computed in the calling thread. Raises the first
+    failure.
 
-    Invariant: when it returns or raises no thread works on it any more, so that its file may be closed or written.
+    Invariant: when it returns or raises, no thread is working any more, so that files in use may be closed or written.
     """
     items = list(items)
     if len(items) < 2:
@@ -159,6 +161,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def num_threads() -> int:
-    """That code and decode, at most as many as this process may use."""
+    """Number of threads that code and decode, at most as many as the CPUs that this process may use."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MOST_THREADS, num_cores)

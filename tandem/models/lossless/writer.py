@@ -1,7 +1,8 @@
-"""Writes a safetensors file out of some tensors of a checkpoint, whose bfloat16 ones may be coded; see `file`.
+"""Writer of a safetensors file with some tensors of a checkpoint, bfloat16 ones coded if wanted; see `file` for the
+layout.
 
-A tensor is read and coded a few MiB at a time. Sizes of streams are known only then, so the header is written last,
-into room that is as large as the longest one that is possible.
+A tensor is read and coded a few MiB at a time. Sizes of coded streams are only known then, so the header is written
+last, into space reserved for the longest possible header.
 """
 
 import os
@@ -66,14 +67,17 @@ class _Coded:
 
 
 class TensorWriter:
-    """Args:
-    checkpoint: has the tensors.
-    names: those to write, all in one file.
-    lossless: bfloat16 is coded.
-    on_bytes: called with the bytes of the checkpoint's tensors that were written since.
+    """Writes tensors of a checkpoint to one file.
+
+    Args:
+        checkpoint: the checkpoint that has the tensors.
+        names: tensors to write.
+        lossless: bfloat16 tensors are coded.
+        on_bytes: called with the bytes of the checkpoint's tensors written since the last call.
 
     Raises:
-        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name as parts of coded ones.
+        UnsupportedCheckpointError: a tensor has a dtype that safetensors do not have, or a name like a part of a coded
+            tensor.
     """
 
     def __init__(self, checkpoint: Checkpoint, names: Sequence[str], *, lossless: bool, on_bytes: OnBytes) -> None:
@@ -114,8 +118,8 @@ class TensorWriter:
             file.write(self._header([num_bytes for num_bytes, _ in coded], room))
 
     def _aligned(self) -> Iterator[str | None]:
-        """Names of plain tensors, widest dtypes first, so that each lies at a multiple of its size; None = where the
-        tables are.
+        """Names of plain tensors, widest dtypes first, so that each begins at a multiple of its element size; None
+        marks the position of the chunk tables.
         """
         widths = [(-outline.element_size(), 1, name) for name, outline in self._plain.items()]
         for _, is_plain, name in sorted([*widths, (-4, 0, "")]):
@@ -140,7 +144,9 @@ class TensorWriter:
             file.write(piece.view(torch.uint8).numpy().data)
 
     def _write_coded(self, file: BinaryIO, coded: _Coded) -> tuple[int, bytes]:
-        """Returns the bytes of the streams, and the table. Signs and mantissas, of known size, come first."""
+        """Writes a coded tensor, signs and mantissas first, since their size is known. Returns the bytes of its
+        streams, and its table of chunks.
+        """
         rest_at, size = file.tell(), prod(coded.shape)
         streams_at = rest_at + size
         table = []
@@ -156,7 +162,7 @@ class TensorWriter:
         return streams_at - rest_at, np.array(table, "<u4").tobytes()
 
     def _pieces(self, name: str, numel: int) -> Iterator[torch.Tensor]:
-        """A tensor's numbers in order, so many at a time."""
+        """Numbers of a tensor in order, in pieces of limited size."""
         outline = self._checkpoint.outline(name)
         whole = None if outline.is_contiguous() else self._checkpoint.tensor(name).reshape(-1)
         for start in range(0, outline.numel(), numel):

@@ -1,9 +1,9 @@
 // Causal attention over a paged KV cache: online softmax over tiles of keys at fixed absolute positions.
 //
-// A query row meets the same key tiles with the same arithmetic whether it comes alone, in a chunk or in a batch: keys it
-// may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on its company.
-// Threads split (request, KV head, run of query tokens), never the keys. All heads of a group share one pass over K and V,
-// and so do requests that decode after the same prefix, as far as it goes.
+// A query row is computed with the same key tiles and the same arithmetic whether it comes alone, in a chunk or in a
+// batch: keys it may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on
+// other rows. Threads divide (request, KV head, run of query tokens), never the keys. All heads of a group share one
+// pass over K and V, and so do requests that decode after the same prefix, for the length of that prefix.
 #include <algorithm>
 #include <limits>
 #include <vector>

@@ -1,8 +1,8 @@
 // One key tile of attention for the few query rows of a decode: K and V go from the cache through registers.
 //
-// With few rows there is nothing to gain from packed operands but the time to write and read them, and memory is what a
-// decode waits for: the next tile's lines are asked for evenly all the way. Every output is summed as from packed
-// operands, in the same order, so the bits are the same.
+// With few rows, packing operands costs more time than it saves, and a decode is bound by memory: the next tile's lines
+// are prefetched evenly all the way. Every output is summed in the same order as from packed operands, so the bits are
+// the same.
 #pragma once
 #include <type_traits>
 

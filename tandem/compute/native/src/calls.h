@@ -1,5 +1,6 @@
-// What can be called, from Python and from one another: every function takes one pointer to a struct of 8-byte fields
-// (int64, double or pointer). Python packs it in one go: several times cheaper than converting arguments one by one.
+// Functions that can be called from Python and from one another: each takes one pointer to a struct of 8-byte fields
+// (int64, double or pointer). Python packs the struct at once, which is several times cheaper than converting arguments
+// one by one.
 #pragma once
 #include "common.h"
 

@@ -1,9 +1,10 @@
-// Weights as codes with scales: strips of 16 outputs, whose numbers are made from codes in registers.
+// Quantised weights (codes with scales): strips of 16 outputs, whose numbers are decoded from codes in registers.
 //
 // A strip has, step after step of 8 inputs, one 32-bit lane for each output (4 bits) or two (8 bits): a vector of lanes
-// holds codes of all 16 outputs for the same inputs. In a lane of 4 bits input 2i + p begins at bit 4i + 16p, so that one
-// shift brings the pairs of bfloat16 instructions into place; bytes lie in the order of inputs. Scales and offsets are
-// [strip][group][16] in their own dtype, and so are the numbers that integers among them are multiples of. Inputs past the last are zeros in x, outputs past the last are not stored.
+// holds codes of all 16 outputs for the same inputs. In a lane of 4 bits input 2i + p begins at bit 4i + 16p, so that
+// one shift moves the pairs of bfloat16 instructions into place; bytes are in the order of inputs. Scales and offsets
+// are [strip][group][16] in their own dtype, and so are the units of integers among them. Inputs past the last are
+// zeros in x, outputs past the last are not stored.
 #pragma once
 #include "calls.h"
 #include "strips.h"

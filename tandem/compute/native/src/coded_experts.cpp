@@ -1,7 +1,8 @@
-// The experts of a layer (`experts.cpp`) whose weights are codes with scales: alike in kind and groups, each with its own
+// The experts of a layer (`experts.cpp`) with quantised weights: alike in kind and groups, each with its own
 // permutation of inputs, if any.
 //
-// Rows are made ready pair by pair before each of the two products, because experts may take them in different orders.
+// Rows are prepared for each pair of token and expert before each of the two products, because experts may permute them
+// differently.
 #include "coded_product.h"
 #include "expert_pairs.h"
 #include "gating.h"

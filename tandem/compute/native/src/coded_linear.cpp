@@ -1,4 +1,4 @@
-// x @ weight.T of weights as codes with scales (`coded_tiles.h`), and their strips (`coded.h`).
+// x @ weight.T with quantised weights (`coded_tiles.h`), and the packing of these into strips (`coded.h`).
 #include "coded_product.h"
 #include "gating.h"
 

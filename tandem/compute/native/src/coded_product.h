@@ -1,4 +1,4 @@
-// Products of rows with weights as codes: rows are made ready once, then threads split outputs and rows, never K.
+// Products of rows with quantised weights: rows are prepared once, then threads divide outputs and rows, never K.
 #pragma once
 #include "integer_tiles.h"
 

@@ -1,4 +1,4 @@
-// Rows of a matrix of codes as floats: embeddings, which tokens look up.
+// Rows of a quantised matrix as floats: lookups of embeddings by token.
 #include "coded_tiles.h"
 #include "pool.h"
 

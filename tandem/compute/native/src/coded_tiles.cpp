@@ -1,4 +1,4 @@
-// The loops of products with codes, compiled once for all that multiply by them.
+// The inner loops of products with quantised weights, compiled once for all callers.
 #include <new>
 
 #include "segment_sums.h"

@@ -1,7 +1,8 @@
-// Rows of x times two strips of codes. An output's sum over a segment of inputs (a group, or a block of one that is longer)
-// begins at zero and walks its inputs in order; times the scale it is added to its block's, and blocks to one another as
-// `sums.h` has it. A few rows are multiplied while codes are decoded in registers; for more, codes are decoded once into
-// units of the thread's own. All take the same steps on the same numbers, so a row's bits do not depend on their number.
+// Rows of x times two strips of quantised weights. An output's sum over a segment of inputs (a group, or a block of a
+// longer one) begins at zero and adds its inputs in order; times the scale it is added to its block's sum, and block
+// sums are added as in `sums.h`. A few rows are multiplied while codes are decoded in registers; for more, codes are
+// decoded once into buffers of the thread. Both take the same steps on the same numbers, so a row's bits do not depend
+// on the number of rows.
 #pragma once
 #include "coded.h"
 #include "tiles.h"

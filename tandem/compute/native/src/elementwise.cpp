@@ -1,6 +1,7 @@
-// Rows copied, gated products, norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
+// Copies of rows, gated products, norms and rotary embedding: one pass over each row, float32 inside, rounded once at
+// the end.
 //
-// A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
+// A row is always computed by one thread in one order, so its bits do not depend on the other rows.
 #include <cmath>
 
 #include "calls.h"

@@ -1,4 +1,4 @@
-// Exchanges of ranks as functions for Python; the stack has them inside (`exchange.h`).
+// Exchanges between ranks (`exchange.h`) as functions for Python; the stack calls them directly.
 #include "calls.h"
 #include "exchange.h"
 

@@ -1,15 +1,16 @@
 // Exchanges between the ranks of one host, through memory that all of them map.
 //
-// Each rank has a counter of its exchanges and two buffers that it alone writes. In exchange k it fills buffer k % 2, sets
-// its counter to k and waits until the others' are k: then their buffers can be read. Whoever is at k has read all that
-// k - 1 had, so a buffer is filled again only when nobody reads it.
+// Each rank has a counter of its exchanges and two buffers that it alone writes. In exchange k it fills buffer k % 2,
+// sets its counter to k and waits until the others' counters are k: then their buffers can be read. A rank at k has
+// read all buffers of k - 1, so a buffer is filled again only when nobody reads it.
 //
-// A rank that waits spins, then yields its core, then sleeps; it gives up when its deadline has passed or the group has
-// ended. From then on nothing is exchanged, and what calls return means nothing: the caller asks `failure`.
+// A waiting rank spins, then yields its core, then sleeps; it gives up when its deadline has passed or the group has
+// ended. From then on nothing is exchanged, and results of calls are meaningless: the caller must check `failure`.
 //
-// Ranks of other hosts have buffers and counters here too, which a mirror fills with what those ranks wrote at theirs. It
-// sends what ranks of this host publish. A rank publishes k + 2 only when all others are at k + 1, so all have its k: a
-// buffer is not filled again before the mirror has sent it. Neither is that of a pipe, whose reader has taken k by then.
+// Ranks of other hosts have buffers and counters here too, which a mirror fills with what those ranks wrote on theirs.
+// It sends the data that ranks of this host publish. A rank publishes k + 2 only when all others are at k + 1, so all
+// have its k: a buffer is not filled again before the mirror has sent it. The same holds for a pipe, whose reader has
+// taken k by then.
 #pragma once
 #include <linux/futex.h>
 #include <sched.h>

@@ -1,8 +1,8 @@
-// The choice of experts for each token, from its router's logits. A row is handled by one thread in one order, so its
-// bits do not depend on those beside it.
+// The choice of experts for each token, from its router's logits. A row is computed by one thread in one order, so its
+// bits do not depend on other rows.
 //
-// Experts are chosen by falling score, of equal ones the lowest number first. A score that is no number counts as the
-// lowest, so that what is chosen is always an expert.
+// Experts are chosen by falling score, the lowest index first if scores are equal. A NaN score counts as the lowest, so
+// that the chosen index is always that of an expert.
 #include <cfloat>
 #include <cmath>
 

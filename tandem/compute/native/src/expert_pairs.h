@@ -1,4 +1,4 @@
-// Pairs of a token and one of its experts, in the order in which they are multiplied, and what is made of their products.
+// Pairs of a token and one of its experts, in the order in which they are multiplied, and the sums of their products.
 #pragma once
 #include <algorithm>
 #include <vector>

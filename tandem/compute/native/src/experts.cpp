@@ -1,8 +1,8 @@
-// The experts of a layer: pairs of token and expert are sorted by expert, each expert that is hit is multiplied with all
-// its rows at once, and a token's outputs are added in the order of its experts. No other expert is read.
+// The experts of a layer: pairs of token and expert are sorted by expert, each chosen expert is multiplied with all its
+// rows at once, and a token's outputs are added in the order of its experts. No other expert is read.
 //
-// A row's bits do not depend on those beside it: products are made of tiles (`tiles.h`), an output times its weight is
-// rounded to float32, and a sum begins at zero. Threads share rows, outputs and experts, never K nor a sum.
+// A row's bits do not depend on other rows: products are made of tiles (`tiles.h`), an output times its weight is
+// rounded to float32, and a sum begins at zero. Threads divide rows, outputs and experts, never K nor a sum.
 #include <atomic>
 
 #include "expert_pairs.h"

@@ -1,4 +1,4 @@
-// The inside of a gated block: what its gate and up products are combined to.
+// Activation of a gated block: combines its gate and up products.
 #pragma once
 #include "common.h"
 

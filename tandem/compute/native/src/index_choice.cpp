@@ -1,9 +1,9 @@
-// The choice of the tokens, or of the entries of several tokens each, that a query attends to: a score of every index
-// key, and the best of them.
+// Sparse attention's choice of the tokens, or entries of several tokens each, that a query attends to: a score of every
+// index key, and the best of them.
 //
 // A score is summed over the heads in order, with the arithmetic of attention's scores, and of equal scores the lowest
-// position is chosen. So what a query chooses depends neither on how its prompt is cut nor on what shares its step.
-// A product that is no number counts as zero, a score that is none as the lowest.
+// position is chosen. So a query's choice does not depend on how its prompt is divided or what shares its step. A NaN
+// product counts as zero, a NaN score as the lowest.
 #include <algorithm>
 #include <cfloat>
 #include <functional>

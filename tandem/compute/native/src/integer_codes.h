@@ -1,8 +1,8 @@
-// Codes as bytes that are multiplied with rows of 8 bits: sums of integers, so exact in any order.
+// Codes as bytes, for products with rows rounded to 8 bits: sums of integers, which are exact in any order.
 //
-// A step of 8 inputs is two quads: a 32-bit lane of each output has four bytes, those of four inputs. Of 8 bits they are
-// lanes as packed, inputs 0 to 3 and 4 to 7. Codes of 4 bits are looked up, inputs 0, 4, 1, 5 and 2, 6, 3, 7. Rows of x are
-// arranged likewise (`integer_rows.h`).
+// A step of 8 inputs is two quads: a 32-bit lane of each output has four bytes, those of four inputs. 8-bit codes are
+// in lanes as packed, inputs 0 to 3 and 4 to 7. 4-bit codes are looked up, inputs 0, 4, 1, 5 and 2, 6, 3, 7. Rows of x
+// are arranged likewise (`integer_rows.h`).
 #pragma once
 #include "coded.h"
 

@@ -1,5 +1,6 @@
-// Rows of x that are rounded to 8 bits: of each segment of inputs (a group, or 128 of a longer one) by a scale of its own,
-// its largest magnitude / 127, to the nearest and halves to even. A segment with nothing of 2^-100 or more is zeros.
+// Rows of x rounded to 8 bits: each segment of inputs (a group, or 128 of a longer one) has its own scale, its largest
+// magnitude / 127; numbers are rounded to the nearest, halves to even. A segment without numbers of 2^-100 or more is
+// all zeros.
 #pragma once
 #include <cmath>
 

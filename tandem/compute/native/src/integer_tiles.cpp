@@ -1,4 +1,4 @@
-// The loops of products with rounded rows, compiled once for all that multiply by them.
+// The inner loops of products with rounded rows, compiled once for all callers.
 #include "integer_tiles.h"
 
 #include "segment_sums.h"

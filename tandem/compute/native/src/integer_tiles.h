@@ -1,5 +1,5 @@
-// Rounded rows of x times two strips of codes that are integers. A segment's products are added as integers, then as
-// numbers times the scales of row and output like those of rows that are not rounded (`coded_tiles.h`).
+// Rounded rows of x times two strips of integer codes. A segment's products are added as integers, then, times the
+// scales of row and output, like those of rows that are not rounded (`coded_tiles.h`).
 #pragma once
 #include "integer_rows.h"
 

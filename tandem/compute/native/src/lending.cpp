@@ -1,4 +1,4 @@
-// Cores of other processes, for the pool.
+// Helper threads on cores that other processes lend (`core_board.py`), for the pool.
 #include <sched.h>
 
 #include "calls.h"

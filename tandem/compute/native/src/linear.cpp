@@ -1,4 +1,4 @@
-// x @ weight.T: threads split outputs and rows, never K (`tiles.h`).
+// x @ weight.T: threads divide outputs and rows, never K (`tiles.h`).
 #include "calls.h"
 #include "gating.h"
 #include "pool.h"

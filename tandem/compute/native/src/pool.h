@@ -1,17 +1,18 @@
-// Threads that help with a call if they happen to be there; nobody waits for one that is not.
+// Thread pool whose helpers join a call if they are free; no call waits for one that is not.
 //
-// Items are cut into units, and units dealt into a contiguous lane for each participant, who walks it from the front and
-// then takes from the ends of the others' lanes. The caller takes part, computes whatever nobody claimed, and waits only
-// for units that a helper has begun. Who computes a unit is left to chance: a body must give the same bits whoever does.
+// Items are divided into units, and units into a contiguous lane for each participant, who takes units from the front
+// of its own lane and then from the ends of the others'. The caller takes part, computes all units that nobody took,
+// and only waits for units that a helper has begun. It is random who computes a unit, so a body must give the same bits
+// on any thread.
 //
-// One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is leaked and its threads
-// are detached, so that the process may exit at any time; a forked child begins without a pool.
+// One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is never freed and its
+// threads are detached, so that the process may exit at any time; a forked child begins without a pool.
 //
-// A few helpers are kept off the caller's core. One that wakes up while every core is taken would else queue behind the
-// caller, and stay there while another core falls idle: the kernel moves no thread that has just run.
+// A few helpers are kept off the caller's core. One that wakes up while every core is taken would otherwise queue
+// behind the caller, and stay there while another core falls idle: the kernel moves no thread that has just run.
 //
-// Other processes may lend their cores: for each there is one more helper, who sleeps while the lender says it is busy
-// and leaves with the unit it has begun when the lender says so meanwhile.
+// Other processes may lend their cores: for each such core there is one more helper, which sleeps while the lender is
+// busy, and stops after its current unit when the lender becomes busy.
 #pragma once
 #include <linux/futex.h>
 #include <pthread.h>

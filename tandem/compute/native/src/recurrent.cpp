@@ -1,8 +1,8 @@
-// Linear recurrences with a state for each head, token by token: decay, what the key stood for taken out, an added product
-// of two vectors, a product with the query.
+// Linear recurrences with a state per head, token by token: decay, removal of the key's old value, an added outer
+// product of two vectors, a product with the query.
 //
 // One head of one request is computed by one thread, token after token in one order, so no bit of a token or of a state
-// depends on how a prompt is cut, on the other requests or on the number of threads.
+// depends on how a prompt is divided, on other requests or on the number of threads.
 #include <cmath>
 
 #include "calls.h"

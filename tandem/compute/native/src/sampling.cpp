@@ -1,9 +1,9 @@
-// Choosing tokens: greedy, or temperature, top-k, top-p, min-p and one draw, each row by one thread in one order.
+// Sampling of tokens: greedy, or temperature, top-k, top-p, min-p and one draw, each row by one thread in one order.
 //
-// A draw walks all tokens by token id. Top-p tries again while it meets what it does not keep: what comes before such a
-// token, by descending logit with ties by token id, holds p or more. After some tries, and for top-k, it walks that
-// order. Rows are not sorted for it: logits are counted into buckets, the bucket where the sum reaches what is sought is
-// counted into finer ones, and when few tokens are left, those are put in order. Sums are in double.
+// A draw walks all tokens by token id. With top-p it is repeated while it hits a token that top-p excludes: one before
+// which tokens, by descending logit with ties by token id, hold probability p or more. After some tries, and for top-k,
+// it walks that order instead. Rows are not sorted for it: logits are counted into buckets, the bucket in which the sum
+// reaches its target is counted into finer ones, and once few tokens are left, those are sorted. Sums are in double.
 #include <cfloat>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// Sums of rows times strips of codes, segment after segment of inputs (`coded_tiles.h`).
+// Sums of rows times strips of quantised weights, segment after segment of inputs (`coded_tiles.h`).
 #pragma once
 #include "coded_tiles.h"
 

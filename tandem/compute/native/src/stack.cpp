@@ -1,7 +1,7 @@
-// All layers of a decoder in one call: what the decoder would call one by one, in the same order, with the same bits.
+// All layers of a decoder in one call: the same calls as the decoder's, in the same order, with the same bits.
 //
-// Between two kernels there is then nothing but a function call, where from Python there are ten microseconds in which
-// no weight is read. Holds nothing; the caller's tables say where everything is.
+// Between two kernels there is then only a function call, where from Python ten microseconds pass in which no weight is
+// read. Keeps no state; the caller's tables have the addresses of all tensors.
 #include <cstring>
 #include <utility>
 

@@ -1,6 +1,7 @@
-// Weights as a product walks them: strips of 16 rows. A strip turned round has, unit after unit of K, that unit of all 16
-// rows: what the walk wants, as one stream from memory. Strips that are stored as rows are turned round into a panel that
-// stays in L2 while all rows of x pass. Meanwhile the next panel is asked for: weights come from memory once.
+// Weights in the order in which a product reads them: strips of 16 rows. A transposed strip has, unit after unit of K,
+// that unit of all 16 rows, so that it is read as one stream from memory. Strips that are stored as rows are transposed
+// into a panel that stays in L2 while all rows of x pass. Meanwhile the next panel is prefetched, so weights come from
+// memory only once.
 #pragma once
 #include <type_traits>
 

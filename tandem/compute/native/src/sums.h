@@ -1,9 +1,10 @@
-// Sums over K in blocks of inputs, each summed from zero in order, then added in a tree that their numbers alone shape. So
-// the parts of a product that is split between blocks add up to the bits of the whole. Codes have blocks of 128 inputs;
-// floats a few equal ones where ranks may split K (`LinearSpec.sum_blocks`), so that each rank's part is one node.
+// Sums over K in blocks of inputs, each summed from zero in order, then added in a tree whose shape depends only on the
+// number of blocks. So the parts of a product that is divided between blocks add up to the bits of the whole. Quantised
+// weights have blocks of 128 inputs; floats a few equal ones where ranks may split K (`LinearSpec.sum_blocks`), so that
+// each rank's part is one node.
 //
-// Node (level, i) of the tree is the sum of blocks i << level up to (i + 1) << level: that of its two halves, or its left
-// half alone where no block is in the right one.
+// Node (level, i) of the tree is the sum of blocks i << level up to (i + 1) << level: that of its two halves, or its
+// left half alone if no block is in the right one.
 #pragma once
 #include "common.h"
 

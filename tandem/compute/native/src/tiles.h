@@ -1,5 +1,5 @@
-// Rows of x times two strips of weights, 16 outputs to a vector. Each owns one lane that walks the blocks of K in order,
-// which are added up as `sums.h` has it, so its bits do not depend on the number of rows or on its row.
+// Rows of x times two strips of weights, 16 outputs in a vector. Each output has its own lane, which adds the blocks of
+// K in order as in `sums.h`, so its bits do not depend on the number of rows or on its row.
 #pragma once
 #include "strips.h"
 #include "sums.h"

@@ -1,7 +1,7 @@
-// Vectors of 16 numbers: the compiler's own where the processor has such, elsewhere shorter ones side by side.
+// Vectors of 16 numbers: the compiler's own if the processor has vectors of that size, otherwise several shorter ones.
 //
-// NOTE: a compiler takes vectors that are longer than the processor's through memory and compares them number by number,
-// so there they are cut here. Comparisons give all bits or none in each lane.
+// NOTE: a compiler passes vectors longer than the processor's through memory and compares them number by number, so
+// there they are divided here. Comparisons give all bits or none in each lane.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,1 +1,1 @@
-"""GGUF's architectures: a table for each family of where its tensors go, and what reads its own keys."""
+"""GGUF's architectures by family: a table of each one's tensors in a checkpoint, and a reader of its own keys."""

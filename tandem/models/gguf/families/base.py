@@ -1,4 +1,4 @@
-"""Descriptions of GGUF's architectures: places of its tensors in a Hugging Face checkpoint, readers of its keys."""
+"""Description of a GGUF architecture: places of its tensors in a Hugging Face checkpoint, and readers of its keys."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,14 +31,14 @@ Reader = Callable[[GgufFile, Fields, Config], dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a tensor in a checkpoint, and the changes that undo those of a converter.
+    """Place of a GGUF tensor in a Hugging Face checkpoint, and changes that undo those of the converter to GGUF.
 
     Args:
-        name: below its layer's; with `{}`, it is a stack whose entry i goes to the name that has i there.
-        order: of rows.
-        columns: their order. Blocks of codes move whole; those that it cuts are decoded.
-        change: the checkpoint's numbers, from the file's. They are decoded.
-        others: tensors of the same layer, in full below it, that `change` is given after this one.
+        name: name within its layer; with `{}`, the tensor is a stack whose item i gets the name with i in that place.
+        order: order of rows.
+        columns: order of columns. Whole quantised blocks are moved; if the order divides blocks, they are decoded.
+        change: computes the checkpoint's numbers from the file's, which are decoded for it.
+        others: other tensors of the layer, by full names within it, which `change` gets as further arguments.
     """
 
     name: str
@@ -60,13 +60,13 @@ Several places share the rows of one tensor; one with none is among the `others`
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """Properties of a SentencePiece vocabulary that its metadata leaves out.
+    """Properties of a SentencePiece vocabulary that GGUF metadata leaves out.
 
     Args:
-        by_position: pieces are merged in the order of their ids, not of their scores, and those of several spaces are
-            pieces like others.
-        strips_after_control: control tokens take the spaces behind them, but for `unstripping`.
-        stripping: other tokens that do.
+        by_position: pieces are merged in the order of their ids, not of their scores, and pieces of several spaces are
+            treated like others.
+        strips_after_control: control tokens remove the spaces after them, except those in `unstripping`.
+        stripping: other tokens that remove the spaces after them.
     """
 
     by_position: bool = False
@@ -75,7 +75,7 @@ class SentencePiece:
     unstripping: frozenset[str] = frozenset()
 
     def strips_after(self, token: str, is_control: bool) -> bool:
-        """Whether a token takes the spaces behind it."""
+        """Whether a token removes the spaces after it."""
         if token in self.stripping:
             return True
         return self.strips_after_control and is_control and token not in self.unstripping
@@ -83,25 +83,25 @@ class SentencePiece:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row of the table.
+    """Description of one GGUF architecture, a row of the table in `architectures`.
 
     Args:
-        model_type, class_name: what transformers calls it.
+        model_type, class_name: its names in transformers.
         inner: places of a layer's tensors.
-        read: its own keys of the configuration.
-        outer: names of the tensors outside of layers, by GGUF's.
-        layers: what the names of a layer's tensors begin with, before its number.
+        read: reads the architecture's own keys into the configuration.
+        outer: names of the tensors outside of layers in a checkpoint, by GGUF's names.
+        layers: prefix of a layer's tensors, before its number.
         factors: tensors of the rotary embedding, which become part of the configuration.
-        activation: the key of the configuration, and its value.
-        with_experts: the row where the file has experts.
+        activation: key of the configuration for the activation, and its value.
+        with_experts: the description to use instead if the file has experts.
         ends: tokens that end an answer by the published `generation_config.json`, though files name only one.
-        norm_offset: what norms have more in the file than in a checkpoint.
-        is_hybrid: there are layers without heads of k and v, and so without attention.
-        is_latent: keys and values are a latent of all heads.
-        further: the key for the number of layers behind the last that predict further tokens; None = they are left out.
+        norm_offset: value added to the weights of norms in the file, compared with a checkpoint.
+        is_hybrid: there are layers without KV heads, and so without attention.
+        is_latent: keys and values are a latent shared by all heads.
+        further: key for the number of additional layers that predict further tokens; None = these are left out.
         has_further: there may be such layers.
-        has_partial_rope: `rope.dimension_count` may be a part of a head.
-        has_bias_option: `attention_bias` says whether projections have biases; otherwise the family always knows.
+        has_partial_rope: `rope.dimension_count` may be only a part of a head.
+        has_bias_option: `attention_bias` says whether projections have biases; otherwise the family decides.
     """
 
     model_type: str
@@ -125,10 +125,10 @@ class Architecture:
 
 
 def in_halves(heads: str) -> IndexOrder:
-    """The rows of each head's halves after each other, where the file has pairs that turn together in turn.
+    """Row order that moves each head's rotated pairs from neighbouring rows, as in the file, into two halves.
 
     Args:
-        heads: the key of the configuration that has their number.
+        heads: key of the configuration for the number of heads.
     """
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
@@ -142,34 +142,34 @@ def in_halves(heads: str) -> IndexOrder:
 
 
 def channelwise(kernel: Floats) -> Floats:
-    """A convolution's kernel with the dimension of inputs that converters leave out. # [channels, 1, taps]"""
+    """A convolution's kernel with the dimension of inputs, which converters remove. # [channels, 1, taps]"""
     return kernel.reshape(len(kernel), 1, -1)
 
 
 def log_of_negated(values: Floats) -> Floats:
-    """The logarithms of decays, of which converters write minus the exponentials. # [heads]"""
+    """Logarithms of decays; converters store minus their exponentials. # [heads]"""
     return np.log(-values.reshape(-1).astype(np.float64)).astype(np.float32)
 
 
 def flat(values: Floats) -> Floats:
-    """One dimension, where converters made several."""
+    """The values in one dimension, if converters made several."""
     return values.reshape(-1)
 
 
 def have_attention(fields: Fields, config: Config) -> list[bool]:
-    """For each layer of a hybrid."""
+    """For each layer of a hybrid, whether it has attention."""
     counts, num_layers = fields.get("attention.head_count_kv"), config["num_hidden_layers"]
     assert isinstance(num_layers, int)
     return [count > 0 for count in counts] if isinstance(counts, list) else [True] * num_layers
 
 
 def as_written(value: float) -> float:
-    """The shortest decimal that float32 stores as it stores `value`: what the configuration had, as 1e-05."""
+    """The shortest decimal with the same float32 value, as the configuration had it: 1e-05, for example."""
     return float(str(np.float32(value)))
 
 
 def required(fields: Fields, name: str) -> float:
-    """A number that must be there, as it was written."""
+    """A number that must be present, as the configuration had it."""
     value = fields.optional_number(name)
     if value is None:
         raise fields.wrong(name, "a number")
@@ -186,6 +186,7 @@ ATTENTION: Final[dict[str, Place]] = {
     "attn_v": Place("self_attn.v_proj"),
     "attn_output": Place("self_attn.o_proj"),
 }
+# Attention in files where rotated pairs are neighbouring rows of q and k
 IN_TURN: Final[dict[str, Place]] = ATTENTION | {
     "attn_q": Place("self_attn.q_proj", in_halves("num_attention_heads")),
     "attn_k": Place("self_attn.k_proj", in_halves("num_key_value_heads")),

@@ -1,7 +1,7 @@
-"""DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: attention by latents, experts by softmax or sigmoid.
+"""GGUF's DeepSeek-V2 and V3, Kimi-K2 and GLM-4.7-Flash: latent attention, experts by softmax or sigmoid.
 
-Newer files have the map from latents to keys and values in two parts, of which that to keys is transposed. Its blocks
-lie along the other dimension, so this map is decoded.
+Newer files have the map from latents to keys and values in two parts, and the part for keys is transposed. Its
+quantised blocks then lie along the other dimension, so this map is decoded.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ def joined(keys: Floats, values: Floats) -> Floats:
     """The map from latents to each head's key and value, [heads * (k + v), rank].
 
     Args:
-        keys: its part, transposed. # [heads, rank, k]
-        values: its part. # [heads, v, rank]
+        keys: the part for keys, transposed. # [heads, rank, k]
+        values: the part for values. # [heads, v, rank]
     """
     rows = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
     return rows.reshape(-1, rows.shape[-1])
@@ -43,7 +43,7 @@ LATENT: Places = {
 
 
 def read_latents(fields: Fields, rotary_dim: object) -> dict[str, object]:
-    """Sizes of latents and heads; files of before 2025 have the heads' under the usual keys."""
+    """Sizes of latents and heads; files from before 2025 have the heads' sizes under the usual keys."""
     assert isinstance(rotary_dim, int)
     rank = fields.count("attention.kv_lora_rank", high=_MOST)
     key_dim = fields.count("attention.key_length", low=2, high=_MOST)
@@ -89,7 +89,7 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_scaling(fields: Fields, config: Config) -> dict[str, object]:
-    """YaRN's factor of the scores. NOTE: published models have the same for cosines and sines, which cancels there."""
+    """YaRN's factor of the scores. NOTE: published models have the same for cosines and sines, where it cancels."""
     share, scaling = fields.optional_number("rope.scaling.yarn_log_multiplier"), config.get("rope_scaling")
     if share is None or not isinstance(scaling, dict):
         return {}

@@ -1,4 +1,4 @@
-"""Dense models without keys of their own."""
+"""GGUF's dense models without keys of their own: Olmo 2 and SmolLM3."""
 
 from tandem.models.gguf.families.base import ATTENTION, GATED, HEAD_NORMS, IN_TURN, PRE_NORMS, Architecture, Place
 

@@ -1,4 +1,4 @@
-"""Experts as DeepSeek-V3 has them: chosen by sigmoid within groups, beside shared ones, behind some dense layers."""
+"""GGUF's experts as in DeepSeek-V3: chosen by sigmoid within groups, with shared experts, after some dense layers."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import EXPERTS, GATED, Place, as_written
 
 _MOST = 1 << 12
-SIGMOID: Final = 2  # by `expert_gating_func`; 1 is softmax
+SIGMOID: Final = 2  # value of `expert_gating_func`  # by `expert_gating_func`; 1 is softmax
 
 SHARED_EXPERTS: Final = {
     "ffn_gate_shexp": Place("mlp.shared_experts.gate_proj"),
@@ -35,7 +35,7 @@ _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
 
 
 def read_grouped_experts(fields: Fields) -> dict[str, object]:
-    """Numbers of experts and of dense layers, and the weights of those that are chosen."""
+    """Reads numbers of experts and of dense layers, and settings of the chosen experts' weights."""
     return {
         "n_routed_experts": fields.count("expert_count", high=_MOST),
         "num_experts_per_tok": fields.count("expert_used_count", high=_MOST),
@@ -48,10 +48,10 @@ def read_grouped_experts(fields: Fields) -> dict[str, object]:
 
 
 def read_groups(fields: Fields, num_experts: object, *, is_sigmoid: bool) -> tuple[int, int]:
-    """The number of groups, and of those that are chosen; files of before September 2025 have neither.
+    """The number of groups, and of those that are chosen; files from before September 2025 have neither.
 
     Raises:
-        UnsupportedCheckpointError: the file leaves them out, and no published model has so many experts.
+        UnsupportedCheckpointError: the file leaves them out, and no published model has this number of experts.
     """
     assert isinstance(num_experts, int)
     known = _GROUPS.get((is_sigmoid, num_experts))

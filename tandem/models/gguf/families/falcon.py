@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 beside each other. Its multipliers are in the file's weights."""
+"""GGUF's Falcon-H1: attention and Mamba-2 in parallel. Its constant factors are multiplied into the file's weights."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import UnsupportedCheckpointError
@@ -21,7 +21,7 @@ _HEAD = "output.weight"
 
 
 def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """NOTE: embedding and head have multipliers of their own, so one tensor cannot have both."""
+    """NOTE: embedding and head have different factors, so they cannot be one tensor."""
     if _HEAD not in file.tensors:
         raise UnsupportedCheckpointError(
             f"{file.path} has no tensor {_HEAD!r}: the multiplier of a head that is the embedding is not in GGUF "

@@ -1,5 +1,5 @@
-"""Gemma 2, and Gemma 3's text model: norms are stored plus 1, the factor of scores and the layers without a window not
-at all.
+"""GGUF's Gemma 2 and the text model of Gemma 3. Files store 1 + the weights of norms, and leave out the scale of scores
+and which layers have no window.
 """
 
 from tandem.architecture.fields import Fields
@@ -26,7 +26,7 @@ _LAYERS_OF_2_27B = 46
 
 
 def _factor_of_scores(config: Config, layers_of_27b: int) -> object:
-    """The width of a head, but in the largest model its share of the hidden state."""
+    """The head size, except in the largest model, where it is hidden size / number of heads."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     assert isinstance(hidden, int)
     assert isinstance(heads, int)
@@ -46,7 +46,7 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_2(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """NOTE: files of before July 2024 have no bounds, which the published models all have the same."""
+    """NOTE: files from before July 2024 have no softcaps; all published models have the same."""
     bounds = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     return {
         "query_pre_attn_scalar": _factor_of_scores(config, _LAYERS_OF_2_27B),

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a layer predicts further tokens."""
+"""GGUF's GLM 4.5 to 4.7: a part of each head is rotated, experts by sigmoid; a further layer predicts more tokens."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import ATTENTION, HEAD_NORMS, Architecture, Config, Place

@@ -1,4 +1,4 @@
-"""Granite 3, as Llama with four multipliers, its mixtures of experts, and Granite 4, with Mamba-2 in most layers."""
+"""GGUF's Granite 3 (Llama with four constant factors), its mixtures of experts, and Granite 4 (mostly Mamba-2)."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -67,7 +67,7 @@ def _read_hybrid(file: GgufFile, fields: Fields, config: Config) -> dict[str, ob
 
 
 def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """Experts of every layer, all of the layer's width."""
+    """Experts of every layer, each with the inner size given for the layer."""
     width, num_experts = config["intermediate_size"], fields.count("expert_count", high=1 << 12)
     fields.only("expert_feed_forward_length", (width,), f"as feed_forward_length, {width}")
     return _read(file, fields, config) | {

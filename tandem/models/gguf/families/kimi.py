@@ -1,4 +1,4 @@
-"""Kimi-Linear: Kimi delta attention, and in some layers attention by latents without positions."""
+"""GGUF's Kimi-Linear: Kimi delta attention, and in some layers latent attention without positions."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -59,7 +59,7 @@ _NAMES = {
 
 
 def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """NOTE: chosen experts' weights are always divided by their sum, which the files do not say."""
+    """NOTE: the chosen experts' weights are always divided by their sum, which the files do not say."""
     fields.only("expert_gating_func", (SIGMOID,), f"{SIGMOID} (sigmoid)")
     fields.only("expert_weights_norm", (True,), "true")
     groups = fields.count("expert_group_count", 1, high=1 << 12)

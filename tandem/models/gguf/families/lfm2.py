@@ -1,4 +1,4 @@
-"""LFM2: short convolutions, and attention where a layer has heads of k and v; experts behind some dense layers."""
+"""GGUF's LFM2: short convolutions, and attention in layers with KV heads; experts after some dense layers."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
@@ -39,7 +39,7 @@ _INNER = {
 
 
 def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """NOTE: the file has the width that is computed with, not the one from which it was derived."""
+    """NOTE: the file has the inner size that is computed with, not the one from which it was derived."""
     return {
         "layer_types": ["full_attention" if attends else "conv" for attends in have_attention(fields, config)],
         "conv_L_cache": fields.count("shortconv.l_cache", low=2, high=64),
@@ -49,7 +49,7 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """NOTE: files leave out what all published models have: weights of the chosen experts that sum to 1."""
+    """NOTE: files leave out that the weights of the chosen experts sum to 1, as in all published models."""
     fields.only("expert_gating_func", (SIGMOID,), f"{SIGMOID} (sigmoid)")
     fields.only("expert_weights_norm", (True,), "true")
     found = {name: value for name, value in _read(file, fields, config).items() if name != "block_auto_adjust_ff_dim"}

@@ -1,4 +1,4 @@
-"""Llama, Mistral without a window and Mixtral: the rows of q and k lie in pairs that turn together."""
+"""GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import GATED, IN_TURN, PRE_NORMS, Architecture, Config, Place

@@ -1,6 +1,6 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: one of a mixer, a feed-forward block or experts in each layer.
+"""GGUF's Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a mixer, a feed-forward block or experts.
 
-Rows of q and k lie in pairs, as converters have them for models with rotary embeddings; here nothing is rotated.
+Converters store rows of q and k in pairs, as for rotary embeddings, although these models rotate nothing.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
 
 
 def _read_kinds(fields: Fields, config: Config, block: str) -> list[str]:
-    """Kind of each layer: attention has heads of k and v, a block a width, and a recurrence neither."""
+    """Kind of each layer: attention has KV heads, a feed-forward block an inner size, and a recurrence neither."""
     num_layers = config["num_hidden_layers"]
     assert isinstance(num_layers, int)
     heads, widths = fields.get("attention.head_count_kv"), fields.get("feed_forward_length")

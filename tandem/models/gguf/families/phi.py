@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of another, as in a checkpoint."""
+"""GGUF's Phi 3, 3.5 and 4: q, k and v are rows of one tensor, and gate and up of another, as in a checkpoint."""
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import LONG_FACTORS, PRE_NORMS, Architecture, Config, Place, SentencePiece
@@ -13,7 +13,7 @@ _INNER = {
 
 
 def _read(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """A window of 0 says that there is none (Phi 4)."""
+    """A window of 0 means that there is none (Phi 4)."""
     window = fields.count("attention.sliding_window", 0, low=0)
     original = fields.optional_count("rope.scaling.original_context_length")
     found: dict[str, object] = {"sliding_window": window or None}

@@ -1,4 +1,4 @@
-"""GGUF's Qwen 2 and 3, dense and with experts: places of their tensors, readers of their keys."""
+"""GGUF's Qwen 2 and 3, dense and with experts."""
 
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError
@@ -25,7 +25,7 @@ SHARED = {
 
 
 def read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """Experts of every layer."""
+    """Reads the experts of every layer."""
     fields.only("expert_gating_func", (1,), "1 (softmax)")
     return {
         "num_experts": fields.count("expert_count", high=1 << 12),
@@ -38,7 +38,7 @@ def read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, ob
 
 
 def read_shared_expert(file: GgufFile, fields: Fields, config: Config) -> dict[str, object]:
-    """Experts of every layer beside a shared one; files of before May 2024 have the width only in its tensors."""
+    """Reads experts and a shared expert; files from before May 2024 have the latter's size only in its tensors."""
     if _SHARED_GATE not in file.tensors:
         raise CorruptCheckpointError(f"{file.path} has no tensor {_SHARED_GATE!r}; download or convert it again")
     width = file.tensors[_SHARED_GATE].shape[0]

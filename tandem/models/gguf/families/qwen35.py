@@ -1,7 +1,8 @@
-"""Qwen3.5, dense and with experts. Its value heads lie in another order: by their number within a group, then by group.
+"""GGUF's Qwen3.5, dense and with experts. Files have its value heads in another order: by number within a group, then
+by group.
 
-Rows go back to where a checkpoint has them. Along inputs whole blocks of codes do; the map back from heads, whose
-blocks are longer than a head, is decoded. Rotary sections, which are for images, make one of text.
+Rows are put back in the checkpoint's order. Columns are too if whole quantised blocks can be moved; the output map of
+the heads, whose blocks are longer than a head, is decoded. Rotary sections, which matter for images, become one.
 """
 
 from collections.abc import Callable
@@ -36,11 +37,11 @@ def _size(config: Config, name: str) -> int:
 
 
 def _by_groups(rows_of: Callable[[Config], int], *, has_keys: bool = False) -> IndexOrder:
-    """The rows or columns of value heads by group.
+    """Order that puts the rows or columns of value heads back by group.
 
     Args:
-        rows_of: how many a head has.
-        has_keys: those of queries and keys are before them.
+        rows_of: number of rows of a head.
+        has_keys: the rows of queries and keys come before them.
     """
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
@@ -81,7 +82,7 @@ _DELTA: Places = {
 
 
 def _half(half: int) -> IndexOrder:
-    """The first or second half of rows."""
+    """Order that takes the first or second half of all rows."""
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
         size = num_rows // 2

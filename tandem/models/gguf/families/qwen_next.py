@@ -1,4 +1,4 @@
-"""Qwen3-Next, under the names of Qwen3.5, which computes the same of maps that are stored apart, as they are here."""
+"""GGUF's Qwen3-Next, converted to the form of Qwen3.5, which computes the same from maps stored as separate tensors."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _MOST = 1 << 12
 
 
 def _half_of_groups(half: int) -> IndexOrder:
-    """Each group's first or second half of rows."""
+    """Order that takes each group's first or second half of rows."""
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
         groups = config["linear_num_key_heads"]
@@ -59,7 +59,7 @@ _INNER: Places = (
 
 
 def read_delta_net(fields: Fields) -> dict[str, object]:
-    """Sizes of the recurrent layers, and how often one of attention comes."""
+    """Sizes of the recurrent layers, and the interval of layers with attention."""
     heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")

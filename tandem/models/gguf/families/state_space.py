@@ -1,4 +1,4 @@
-"""Mamba-2 in hybrids: places of its tensors, and its sizes."""
+"""GGUF's Mamba-2 mixers in hybrid models: places of their tensors, and their sizes."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _MOST = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """Sizes in elements, but for numbers of `heads` and `groups`. `inner`: of all heads."""
+    """Sizes in elements, and numbers of `heads` and `groups`. `inner`: of all heads. `taps`: of the convolution."""
 
     inner: int
     heads: int
@@ -26,7 +26,7 @@ class StateSpace:
 
 
 def state_space(prefix: str) -> dict[str, Place]:
-    """Places of the tensors of a mixer whose own are below `prefix`."""
+    """Places of the tensors of a mixer whose names in a checkpoint begin with `prefix`."""
     return {
         "ssm_in": Place(f"{prefix}.in_proj"),
         "ssm_conv1d.weight": Place(f"{prefix}.conv1d.weight", change=channelwise),
@@ -40,7 +40,7 @@ def state_space(prefix: str) -> dict[str, Place]:
 
 
 def read_state_space(file: GgufFile, fields: Fields) -> StateSpace:
-    """The sizes of all layers that have one."""
+    """Sizes of the mixers, the same in all layers."""
     heads, inner = fields.count("ssm.time_step_rank", high=_MOST), fields.count("ssm.inner_size", high=1 << 20)
     if inner % heads:
         raise fields.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank={heads}")
