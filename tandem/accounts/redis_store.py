@@ -67,6 +67,7 @@ class RedisAccounts:
         self._lease_ms = round(lease_s * 1000)
         self._max_entries = max_entries
         self._retry_at_s: float | None = None
+        self._num_answers = 0
         self._client = connect(url)
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
@@ -206,20 +207,25 @@ class RedisAccounts:
         return cast(Mapping[bytes, bytes], fields)
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """NOTE: after a failure no call is made for a moment; otherwise each request would wait for a timeout."""
+        """NOTE: after a failure no call is made for a moment; otherwise each request would wait for a timeout. A call
+        that fails while others are answered is one slow connection, and no reason to refuse others.
+        """
         if self._retry_at_s is not None and self._clock.now_s() < self._retry_at_s:
             raise AccountsUnavailableError("the store of accounts is away; it is tried again in a moment", 1.0)
+        num_answers = self._num_answers
         try:
             async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
             if not isinstance(error, NoPermissionError):  # NOTE: it answers, and may allow everything else
-                self._retry_at_s = self._clock.now_s() + _PAUSE_S
+                if self._num_answers == num_answers:
+                    self._retry_at_s = self._clock.now_s() + _PAUSE_S
                 await self._drop_idle()
             raise AccountsUnavailableError(
                 f"the store of accounts does not answer: {explained(error, 'accounts')}", 1.0, may_have_happened=True
             ) from error
         self._retry_at_s = None
+        self._num_answers += 1
         return answer
 
     async def _drop_idle(self) -> None:

@@ -30,6 +30,7 @@ from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
 from tandem.simulation.redis import SimulatedRedis
+from tests.helpers.redis_relay import relay_to
 from tests.helpers.redis_server import RedisServer, running_redis
 
 LEASE_S = 10.0
@@ -751,6 +752,26 @@ def test_a_redis_that_is_silent_or_gone_is_said_to_be_away(tmp_path: Path) -> No
 
     with running_redis() as server:
         asyncio.run(run(server))
+
+
+def test_one_slow_connection_does_not_refuse_other_requests(redis: RedisServer) -> None:
+    """It made all others fail for half a second, although Redis answered them. Simulated seed 5596."""
+
+    async def run() -> None:
+        async with relay_to(redis.port) as (relay, url):
+            store = RedisAccounts(url, ManualClock(), prefix="{slow}", timeout_s=0.5)
+            key = key_with()
+            await store.add_key(key)
+            relay.withheld.add(0)
+            slow = asyncio.create_task(store.find_keys([key.key_id]))
+            await relay.asked.wait()
+            assert await store.find_keys([key.key_id]) == {key.key_id: key}
+            with pytest.raises(AccountsUnavailableError, match="does not answer"):
+                await slow
+            assert await store.find_keys([key.key_id]) == {key.key_id: key}
+            await store.close()
+
+    asyncio.run(run())
 
 
 def test_a_reservation_that_comes_after_its_refund_is_refused(redis: RedisServer, tmp_path: Path) -> None:

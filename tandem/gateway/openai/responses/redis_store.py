@@ -137,6 +137,7 @@ class RedisResponseStore:
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
         self._away_until_s = _NEVER_S
+        self._num_answers = 0
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
         text = entry.encoded(self._max_entry_bytes)
@@ -180,13 +181,15 @@ class RedisResponseStore:
     async def _run(self, script: str, tenant: str, response_id: str, *arguments: bytes | int) -> object:
         if self._clock.now_s() < self._away_until_s:
             raise _away()
-        owner = _owner(tenant)
+        owner, num_answers = _owner(tenant), self._num_answers
         try:
             async with answered_within(self._timeout_s):
                 answer = await cast(
                     Awaitable[object], self._redis.eval(script, 1, self._key, owner, response_id, *arguments)
                 )
         except (RedisError, OSError) as error:
+            if self._num_answers != num_answers:  # NOTE: one slow connection is no reason to refuse other requests
+                raise _away() from error
             if self._away_until_s == _NEVER_S:
                 _logger.warning("the store of responses does not answer: %s", explained(error, "gateway"))
             self._away_until_s = self._clock.now_s() + self._retry_after_s
@@ -194,6 +197,7 @@ class RedisResponseStore:
         if self._away_until_s != _NEVER_S:
             _logger.info("the store of responses answers again")
             self._away_until_s = _NEVER_S
+        self._num_answers += 1
         return answer
 
 

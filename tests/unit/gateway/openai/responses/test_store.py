@@ -21,6 +21,7 @@ from tandem.gateway.openai.responses.store import (
     ResponseStore,
     StoredResponse,
 )
+from tests.helpers.redis_relay import relay_to
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.helpers.secret import SECRET
 
@@ -314,6 +315,24 @@ def test_a_redis_that_is_lost_is_said_to_be_away_and_comes_back_empty(caplog: py
 
     with running_redis() as server:
         asyncio.run(story(server))
+
+
+def test_one_slow_connection_does_not_refuse_other_requests(redis: RedisServer) -> None:
+    async def story() -> None:
+        async with relay_to(redis.port) as (relay, url):
+            store = RedisResponseStore(url, SEALER, prefix="slow", timeout_s=0.5, clock=ManualClock())
+            kept = entry()
+            await store.put("a", kept)
+            relay.withheld.add(0)
+            slow = asyncio.create_task(store.find("a", kept.response_id))
+            await relay.asked.wait()
+            assert await store.find("a", kept.response_id) is not None
+            with pytest.raises(UnavailableError):
+                await slow
+            assert await store.find("a", kept.response_id) is not None
+            await store.close()
+
+    asyncio.run(story())
 
 
 def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> None:
