@@ -65,7 +65,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, Node, asyncio.Handle]] = []
         self._numbers = itertools.count()
         self._graveyard: list[object] = []
-        self._late_tasks: list[asyncio.Task[Any]] = []  # begun by what cleans up while all is let go of
+        self._late_tasks: list[asyncio.Task[Any]] = []  # still to be closed when the run is over
         self._at_end: list[Callable[[], None]] = []
         self._is_over = False
         self.in_job = False
@@ -121,23 +121,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _let_go(self) -> None:
         former = sys.unraisablehook
         sys.unraisablehook = lambda _: None  # NOTE: coroutines are freed in no order, and some object
+        asyncio._set_running_loop(self)  # NOTE: otherwise what they start at their end stays in the thread's own loop
         try:
             warnings.simplefilter("ignore")
             for node in self._nodes:
                 self._graveyard += node.tasks
-            tasks = [item for item in self._graveyard if isinstance(item, asyncio.Task) and not item.done()]
-            while tasks:
-                for task in tasks:
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    _close(task)
-                tasks, self._late_tasks = self._late_tasks, []
+            self._late_tasks += [item for item in self._graveyard if isinstance(item, asyncio.Task) and not item.done()]
+            self._close_late_tasks()
             self._graveyard.clear()
             self._timers.clear()
             self._nodes.clear()
-            self.close()
             gc.collect()
+            self._close_late_tasks()  # NOTE: begun by coroutines that were freed
+            self.close()
         finally:
+            asyncio._set_running_loop(None)
             sys.unraisablehook = former
+
+    def _close_late_tasks(self) -> None:
+        while self._late_tasks:
+            tasks, self._late_tasks = self._late_tasks, []
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                _close(task)
 
     def time(self) -> float:
         return self._now_s + self._ahead_s
