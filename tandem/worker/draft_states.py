@@ -16,7 +16,7 @@ from tandem.core.timeline import Stage
 from tandem.engine.drafts.hand_over import LentDraftState
 from tandem.rpc.messages import PrefillCall
 from tandem.rpc.prefill_messages import LeasedDraftState
-from tandem.worker.confirm import confirm, done
+from tandem.worker.confirm import confirm, succeeded
 from tandem.worker.core import WorkerCore
 from tandem.worker.source import KVSource
 from tandem.worker.transfer_hold import TransferHold
@@ -83,7 +83,7 @@ async def _fetch(
         return None
     transfer = source.read_pages(leased.page_ids, page_ids)
     hold.add(transfer)
-    await done(transfer)
+    await succeeded(transfer)
     remote, local = [(page,) for page in leased.page_ids], [(page,) for page in page_ids]
     await confirm(core, source, lease_id, [OPAQUE] * num_pages, remote, local)
     lent = LentDraftState(leased.first, leased.num_rows, leased.num_bytes, page_ids)

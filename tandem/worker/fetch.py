@@ -17,7 +17,7 @@ from tandem.rpc.messages import LeaseUpdate
 from tandem.scheduler.output import KVReserved
 from tandem.transport.reshard import Entry, Pages
 from tandem.transport.transfer import Transfer
-from tandem.worker.confirm import confirm, done, told
+from tandem.worker.confirm import called_back, confirm, succeeded
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
 from tandem.worker.source import KVSource
@@ -84,7 +84,7 @@ class Fetch:
         started_s, began_s = wall_s(), self._core.clock.now_s()
         restore = copier.restore(hashes, self._reserved.groups)
         self._hold.add(restore.transfer)
-        await done(restore.transfer)
+        await succeeded(restore.transfer)
         for read in restore.reads:
             del self._wanted[read.group, read.index]
         duration_s = self._core.clock.now_s() - began_s
@@ -119,14 +119,14 @@ class Fetch:
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
         try:
-            await done(transfer)
+            await succeeded(transfer)
         except TransportError as error:
             is_slow = self._core.clock.now_s() - began_s > _CUT_WITHIN_S
             if is_slow or not (transfer.is_over and source.is_readable):
                 raise
             logger.info("a read from worker %s is repeated: %s", source.worker.worker_id, error)
             transfer = self._begun(source, entries, remote, local)
-            await done(transfer)
+            await succeeded(transfer)
         return transfer
 
     def _begun(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
@@ -142,7 +142,7 @@ class Fetch:
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
             try:
                 async with asyncio.timeout(FORMER_OVER_S):
-                    await told(transfer.add_over_callback)
+                    await called_back(transfer.add_over_callback)
             except TimeoutError:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
