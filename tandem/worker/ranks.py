@@ -19,7 +19,7 @@ from tandem.ranks.system import RankSystem
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
 from tandem.transport.base import MemoryPool
-from tandem.worker.moves import refuse_moves_of_hosts
+from tandem.worker.host_tier_check import check_host_tier
 from tandem.worker.settings import WorkerSettings
 
 _KEY_PURPOSE = "ranks"
@@ -47,7 +47,7 @@ def open_ranks(
         ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
         RanksLostError: a host that has joined is lost.
     """
-    refuse_moves_of_hosts(settings)
+    check_host_tier(settings)
     check_group(settings.tp, settings.pp, settings.cp)
     config = settings.engine_config()
     if settings.num_ranks == 1:
