@@ -20,7 +20,7 @@ from tandem.core.errors import ConfigurationError, RanksLostError, TransportErro
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.ranks.frames import Frame, FrameKind
-from tandem.ranks.host import LedHost
+from tandem.ranks.host import HostSession
 from tandem.ranks.host_kv import KVEndpoint
 from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
@@ -241,7 +241,7 @@ def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     link = Link(incoming, outgoing, lambda: True)
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(LedHost(link, KVEndpoint(SECRET), lambda: None).run)
+        running = pool.submit(HostSession(link, KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(bytes([34]) + bytes(19))
         with pytest.raises(TransportError, match="ENDED, which is for hosts"):
             running.result(timeout=20)
