@@ -20,7 +20,7 @@ from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.ranks import ShardSizes, await_kv
 from tandem.engine.resolve import default_kv_cache_bytes
 from tandem.ranks.epoch import Epoch
-from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.messages import Step
 from tandem.ranks.rank_process import RankProcess
 from tandem.ranks.remote import RemoteHost
@@ -64,7 +64,7 @@ class RankGroup:
         num_stages: int = 1,
         num_contexts: int = 1,
         deadline_s: float = EXCHANGE_DEADLINE_S,
-        hosts: JoinedHosts | None = None,
+        hosts: HostGroup | None = None,
         system: RankSystem | None = None,
     ) -> None:
         self._config, self._deadline_s, self._hosts = config, deadline_s, hosts

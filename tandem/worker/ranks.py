@@ -11,8 +11,8 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.hosts_page_bytes import HostsPageBytes
-from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Proof
 from tandem.ranks.system import RankSystem
@@ -58,7 +58,7 @@ def open_ranks(
         return config, RankGroup(
             config, settings.num_ranks, num_stages=num_stages, num_contexts=num_contexts, system=system
         )
-    hosts = JoinedHosts(
+    hosts = HostGroup(
         settings.ranks_address,
         proof_of(credentials),
         settings.hosts,

@@ -22,8 +22,8 @@ from tandem.ranks import rendezvous
 from tandem.ranks.epoch import Epoch
 from tandem.ranks.frames import HEADER, MAX_MESSAGE_BYTES, NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.host import HostSession
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.host_kv import KVEndpoint
-from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
 from tandem.ranks.messages import Begin, Loaded, Prepared, ToLeader, pack, unpack
 from tandem.ranks.remote import RemoteRank
@@ -43,8 +43,8 @@ def _compiled() -> None:
 
 
 @contextmanager
-def leader(num_hosts: int = 2) -> Iterator[JoinedHosts]:
-    hosts = JoinedHosts((LOCAL, 0), proof(), num_hosts, num_hosts, release=RELEASE)
+def leader(num_hosts: int = 2) -> Iterator[HostGroup]:
+    hosts = HostGroup((LOCAL, 0), proof(), num_hosts, num_hosts, release=RELEASE)
     try:
         yield hosts
     finally:

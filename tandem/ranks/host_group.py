@@ -36,7 +36,7 @@ def _are_accepted(one: JoiningHost, other: JoiningHost) -> bool:
     return one.is_accepted() and other.is_accepted()
 
 
-class JoinedHosts:
+class HostGroup:
     """Accepts `num_hosts - 1` other hosts at `bind`. The `num_ranks` ranks are divided evenly among hosts; the leader's
     host has the first ones.
 
