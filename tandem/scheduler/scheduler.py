@@ -116,7 +116,7 @@ class Scheduler:
             self._remove(request)
         return request
 
-    def kv_coming(self, request_id: str, num_tokens: int) -> None:
+    def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
         """Record that the worker computing the request's KV offers it: KV of the first `num_tokens` tokens has arrived,
         and more will follow. Other requests may share what has arrived. The request no longer waits for other KV, since
         its lease occupies blocks on that worker which a request it waits for might need.
@@ -129,7 +129,7 @@ class Scheduler:
         if request.state is RequestState.WAITING_FOR_KV and not self._kv.layout.is_bounded:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
-    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
+    def note_kv_ended(self, request_id: str, num_tokens: int) -> None:
         """Record that KV of the first `num_tokens` tokens has arrived and no more will follow. If that is less than
         expected, or is state beyond the tokens needed that cannot be rewound, the request is queued again: it finds
         what arrived in the prefix cache and computes the rest.

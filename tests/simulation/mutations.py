@@ -159,7 +159,7 @@ def _block_counts_before_it_arrived(patch: Patch) -> None:
         wanted = dict(self._wanted)
         for entry in entries:
             del self._wanted[entry]
-        self._core.engine.kv_coming(self._reserved.request_id, self.num_arrived_tokens)
+        self._core.engine.note_kv_offered(self._reserved.request_id, self.num_arrived_tokens)
         self._wanted = wanted
         await read(self, source, lease_id, entries, offered)
 
