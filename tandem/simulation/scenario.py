@@ -85,7 +85,7 @@ class Scenario:
     one tenant's. uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two
     planners; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the previous
     release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with several ranks.
-    tells_prompts: only the new part of a prompt with a known beginning is sent, and few beginnings are remembered.
+    sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are remembered.
     """
 
     seed: int
@@ -107,7 +107,7 @@ class Scenario:
     num_host_slots: int = 0
     former: tuple[str, ...] = ()
     ranks: tuple[tuple[str, int], ...] = ()
-    tells_prompts: bool = False
+    sends_prompt_suffixes: bool = False
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -126,7 +126,9 @@ def scenario_of(seed: int) -> Scenario:
     scenario = replace(scenario, faults=_sorted(scenario.faults, _half_open(random.Random(f"{seed} half"), scenario)))
     if has_ranks(seed):
         scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
-    return replace(scenario, tells_prompts=tells_prompts(seed) or (bool(scenario.former) and seed % 2 == 0))
+    return replace(
+        scenario, sends_prompt_suffixes=sends_prompt_suffixes(seed) or (bool(scenario.former) and seed % 2 == 0)
+    )
 
 
 def has_ranks(seed: int) -> bool:
@@ -134,7 +136,7 @@ def has_ranks(seed: int) -> bool:
     return seed % _RANKS_EVERY in (_RANKS_EVERY // 2, _RANKS_EVERY - 1)
 
 
-def tells_prompts(seed: int) -> bool:
+def sends_prompt_suffixes(seed: int) -> bool:
     """Whether all processes of a seed's scenario send only the new part of prompts; in some scenarios a previous
     release cannot.
     """

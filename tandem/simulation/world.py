@@ -193,7 +193,7 @@ class World:
         if self.scenario.former:
             node.spoken = FORMER_SPOKEN if node.is_former else NEXT_SPOKEN
         node.context.run(current_network.set, self.network.of(node))
-        if self.scenario.tells_prompts:
+        if self.scenario.sends_prompt_suffixes:
             node.context.run(current_prompt_sizes.set, _SHORT_PROMPTS)
         self.loop.add(node)
         self.nodes[name] = node
