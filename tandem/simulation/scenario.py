@@ -83,8 +83,9 @@ class Scenario:
 
     account_lease_s: time after which reserved spending expires. is_open: gateways ask for no keys, and all requests are
     one tenant's. uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two
-    planners; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the previous
-    release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with several ranks.
+    planners; None = there are none. num_host_slots: pages of each worker's host tier. previous_release: processes that
+    run the previous release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with
+    several ranks.
     sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are remembered.
     """
 
@@ -105,7 +106,7 @@ class Scenario:
     uses_redis: bool = False
     scaling: Scaling | None = None
     num_host_slots: int = 0
-    former: tuple[str, ...] = ()
+    previous_release: tuple[str, ...] = ()
     ranks: tuple[tuple[str, int], ...] = ()
     sends_prompt_suffixes: bool = False
 
@@ -127,7 +128,8 @@ def scenario_of(seed: int) -> Scenario:
     if has_ranks(seed):
         scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
     return replace(
-        scenario, sends_prompt_suffixes=sends_prompt_suffixes(seed) or (bool(scenario.former) and seed % 2 == 0)
+        scenario,
+        sends_prompt_suffixes=sends_prompt_suffixes(seed) or (bool(scenario.previous_release) and seed % 2 == 0),
     )
 
 
@@ -199,13 +201,13 @@ def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
         for name in (STORE, *scenario.gateways)
         if draw.random() < _DISK_FULL_SHARE
     ]
-    former_share = draw.choice((0.0, 0.5))
+    previous_share = draw.choice((0.0, 0.5))
     return replace(
         scenario,
         asks=tuple(asks),
         faults=_sorted(scenario.faults, faults),
         num_host_slots=draw.choice((0, 8, 24)),
-        former=tuple(name for name in scenario.names if draw.random() < former_share),
+        previous_release=tuple(name for name in scenario.names if draw.random() < previous_share),
     )
 
 
@@ -224,7 +226,9 @@ def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
     # NOTE: streams of several choices, lost together, wait for room behind each other
     least = 64 if any(ask.num_choices > 1 for ask in scenario.asks) else 0
     num_blocks = max(scenario.num_blocks, least)
-    return replace(scenario, ranks=ranks, former=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks)
+    return replace(
+        scenario, ranks=ranks, previous_release=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks
+    )
 
 
 def _hand_offs(seed: int) -> Scenario:
