@@ -54,7 +54,7 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-_TOLD_BYTES = 256 << 20  # allocations from this size on are logged
+_LOGGED_BYTES = 256 << 20  # allocations from this size on are logged
 _CUDA_SPARE_SHARE = 0.1  # of a GPU's memory: contexts, activations, graphs
 
 _log = logging.getLogger(__name__)
@@ -258,10 +258,10 @@ def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages:
     `pages`: memory to be used; None = new.
     """
     began_s, num_bytes = time.monotonic(), layout.page_bytes * num_blocks
-    if num_bytes >= _TOLD_BYTES:
+    if num_bytes >= _LOGGED_BYTES:
         _log.info("taking %.2f GiB of memory for KV blocks", num_bytes / 2**30)
     arena = Arena(layout, num_blocks, device, pages)
-    if num_bytes >= _TOLD_BYTES:
+    if num_bytes >= _LOGGED_BYTES:
         _log.info("took the memory in %.1f s", time.monotonic() - began_s)
     return arena
 
