@@ -25,7 +25,7 @@ from tandem.core.config import FLOAT, EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
-from tandem.engine.activations import multiplied_as
+from tandem.engine.activations import with_activations
 from tandem.engine.drafts.choose import FROM_TEXT, name_of_drafter, resolve_drafter
 from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
@@ -139,7 +139,7 @@ def assemble(
         max_model_len=config.max_model_len,
         memory_bytes=memory_bytes,
         # NOTE: not a draft model's, whose numbers shape no answer
-        formats_of=multiplied_as(config.activations, device, formats_of),
+        formats_of=with_activations(config.activations, device, formats_of),
     )
     if config.activations != FLOAT:
         check_rows_are_rounded(model.decoder.parameters.weights.values())
