@@ -23,7 +23,6 @@ from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.fault import RANK_FAULTS, Fault, FaultInterval, FaultKind
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
-from tandem.simulation.ledger import add_keys
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
@@ -41,6 +40,7 @@ from tandem.simulation.processes import (
 )
 from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, STORE, SimulatedRedis
+from tandem.simulation.redis_accounts import add_keys
 from tandem.simulation.scaling import Scaling, ScalingInvariants
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenario
 from tandem.simulation.streams import StreamListener, Streams
