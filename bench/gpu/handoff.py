@@ -150,7 +150,7 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
         pairs, first_block_s, first = _pull(source, read, local)
         done_s = time.monotonic()
         engine.accept_token(request_id, SampledToken(first.token_ids[0]))
-        engine.kv_arrived(request_id, len(prompt))
+        engine.note_kv_ended(request_id, len(prompt))
         theirs = _sums(source, tuple(remote for remote, _ in pairs))
         is_whole = theirs == block_sums(stack.arena.pages, tuple(block for _, block in pairs))
         token_ids = [first.token_ids[0]]

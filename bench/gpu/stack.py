@@ -216,7 +216,7 @@ def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int
     assert len(reserved) == count, f"{len(reserved)} of {count} requests found blocks"
     for item in reserved:
         stack.engine.accept_token(item.request_id, SampledToken(5))
-        stack.engine.kv_arrived(item.request_id, num_tokens)
+        stack.engine.note_kv_ended(item.request_id, num_tokens)
         stack.engine.kv.drop(item.fetch_id)
     return ids
 

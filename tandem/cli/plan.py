@@ -21,21 +21,21 @@ from tandem.cli.model_cost import named_model
 from tandem.cli.plan_bill import bill_as_json, print_bill
 from tandem.cli.plan_drafts import planned_drafts
 from tandem.cli.plan_figure import check_figure, save_roofline
+from tandem.cli.plan_group_sizes import group_sizes_as_json, print_group_sizes
 from tandem.cli.plan_json import study_as_json
 from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
-from tandem.cli.plan_widths import print_widths, widths_as_json
 from tandem.core.config import MAX_SPECULATIVE_TOKENS
 from tandem.core.errors import ConfigurationError
 from tandem.core.speculate import serves_prompts
 from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.group_size import GroupSize
+from tandem.planning.group_size_search import GroupSizeSearch, group_size_facts, search_group_sizes, sizes_of
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.planned_drafts import PlannedDrafts
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
-from tandem.planning.widths import WidthSearch, search_widths, sizes_of, width_facts
 from tandem.process.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
 
@@ -142,15 +142,15 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             return self._print_bill(self.context)
         if self.figure:
             check_figure(self.figure)
-        found, widths = self._study()
+        found, search = self._study()
         if self.figure:
             save_roofline(self.figure, found.site.prefill.model.name, roofs(found), marks(found))
         if self.as_json:
-            value = {**study_as_json(found), "widths": None if widths is None else widths_as_json(widths)}
+            value = {**study_as_json(found), "widths": None if search is None else group_sizes_as_json(search)}
             sys.stdout.write(json.dumps(value, indent=2) + "\n")
         else:
-            if widths is not None:
-                print_widths(_console(), widths)
+            if search is not None:
+                print_group_sizes(_console(), search)
             print_study(_console(), found)
         return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
 
@@ -162,7 +162,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             print_bill(_console(), model, num_tokens)
         return 0
 
-    def _study(self) -> tuple[Study, WidthSearch | None]:
+    def _study(self) -> tuple[Study, GroupSizeSearch | None]:
         model = named_model(self.model, self.weight_bits, self.kv_bits)
         recorded = list(read_trace(self.trace)) if self.trace else []
         rates = self.rate or [_mean_rate(recorded)]
@@ -177,9 +177,9 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
         widths, stages = (WIDTHS if each == _AUTO else (int(each),) for each in (self.tp, self.pp))
         if _AUTO not in (self.tp, self.pp):
             check_group(int(self.tp), int(self.pp))
-            size = width_facts(model, GroupSize(int(self.tp), int(self.pp))).size
+            size = group_size_facts(model, GroupSize(int(self.tp), int(self.pp))).size
             return study(site_of(size, size), rates), None
-        found = search_widths(site_of, max(rates), sizes_of(widths, stages))
+        found = search_group_sizes(site_of, max(rates), sizes_of(widths, stages))
         return study(site_of(found.prefill, found.decode), rates), found
 
     def _site(self, model: ModelCost, profile: Profile, prefill: GroupSize, decode: GroupSize) -> DeploymentSite:

@@ -11,7 +11,7 @@ from tandem.core.config import FLOAT
 from tandem.core.errors import ConfigurationError
 
 
-def multiplied_as(activations: str, device: torch.device, formats_of: FormatReader) -> FormatReader:
+def with_activations(activations: str, device: torch.device, formats_of: FormatReader) -> FormatReader:
     """Wraps `formats_of` so that the weights it reads multiply activations as `EngineConfig.activations` says.
 
     Raises:

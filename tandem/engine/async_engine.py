@@ -221,13 +221,13 @@ class AsyncEngine:
         """Calls `Engine.accept_token` before the next step; its output goes to the request's stream."""
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
 
-    def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
-        self.post(lambda engine: engine.kv_coming(request_id, num_tokens))
+    def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
+        """Note that KV of the first `num_tokens` tokens has arrived and more follows (`Scheduler.note_kv_offered`)."""
+        self.post(lambda engine: engine.note_kv_offered(request_id, num_tokens))
 
-    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
-        self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
+    def note_kv_ended(self, request_id: str, num_tokens: int) -> None:
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.note_kv_ended`)."""
+        self.post(lambda engine: engine.note_kv_ended(request_id, num_tokens))
 
     def _pass_on(self, event: KVEvent) -> None:
         if isinstance(event, KVComputed) and event.is_last and self._engine.draft_states is not None:

@@ -11,15 +11,15 @@ import torch
 ByteArray = npt.NDArray[np.uint8]
 _BANNED = float("-inf")
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # [256, 8]
-_CEILINGS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # float32 [256, 8]
+_UPPER_BOUNDS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # float32 [256, 8]
 
 
 def ban_by_bits(allowed: ByteArray, row: torch.Tensor) -> None:
     """Bans in place, on the CPU. `allowed`: one bit a token, lowest first; `row`: float32 [vocab_size]. NaN
     stays NaN.
     """
-    ceilings = np.take(_CEILINGS, allowed, axis=0, mode="clip")  # NOTE: any other mode copies once more
-    torch.minimum(row, torch.from_numpy(ceilings.reshape(-1)[: row.shape[0]]), out=row)
+    upper_bounds = np.take(_UPPER_BOUNDS, allowed, axis=0, mode="clip")  # NOTE: any other mode copies once more
+    torch.minimum(row, torch.from_numpy(upper_bounds.reshape(-1)[: row.shape[0]]), out=row)
 
 
 def ban_by_flags(banned: torch.Tensor, row: torch.Tensor) -> None:

@@ -248,13 +248,13 @@ class Engine:
         request = self._scheduler.take_token(request_id, token.token_id)
         return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
-    def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """Note that KV of the first `num_tokens` tokens has arrived and more will follow (`Scheduler.kv_coming`)."""
-        self._scheduler.kv_coming(request_id, num_tokens)
+    def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
+        """Note that KV of the first `num_tokens` tokens has arrived and more follows (`Scheduler.note_kv_offered`)."""
+        self._scheduler.note_kv_offered(request_id, num_tokens)
 
-    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.kv_arrived`)."""
-        self._scheduler.kv_arrived(request_id, num_tokens)
+    def note_kv_ended(self, request_id: str, num_tokens: int) -> None:
+        """Note that KV of the first `num_tokens` tokens has arrived and no more follows (`Scheduler.note_kv_ended`)."""
+        self._scheduler.note_kv_ended(request_id, num_tokens)
         self._pass_on_events()
 
     def load(self) -> EngineLoad:

@@ -23,7 +23,7 @@ from tandem.compute.step import HiddenStates
 from tandem.compute.weights.formats import read_formats
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.engine.activations import multiplied_as
+from tandem.engine.activations import with_activations
 from tandem.engine.executor import Executor
 from tandem.engine.forward_pass import ForwardPass
 from tandem.engine.inputs import ModelInputs
@@ -217,7 +217,7 @@ def load_shard(config: EngineConfig, links: RankLinks) -> LoadedShard:
         max_model_len=config.max_model_len,
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         allow_pickle=config.allow_pickle,
-        formats_of=multiplied_as(config.activations, _CPU, read_formats),
+        formats_of=with_activations(config.activations, _CPU, read_formats),
         links=links,
     )
     ranked = ranked_layout(model, config.block_size, links)

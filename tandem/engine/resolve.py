@@ -25,7 +25,7 @@ from tandem.core.config import FLOAT, EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.core.memory import default_cpu_kv_bytes, total_bytes
-from tandem.engine.activations import multiplied_as
+from tandem.engine.activations import with_activations
 from tandem.engine.drafts.choose import FROM_TEXT, name_of_drafter, resolve_drafter
 from tandem.engine.drafts.hand_over import DraftHandOver
 from tandem.engine.drafts.networks import DraftingNetwork, TargetModel, load_network
@@ -54,7 +54,7 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-_TOLD_BYTES = 256 << 20  # allocations from this size on are logged
+_LOGGED_BYTES = 256 << 20  # allocations from this size on are logged
 _CUDA_SPARE_SHARE = 0.1  # of a GPU's memory: contexts, activations, graphs
 
 _log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def assemble(
         max_model_len=config.max_model_len,
         memory_bytes=memory_bytes,
         # NOTE: not a draft model's, whose numbers shape no answer
-        formats_of=multiplied_as(config.activations, device, formats_of),
+        formats_of=with_activations(config.activations, device, formats_of),
     )
     if config.activations != FLOAT:
         check_rows_are_rounded(model.decoder.parameters.weights.values())
@@ -258,10 +258,10 @@ def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device, pages:
     `pages`: memory to be used; None = new.
     """
     began_s, num_bytes = time.monotonic(), layout.page_bytes * num_blocks
-    if num_bytes >= _TOLD_BYTES:
+    if num_bytes >= _LOGGED_BYTES:
         _log.info("taking %.2f GiB of memory for KV blocks", num_bytes / 2**30)
     arena = Arena(layout, num_blocks, device, pages)
-    if num_bytes >= _TOLD_BYTES:
+    if num_bytes >= _LOGGED_BYTES:
         _log.info("took the memory in %.1f s", time.monotonic() - began_s)
     return arena
 

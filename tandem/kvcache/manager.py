@@ -141,12 +141,12 @@ class KVCacheManager:
             return 0, 0
         return max(self._coming_to(owner, hashes, first, end) for owner in self._owners_waiting)
 
-    def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
+    def can_admit(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside the blocks promised to other owners."""
         return self._num_short(match, num_tokens) <= 0
 
     def make_room(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Free pinned blocks for an owner that `can_open` refuses; returns whether it fits now.
+        """Free pinned blocks for an owner that `can_admit` refuses; returns whether it fits now.
 
         Pinned blocks move to the host tier while it has slots, which takes time. Promises are broken for the rest only
         if no other owner has blocks that will be released: otherwise this owner could never run.
@@ -165,7 +165,7 @@ class KVCacheManager:
         num_short = self._needs.num_pages(entries) - self._pool.num_available
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
-    def open(
+    def admit(
         self,
         owner: str,
         match: PrefixMatch,
@@ -215,7 +215,7 @@ class KVCacheManager:
         return enough
 
     def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
-        """Allocate to `owner`, just opened, all blocks of `num_tokens` tokens whose KV comes from another worker.
+        """Allocate to `owner`, just admitted, all blocks of `num_tokens` tokens whose KV comes from another worker.
 
         Returns the blocks to fill; none that the query at `next_position` does not attend to.
         """
@@ -293,7 +293,7 @@ class KVCacheManager:
         self._hashes_in_flight[owner] = self._hashes_in_flight[owner][num_new:]
         table.num_committed = num_full
 
-    def close(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         """Release all blocks of `owner`. Committed ones stay cached until evicted, the end of the chain first."""
         table = self._tables.pop(owner)
         self._landed(owner, self._hashes_in_flight.pop(owner))

@@ -15,8 +15,8 @@ from tandem.core.machine import monotonic_s, random_id
 from tandem.engine.ranks import ShardSizes
 from tandem.ranks.hangup import watch_for_hangup
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S, Heartbeats
-from tandem.ranks.led import END_S, LedRank, await_ends
 from tandem.ranks.messages import Begin, FromLeader, Loaded, Prepare, Prepared, Refused, Step, pack
+from tandem.ranks.rank_process import END_S, RankProcess, await_ends
 from tandem.ranks.system import GroupLinks, Watch
 
 _Message = TypeVar("_Message", Loaded, Prepared)
@@ -38,7 +38,7 @@ class Epoch:
         self,
         config: EngineConfig,
         shared: GroupLinks,
-        ranks: Mapping[int, LedRank],
+        ranks: Mapping[int, RankProcess],
         deadline_s: float,
         on_lost: Callable[[], None],
         watch: Watch = watch_for_hangup,
@@ -54,7 +54,7 @@ class Epoch:
         for rank in self._ranks:
             sizes = shared.num_ranks, shared.num_stages
             self._send(rank, Begin(self._id, rank, *sizes, config, deadline_s, level, shared.num_contexts))
-        sockets = {led.fileno(): rank for rank, led in self._ranks.items()}
+        sockets = {process.fileno(): rank for rank, process in self._ranks.items()}
         self._stop_watching = watch(
             list(sockets), lambda socket: self._lose(sockets[socket]), on_time=self._listen, every_s=BEAT_S
         )
@@ -63,12 +63,12 @@ class Epoch:
     @property
     def process_ids(self) -> Mapping[int, int]:
         """Process id of each rank but the leader, on its host."""
-        return {rank: led.process_id for rank, led in self._ranks.items()}
+        return {rank: process.process_id for rank, process in self._ranks.items()}
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Name of each rank's host; "" = the leader's."""
-        return "", *(led.host for _, led in sorted(self._ranks.items()))
+        return "", *(process.host for _, process in sorted(self._ranks.items()))
 
     @property
     def silent_s(self) -> tuple[float, ...]:
@@ -112,8 +112,8 @@ class Epoch:
         self._is_closed = True
         self._stop_watching()
         self._shared.end()
-        for led in self._ranks.values():
-            led.close()
+        for process in self._ranks.values():
+            process.close()
         await_ends(self._ranks.values())
 
     def _listen(self) -> None:
@@ -127,10 +127,10 @@ class Epoch:
 
     def _lose(self, rank: int, why: str | None = None) -> None:
         """Ends the epoch since a rank is lost. `why`: None = its process ended."""
-        led = self._ranks[rank]
-        led.wait(END_S)
+        process = self._ranks[rank]
+        process.wait(END_S)
         if self._reason is None:
-            why = f"has ended, {led.ending}" if why is None else why
+            why = f"has ended, {process.ending}" if why is None else why
             self._reason = f"rank {rank} of {len(self._ranks) + 1} {why}"
             _log.critical("%s: the group ends with it", self._reason)
             self._shared.end()
@@ -147,12 +147,12 @@ class Epoch:
 
     def _receive(self, rank: int, kind: type[_Message]) -> _Message:
         """Raises `ConfigurationError` where the rank refuses to serve or has ended."""
-        led = self._ranks[rank]
+        process = self._ranks[rank]
         try:
-            message = led.receive()
+            message = process.receive()
         except (EOFError, OSError) as error:
-            led.wait(END_S)
-            raise ConfigurationError(f"rank {rank} has ended before it could serve, {led.ending}") from error
+            process.wait(END_S)
+            raise ConfigurationError(f"rank {rank} has ended before it could serve, {process.ending}") from error
         if isinstance(message, Refused):
             raise ConfigurationError(f"rank {rank}: {message.reason}")
         if not isinstance(message, kind) or message.epoch != self._id:

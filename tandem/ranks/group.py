@@ -20,9 +20,9 @@ from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.ranks import ShardSizes, await_kv
 from tandem.engine.resolve import default_kv_cache_bytes
 from tandem.ranks.epoch import Epoch
-from tandem.ranks.joined import JoinedHosts
-from tandem.ranks.led import LedRank
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.messages import Step
+from tandem.ranks.rank_process import RankProcess
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.system import OwnSystem, RankSystem
 from tandem.scheduler.output import SchedulerOutput
@@ -64,7 +64,7 @@ class RankGroup:
         num_stages: int = 1,
         num_contexts: int = 1,
         deadline_s: float = EXCHANGE_DEADLINE_S,
-        hosts: JoinedHosts | None = None,
+        hosts: HostGroup | None = None,
         system: RankSystem | None = None,
     ) -> None:
         self._config, self._deadline_s, self._hosts = config, deadline_s, hosts
@@ -186,7 +186,7 @@ class RankGroup:
         """Starts the ranks of an epoch. NOTE: other hosts first: if one is lost this fails, and then no rank here needs
         ending.
         """
-        ranks: dict[int, LedRank] = {}
+        ranks: dict[int, RankProcess] = {}
         if self._hosts is not None:
             ranks |= self._hosts.begin(self.num_epochs, memory)
         for rank in range(1, self.num_ranks_here):

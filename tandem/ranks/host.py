@@ -22,9 +22,9 @@ from tandem.ranks.frames import NUMBER, PLACE, Frame, FrameKind
 from tandem.ranks.heartbeat import BEAT_S, SILENCE_S
 from tandem.ranks.host_kv import HostKV, KVEndpoint
 from tandem.ranks.kv_messages import KVAnswer, KVCall
-from tandem.ranks.led import END_S, LocalRank, await_ends
 from tandem.ranks.link import Link
 from tandem.ranks.messages import pack, unpack
+from tandem.ranks.rank_process import END_S, LocalRank, await_ends
 from tandem.ranks.rendezvous import Direction, Proof, join
 
 LEADER_SILENCE_S = 20.0  # NOTE: a leader that loads weights is busy; that it has ended is seen at once
@@ -79,7 +79,7 @@ class RankHost:
                 with self._joined() as link:
                     complaint = ""
                     if not self._is_leaving.is_set():
-                        LedHost(link, self._endpoint, self._set_joined).run()
+                        HostSession(link, self._endpoint, self._set_joined).run()
             except (TransportError, OSError) as error:
                 if str(error) != complaint:
                     complaint = str(error)
@@ -106,7 +106,7 @@ class RankHost:
         self.has_joined = True
 
 
-class LedHost:
+class HostSession:
     """Starts and stops ranks of this host for one leader, and relays their messages. `on_place`: called when the leader
     has assigned ranks to this host.
     """
@@ -199,27 +199,29 @@ class LedHost:
         finally:
             os.close(memory)
         epoch = self._epoch = _Epoch(frame.epoch, place, mirror, ranks)
-        process_ids = b"".join(NUMBER.pack(led.process_id) for led in ranks.values())
+        process_ids = b"".join(NUMBER.pack(process.process_id) for process in ranks.values())
         self._link.send(Frame(FrameKind.STARTED, epoch=epoch.number, size=len(process_ids)), process_ids)
 
         def publish(lane: int, number: int, view: memoryview) -> None:
             self._link.send(Frame(FrameKind.PUBLISH, lane, epoch.number, number, len(view)), view)
 
-        for rank, led in ranks.items():
-            pump = threading.Thread(target=self._pump, args=(epoch, rank, led), name=f"tandem-rank-{rank}", daemon=True)
+        for rank, process in ranks.items():
+            pump = threading.Thread(
+                target=self._pump, args=(epoch, rank, process), name=f"tandem-rank-{rank}", daemon=True
+            )
             pump.start()
             epoch.threads.append(pump)
         epoch.threads.extend(forward(mirror, lane, publish) for lane in mirror.lanes_of(place.ranks))
 
-    def _pump(self, epoch: _Epoch, rank: int, led: LocalRank) -> None:
+    def _pump(self, epoch: _Epoch, rank: int, process: LocalRank) -> None:
         """Relays a rank's messages to the leader, and at last that it has ended."""
         try:
             while True:
-                data = led.connection.recv_bytes()
+                data = process.connection.recv_bytes()
                 self._link.send(Frame(FrameKind.MESSAGE, rank, epoch.number, size=len(data)), data)
         except (EOFError, OSError):
-            led.wait(END_S)
-            words = led.ending.encode()
+            process.wait(END_S)
+            words = process.ending.encode()
             with contextlib.suppress(OSError):
                 self._link.send(Frame(FrameKind.LOST, rank, epoch.number, size=len(words)), words)
 
@@ -231,12 +233,12 @@ class LedHost:
         """Sends a leader's message to a rank; kills a rank that does not take it in time."""
         data = self._link.receive_bytes(frame.size)
         epoch = self._current(frame)
-        led = None if epoch is None else epoch.ranks.get(frame.rank)
-        if led is not None:
+        process = None if epoch is None else epoch.ranks.get(frame.rank)
+        if process is not None:
             try:
-                led.connection.send_bytes(data)
+                process.connection.send_bytes(data)
             except OSError:
-                led.kill()
+                process.kill()
 
     def _mirror(self, frame: Frame) -> None:
         epoch = self._current(frame)
@@ -251,9 +253,9 @@ class LedHost:
 
     def _kill(self, frame: Frame) -> None:
         epoch = self._current(frame)
-        led = None if epoch is None else epoch.ranks.get(frame.rank)
-        if led is not None:
-            led.kill()
+        process = None if epoch is None else epoch.ranks.get(frame.rank)
+        if process is not None:
+            process.kill()
 
     def _end(self, frame: Frame) -> None:
         if self._current(frame) is not None:
@@ -265,13 +267,13 @@ class LedHost:
         if epoch is None:
             return
         epoch.mirror.end()
-        for led in epoch.ranks.values():
-            led.hang_up()
+        for process in epoch.ranks.values():
+            process.hang_up()
         await_ends(epoch.ranks.values())
         for thread in epoch.threads:
             thread.join()
-        for led in epoch.ranks.values():
-            led.close()
+        for process in epoch.ranks.values():
+            process.close()
 
     def _beat(self) -> None:
         """Sends the leader the heartbeats of this host and its ranks, regularly."""

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteRank:
-    """A `LedRank` for a process on another host."""
+    """A `RankProcess` for a process on another host."""
 
     def __init__(self, host: "RemoteHost", rank: int, epoch: int) -> None:
         self._host, self._rank, self._epoch = host, rank, epoch
@@ -70,7 +70,7 @@ class RemoteRank:
         self._host.tell(Frame(FrameKind.KILL, self._rank, self._epoch))
 
     def wait(self, timeout_s: float | None) -> bool:
-        """See `LedRank.wait`. NOTE: a host that does not report the end in time is lost, and its ranks with it."""
+        """See `RankProcess.wait`. NOTE: a host that does not report the end in time is lost, and its ranks with it."""
         if timeout_s is None and not self._ended.wait(_END_S):
             self._host.lose(f"it has not ended rank {self._rank} within {_END_S:g} s")
         return self._ended.wait(timeout_s)

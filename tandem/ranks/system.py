@@ -16,7 +16,7 @@ from tandem.compute.native.links import SharedLinks
 from tandem.compute.native.links_layout import make_links_memory
 from tandem.core.expert_rows import ExpertRows
 from tandem.ranks.hangup import watch_for_hangup
-from tandem.ranks.led import LedRank, LocalRank
+from tandem.ranks.rank_process import LocalRank, RankProcess
 
 
 class GroupLinks(Protocol):
@@ -88,7 +88,7 @@ class RankSystem(Protocol):
         """The leader's exchanges in that memory."""
         ...
 
-    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> LedRank:
+    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> RankProcess:
         """Starts the process of a rank with both memories. `deadline_s`: the longest that a message to it may take."""
         ...
 
@@ -115,7 +115,7 @@ class OwnSystem:
     ) -> GroupLinks:
         return SharedLinks(memory, 0, num_ranks, num_stages, deadline_s=deadline_s, num_contexts=num_contexts)
 
-    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> LedRank:
+    def start_rank(self, memory: int, kv_memory: int, deadline_s: float) -> RankProcess:
         return LocalRank(memory, kv_memory, deadline_s)
 
     def close(self, memory: int) -> None:

@@ -53,6 +53,6 @@ def has_room_for(request: Request, kv: KVCacheManager) -> bool:
     """Whether blocks can be allocated for the request. NOTE: its prefix, which needs no free blocks, is looked up only
     if that decides, since the lookup of a long prompt is slow.
     """
-    if kv.can_open(kv.match([], request.num_tokens), request.num_tokens):
+    if kv.can_admit(kv.match([], request.num_tokens), request.num_tokens):
         return True
-    return kv.can_open(find_prefix(request, kv), request.num_tokens)
+    return kv.can_admit(find_prefix(request, kv), request.num_tokens)

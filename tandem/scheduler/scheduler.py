@@ -116,7 +116,7 @@ class Scheduler:
             self._remove(request)
         return request
 
-    def kv_coming(self, request_id: str, num_tokens: int) -> None:
+    def note_kv_offered(self, request_id: str, num_tokens: int) -> None:
         """Record that the worker computing the request's KV offers it: KV of the first `num_tokens` tokens has arrived,
         and more will follow. Other requests may share what has arrived. The request no longer waits for other KV, since
         its lease occupies blocks on that worker which a request it waits for might need.
@@ -129,7 +129,7 @@ class Scheduler:
         if request.state is RequestState.WAITING_FOR_KV and not self._kv.layout.is_bounded:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
-    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
+    def note_kv_ended(self, request_id: str, num_tokens: int) -> None:
         """Record that KV of the first `num_tokens` tokens has arrived and no more will follow. If that is less than
         expected, or is state beyond the tokens needed that cannot be rewound, the request is queued again: it finds
         what arrived in the prefix cache and computes the rest.
@@ -329,7 +329,7 @@ class Scheduler:
             self._waiting.push(request)
 
     def _start(self, request: Request, match: PrefixMatch) -> bool:
-        if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
+        if not (self._kv.can_admit(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
             return False
         num_held_tokens = match.num_blocks * self._kv.layout.block_size
         self._expecting.discard(request.request_id)
@@ -338,7 +338,7 @@ class Scheduler:
         breakpoints = (pin.num_tokens for pin in request.pins)
         checkpoints = checkpoint_blocks(request.num_prompt_tokens, breakpoints, self._kv.layout.block_size)
         hashes, num_tokens = request.block_hashes, request.num_tokens
-        table = self._kv.open(
+        table = self._kv.admit(
             request.request_id, match, hashes, num_tokens, is_coming=is_coming, checkpoints=checkpoints
         )
         self._tables[request.request_id] = table
@@ -390,7 +390,7 @@ class Scheduler:
         self._released.append(request.request_id)
 
     def _take_blocks(self, request: Request) -> None:
-        self._kv.close(request.request_id)
+        self._kv.release(request.request_id)
         del self._tables[request.request_id]
 
 

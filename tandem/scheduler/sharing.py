@@ -20,7 +20,7 @@ class KVSharing:
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
-        """Allocate and hold all blocks of the KV that a newly opened request expects."""
+        """Allocate and hold all blocks of the KV that a newly admitted request expects."""
         expected = request.num_expected_tokens
         groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
         fetch_id = self._tell_reserved(request, num_held_tokens, groups)

@@ -86,19 +86,19 @@ def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
     either.
     """
     system = world.environment.rank_systems.get(fault.name)
-    led = None if system is None else system.ranks.get(int(fault.other.partition(" ")[0]))
-    if system is None or led is None:
+    process = None if system is None else system.ranks.get(int(fault.other.partition(" ")[0]))
+    if system is None or process is None:
         return None
     match fault.kind:
         case FaultKind.RANK_KILLED:
-            led.kill()
+            process.kill()
             return lambda: None
         case FaultKind.RANK_PAUSED:
-            led.node.is_paused = True
-            return partial(setattr, led.node, "is_paused", False)
+            process.node.is_paused = True
+            return partial(setattr, process.node, "is_paused", False)
         case FaultKind.RANK_SLOW:
-            led.node.slowness = fault.size
-            return partial(setattr, led.node, "slowness", 1.0)
+            process.node.slowness = fault.size
+            return partial(setattr, process.node, "slowness", 1.0)
         case FaultKind.RANKS_CUT:
             one, other = (system.name_of(int(number)) for number in fault.other.split())
             world.fabric.block(one, other)
@@ -113,7 +113,7 @@ def _begun_of_ranks(world: World, fault: Fault) -> Callable[[], None] | None:
             return heal
         case _:
             system.is_refusing = True
-            led.kill()
+            process.kill()
             return partial(setattr, system, "is_refusing", False)
 
 

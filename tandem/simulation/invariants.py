@@ -117,13 +117,13 @@ def _check_ranks(world: World) -> None:
     """Check that each ready worker has all its ranks, and that no process of a rank has lost its leader, unless it is
     paused.
     """
-    started = {led: system for system in world.rank_systems for led in system.started if not led.has_ended}
-    for led, system in started.items():
-        is_present = system in world.environment.rank_systems.values() and led in system.ranks.values()
-        if not is_present and not led.node.is_paused:
-            world.violate(f"the process of {led.node.name} runs although nobody leads it")
+    started = {process: system for system in world.rank_systems for process in system.started if not process.has_ended}
+    for process, system in started.items():
+        is_present = system in world.environment.rank_systems.values() and process in system.ranks.values()
+        if not is_present and not process.node.is_paused:
+            world.violate(f"the process of {process.node.name} runs although nobody leads it")
     for name, simulated in world.workers.items():
         present = world.environment.rank_systems.get(name)
         is_ready = simulated.worker.lifecycle.state is LifecycleState.READY
-        if present is not None and is_ready and any(led.has_ended for led in present.ranks.values()):
+        if present is not None and is_ready and any(process.has_ended for process in present.ranks.values()):
             world.violate(f"{name} is ready and lacks a rank")

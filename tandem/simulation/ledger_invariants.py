@@ -11,7 +11,7 @@ from tandem.accounts.accounts import RENEWALS_PER_LEASE
 from tandem.accounts.charge import ChargeOutcome, LedgerEntry
 from tandem.accounts.prices import Prices
 from tandem.simulation.client import ClientOutcome
-from tandem.simulation.ledger import ledger_of, spending_of_keys
+from tandem.simulation.redis_accounts import ledger_of, spending_of_keys
 from tandem.simulation.world import World
 
 _CALLS_OF_ROUND = 3  # of the store, for each renewal

@@ -28,7 +28,7 @@ class Node:
         now_s: the loop's time.
         source: of its random bytes.
 
-    `spoken`: protocols that it speaks. `is_former`: it is of the release before.
+    `spoken`: protocols that it speaks. `is_previous_release`: it runs the previous release.
 
     `ready` holds callbacks that may run; `tasks` its unfinished tasks. `slowness` multiplies the duration of its work.
     """
@@ -39,7 +39,7 @@ class Node:
         self.is_paused = False
         self.slowness = 1.0
         self.spoken = SPOKEN
-        self.is_former = False
+        self.is_previous_release = False
         self.wall_offset_s = 0.0
         self.random = source
         self.ready: deque[asyncio.Handle] = deque()

@@ -38,7 +38,7 @@ OnWrite = Callable[[Sequence[int]], None]
 
 
 class SimulatedRank:
-    """Process of a rank; implements `LedRank` for its leader. `slowness` of its node multiplies the duration of its
+    """Process of a rank; implements `RankProcess` for its leader. `slowness` of its node multiplies the duration of its
     steps.
     """
 
@@ -210,9 +210,9 @@ class SimulatedRankSystem:
         links.num_started += 1
         node = Node(self.name_of(rank), self.loop.time, random.Random(f"{self._seed} {number}"))
         self.loop.add(node)
-        led = self.ranks[rank] = SimulatedRank(self, node, memory, kv_memory, number)
-        self.started.append(led)
-        return led
+        process = self.ranks[rank] = SimulatedRank(self, node, memory, kv_memory, number)
+        self.started.append(process)
+        return process
 
     def close(self, memory: int) -> None:
         """No effect: what was opened of the memory stays."""
@@ -225,7 +225,9 @@ class SimulatedRankSystem:
         on_time: Callable[[], None] | None = None,
         every_s: float | None = None,
     ) -> Callable[[], None]:
-        watched = {led.process_id: led for led in self.ranks.values() if led.process_id in set(descriptors)}
+        watched = {
+            process.process_id: process for process in self.ranks.values() if process.process_id in set(descriptors)
+        }
         return _Watching(self, self._leader, watched, on_hangup, on_time, every_s).stop
 
     def name_of(self, rank: int) -> str:
@@ -241,11 +243,11 @@ class SimulatedRankSystem:
         """Records that the leader has died. Its ranks end when they notice, or at once if their host died too
         (`is_silent`).
         """
-        for led in self.started:
+        for process in self.started:
             if is_silent:
-                led.end(_KILLED)
+                process.end(_KILLED)
             else:
-                led.close()
+                process.close()
 
     def _can_see(self, source: int, target: int) -> bool:
         return not self._fabric.is_blocked(self.name_of(source), self.name_of(target))
@@ -286,4 +288,4 @@ class _Watching:
         self._system.changed.notify()
 
     def _ended(self) -> list[int]:
-        return [descriptor for descriptor, led in self._watched.items() if led.has_ended]
+        return [descriptor for descriptor, process in self._watched.items() if process.has_ended]

@@ -83,9 +83,10 @@ class Scenario:
 
     account_lease_s: time after which reserved spending expires. is_open: gateways ask for no keys, and all requests are
     one tenant's. uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two
-    planners; None = there are none. num_host_slots: pages of each worker's host tier. former: processes of the previous
-    release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with several ranks.
-    tells_prompts: only the new part of a prompt with a known beginning is sent, and few beginnings are remembered.
+    planners; None = there are none. num_host_slots: pages of each worker's host tier. previous_release: processes that
+    run the previous release, which neither send nor read newer fields. ranks: (worker, number of ranks) of workers with
+    several ranks.
+    sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are remembered.
     """
 
     seed: int
@@ -105,9 +106,9 @@ class Scenario:
     uses_redis: bool = False
     scaling: Scaling | None = None
     num_host_slots: int = 0
-    former: tuple[str, ...] = ()
+    previous_release: tuple[str, ...] = ()
     ranks: tuple[tuple[str, int], ...] = ()
-    tells_prompts: bool = False
+    sends_prompt_suffixes: bool = False
 
     @property
     def planners(self) -> tuple[str, ...]:
@@ -126,7 +127,10 @@ def scenario_of(seed: int) -> Scenario:
     scenario = replace(scenario, faults=_sorted(scenario.faults, _half_open(random.Random(f"{seed} half"), scenario)))
     if has_ranks(seed):
         scenario = with_ranks(random.Random(f"{seed} ranks"), scenario)
-    return replace(scenario, tells_prompts=tells_prompts(seed) or (bool(scenario.former) and seed % 2 == 0))
+    return replace(
+        scenario,
+        sends_prompt_suffixes=sends_prompt_suffixes(seed) or (bool(scenario.previous_release) and seed % 2 == 0),
+    )
 
 
 def has_ranks(seed: int) -> bool:
@@ -134,7 +138,7 @@ def has_ranks(seed: int) -> bool:
     return seed % _RANKS_EVERY in (_RANKS_EVERY // 2, _RANKS_EVERY - 1)
 
 
-def tells_prompts(seed: int) -> bool:
+def sends_prompt_suffixes(seed: int) -> bool:
     """Whether all processes of a seed's scenario send only the new part of prompts; in some scenarios a previous
     release cannot.
     """
@@ -197,13 +201,13 @@ def _with_more(draw: random.Random, scenario: Scenario) -> Scenario:
         for name in (STORE, *scenario.gateways)
         if draw.random() < _DISK_FULL_SHARE
     ]
-    former_share = draw.choice((0.0, 0.5))
+    previous_share = draw.choice((0.0, 0.5))
     return replace(
         scenario,
         asks=tuple(asks),
         faults=_sorted(scenario.faults, faults),
         num_host_slots=draw.choice((0, 8, 24)),
-        former=tuple(name for name in scenario.names if draw.random() < former_share),
+        previous_release=tuple(name for name in scenario.names if draw.random() < previous_share),
     )
 
 
@@ -222,7 +226,9 @@ def with_ranks(draw: random.Random, scenario: Scenario) -> Scenario:
     # NOTE: streams of several choices, lost together, wait for room behind each other
     least = 64 if any(ask.num_choices > 1 for ask in scenario.asks) else 0
     num_blocks = max(scenario.num_blocks, least)
-    return replace(scenario, ranks=ranks, former=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks)
+    return replace(
+        scenario, ranks=ranks, previous_release=(), faults=_sorted(scenario.faults, faults), num_blocks=num_blocks
+    )
 
 
 def _hand_offs(seed: int) -> Scenario:

@@ -21,8 +21,8 @@ from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tandem.rpc.status import status_of
 from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection
-from tandem.simulation.former import as_former
 from tandem.simulation.node import Node
+from tandem.simulation.previous_release import as_previous_release
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -184,7 +184,7 @@ class SimulatedServer(RpcServer):
 
     def _answer(self, method: Method[Any, A], answer: A) -> bytes:
         data = method.encode_answer(answer)
-        return as_former(method.answer.message_type, data) if self.node.is_former else data
+        return as_previous_release(method.answer.message_type, data) if self.node.is_previous_release else data
 
     async def _write_all(self, method: Method[Any, A], call: ServerCall, answers: AsyncIterator[A]) -> None:
         try:
@@ -295,9 +295,9 @@ class MultiplexedConnection:
 def sent(node: Node, form: Form[Q], value: Q) -> bytes:
     """Encodes a request as this node sends it (of the previous release: without newer fields)."""
     data = form.encode(value)
-    return as_former(form.message_type, data) if node.is_former else data
+    return as_previous_release(form.message_type, data) if node.is_previous_release else data
 
 
 def received(node: Node, form: Form[Q], data: bytes) -> Q:
     """Decodes a message as this node reads it (of the previous release: without newer fields)."""
-    return form.decode(as_former(form.message_type, data) if node.is_former else data)
+    return form.decode(as_previous_release(form.message_type, data) if node.is_previous_release else data)

@@ -22,13 +22,12 @@ from tandem.simulation.disk import SimulatedDisk
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.fault import RANK_FAULTS, Fault, FaultInterval, FaultKind
-from tandem.simulation.former import FORMER_SPOKEN, NEXT_SPOKEN
 from tandem.simulation.kubernetes import KUBERNETES, SimulatedKubernetes
-from tandem.simulation.ledger import add_keys
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
 from tandem.simulation.planners import METRICS_PORT, born_now, planner_settings, serving_simulated_planner
+from tandem.simulation.previous_release import NEXT_SPOKEN, PREVIOUS_SPOKEN
 from tandem.simulation.processes import (
     TRUST,
     SimulatedEnvironment,
@@ -41,6 +40,7 @@ from tandem.simulation.processes import (
 )
 from tandem.simulation.ranks import SimulatedRankSystem
 from tandem.simulation.redis import REDIS_ADDRESS, STORE, SimulatedRedis
+from tandem.simulation.redis_accounts import add_keys
 from tandem.simulation.scaling import Scaling, ScalingInvariants
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Scenario
 from tandem.simulation.streams import StreamListener, Streams
@@ -189,11 +189,11 @@ class World:
         """Start a process on a new node."""
         self._num_started += 1
         node = Node(name, self.loop.time, random.Random(f"{self.scenario.seed} {name} {self._num_started}"))
-        node.is_former = name in self.scenario.former
-        if self.scenario.former:
-            node.spoken = FORMER_SPOKEN if node.is_former else NEXT_SPOKEN
+        node.is_previous_release = name in self.scenario.previous_release
+        if self.scenario.previous_release:
+            node.spoken = PREVIOUS_SPOKEN if node.is_previous_release else NEXT_SPOKEN
         node.context.run(current_network.set, self.network.of(node))
-        if self.scenario.tells_prompts:
+        if self.scenario.sends_prompt_suffixes:
             node.context.run(current_prompt_sizes.set, _SHORT_PROMPTS)
         self.loop.add(node)
         self.nodes[name] = node

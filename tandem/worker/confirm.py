@@ -58,19 +58,19 @@ async def confirm(
         raise TransportError(f"the state in block {remote[broken][0]} of worker {name} is not finite")
 
 
-async def done(transfer: Transfer) -> None:
+async def succeeded(transfer: Transfer) -> None:
     """Waits until the transfer has succeeded.
 
     Raises:
         TransportError: the read failed.
     """
-    await told(transfer.add_done_callback)
+    await called_back(transfer.add_done_callback)
     if transfer.state is TransferState.FAILED:
         assert transfer.error is not None
         raise transfer.error
 
 
-async def told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
+async def called_back(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
     """Waits for a callback of a transfer, which may come from any thread. `add_callback`: adds it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()

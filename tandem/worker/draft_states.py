@@ -16,10 +16,10 @@ from tandem.core.timeline import Stage
 from tandem.engine.drafts.hand_over import LentDraftState
 from tandem.rpc.messages import PrefillCall
 from tandem.rpc.prefill_messages import LeasedDraftState
-from tandem.worker.confirm import confirm, done
+from tandem.worker.confirm import confirm, succeeded
 from tandem.worker.core import WorkerCore
-from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
+from tandem.worker.transfer_hold import TransferHold
 
 _FETCH_S = 1.0  # NOTE: the request waits for it
 
@@ -52,16 +52,16 @@ async def fetch_draft_state(
     """Reads a leased drafter's state and has the drafter begin request `engine_id` with it; returns the stage for the
     timeline. None: it could not be read in time. `forget_draft_state` must follow.
     """
-    pins = Pins(core.engine, f"draft state of {engine_id}")
+    hold = TransferHold(core.engine, f"draft state of {engine_id}")
     try:
         async with asyncio.timeout(_FETCH_S):
-            return await _fetch(core, source, lease_id, leased, engine_id, pins)
+            return await _fetch(core, source, lease_id, leased, engine_id, hold)
     except (TandemError, TimeoutError) as error:
         why = error if isinstance(error, TandemError) else f"it was not there within {_FETCH_S:g} s"
         logger.info("request %s is drafted for without its prompt: %s", engine_id, why)
         return None
     finally:
-        pins.close()
+        hold.close()
 
 
 def forget_draft_state(core: WorkerCore, engine_id: str) -> None:
@@ -72,18 +72,18 @@ def forget_draft_state(core: WorkerCore, engine_id: str) -> None:
 
 
 async def _fetch(
-    core: WorkerCore, source: KVSource, lease_id: str, leased: LeasedDraftState, engine_id: str, pins: Pins
+    core: WorkerCore, source: KVSource, lease_id: str, leased: LeasedDraftState, engine_id: str, hold: TransferHold
 ) -> Stage | None:
     started_s, began_s = wall_s(), core.clock.now_s()
     states, num_pages = core.draft_states, len(leased.page_ids)
     if states is None or not 0 < leased.num_bytes <= num_pages * core.block_bytes:
         return None
-    page_ids = tuple(await core.engine.call(lambda engine: engine.kv.borrow(pins.name, num_pages)))
+    page_ids = tuple(await core.engine.call(lambda engine: engine.kv.borrow(hold.name, num_pages)))
     if len(page_ids) < num_pages:
         return None
     transfer = source.read_pages(leased.page_ids, page_ids)
-    pins.add(transfer)
-    await done(transfer)
+    hold.add(transfer)
+    await succeeded(transfer)
     remote, local = [(page,) for page in leased.page_ids], [(page,) for page in page_ids]
     await confirm(core, source, lease_id, [OPAQUE] * num_pages, remote, local)
     lent = LentDraftState(leased.first, leased.num_rows, leased.num_bytes, page_ids)

@@ -17,11 +17,11 @@ from tandem.rpc.messages import LeaseUpdate
 from tandem.scheduler.output import KVReserved
 from tandem.transport.reshard import Entry, Pages
 from tandem.transport.transfer import Transfer
-from tandem.worker.confirm import confirm, done, told
+from tandem.worker.confirm import called_back, confirm, succeeded
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
-from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
+from tandem.worker.transfer_hold import TransferHold
 
 FORMER_OVER_S = 1.0  # for which a read waits for an earlier one into the same blocks
 _CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
@@ -38,7 +38,7 @@ class Fetch:
         self._wanted = _entries(reserved.groups)
         self._claimed: set[Entry] = set()
         self._writers: dict[Entry, Transfer] = {}
-        self._pins = Pins(core.engine, reserved.fetch_id)
+        self._hold = TransferHold(core.engine, reserved.fetch_id)
 
     @property
     def num_arrived_tokens(self) -> int:
@@ -83,8 +83,8 @@ class Fetch:
         """
         started_s, began_s = wall_s(), self._core.clock.now_s()
         restore = copier.restore(hashes, self._reserved.groups)
-        self._pins.add(restore.transfer)
-        await done(restore.transfer)
+        self._hold.add(restore.transfer)
+        await succeeded(restore.transfer)
         for read in restore.reads:
             del self._wanted[read.group, read.index]
         duration_s = self._core.clock.now_s() - began_s
@@ -93,7 +93,7 @@ class Fetch:
 
     def close(self) -> None:
         """Prevents further pulls. Call once."""
-        self._pins.close()
+        self._hold.close()
 
     async def _read(
         self, source: KVSource, lease_id: str, entries: list[Entry], offered: Mapping[Entry, Pages]
@@ -119,19 +119,19 @@ class Fetch:
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
         try:
-            await done(transfer)
+            await succeeded(transfer)
         except TransportError as error:
             is_slow = self._core.clock.now_s() - began_s > _CUT_WITHIN_S
             if is_slow or not (transfer.is_over and source.is_readable):
                 raise
             logger.info("a read from worker %s is repeated: %s", source.worker.worker_id, error)
             transfer = self._begun(source, entries, remote, local)
-            await done(transfer)
+            await succeeded(transfer)
         return transfer
 
     def _begun(self, source: KVSource, entries: list[Entry], remote: list[Pages], local: list[Pages]) -> Transfer:
         transfer = source.read(entries, remote, local, self._core.clock)
-        self._pins.add(transfer)
+        self._hold.add(transfer)
         self._writers.update(dict.fromkeys(entries, transfer))
         return transfer
 
@@ -142,7 +142,7 @@ class Fetch:
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
             try:
                 async with asyncio.timeout(FORMER_OVER_S):
-                    await told(transfer.add_over_callback)
+                    await called_back(transfer.add_over_callback)
             except TimeoutError:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 

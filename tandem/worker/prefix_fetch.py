@@ -46,7 +46,7 @@ class PrefixFetch:
 
     def _finish(self, _: object) -> None:
         self._fetch.close()
-        self._core.engine.kv_arrived(self._engine_id, self._fetch.num_arrived_tokens)
+        self._core.engine.note_kv_ended(self._engine_id, self._fetch.num_arrived_tokens)
 
     async def _run(self, holder: WorkerAddress | None, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
         if self._fetch.is_complete:

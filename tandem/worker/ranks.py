@@ -11,15 +11,15 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly
 from tandem.ranks.group import RankGroup, share_of
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.hosts_page_bytes import HostsPageBytes
-from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Proof
 from tandem.ranks.system import RankSystem
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.rank_messages import RankReport
 from tandem.transport.base import MemoryPool
-from tandem.worker.moves import refuse_moves_of_hosts
+from tandem.worker.host_tier_check import check_host_tier
 from tandem.worker.settings import WorkerSettings
 
 _KEY_PURPOSE = "ranks"
@@ -47,7 +47,7 @@ def open_ranks(
         ConfigurationError: a setting cannot be honoured with several hosts, or hosts have not joined in time.
         RanksLostError: a host that has joined is lost.
     """
-    refuse_moves_of_hosts(settings)
+    check_host_tier(settings)
     check_group(settings.tp, settings.pp, settings.cp)
     config = settings.engine_config()
     if settings.num_ranks == 1:
@@ -58,7 +58,7 @@ def open_ranks(
         return config, RankGroup(
             config, settings.num_ranks, num_stages=num_stages, num_contexts=num_contexts, system=system
         )
-    hosts = JoinedHosts(
+    hosts = HostGroup(
         settings.ranks_address,
         proof_of(credentials),
         settings.hosts,

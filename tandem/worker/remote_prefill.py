@@ -74,7 +74,7 @@ class RemotePrefill:
         fetch = Fetch(self._core, reserved, self._timeline)
         if self._is_over:
             fetch.close()
-            self._core.engine.kv_arrived(self._engine_id, 0)  # NOTE: again: it may not have known the request
+            self._core.engine.note_kv_ended(self._engine_id, 0)  # NOTE: again: it may not have known the request
         else:
             self._fetch.set_result(fetch)
 
@@ -95,7 +95,7 @@ class RemotePrefill:
             self._fetch.result().close()
         else:
             self._fetch.cancel()
-        self._core.engine.kv_arrived(self._engine_id, num_arrived)
+        self._core.engine.note_kv_ended(self._engine_id, num_arrived)
 
     def forget(self) -> None:
         """Drops unused drafter states of the request. Call it when the request is over."""
@@ -144,7 +144,7 @@ class RemotePrefill:
                     if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
                         break
                     if update.lease is not None:
-                        self._core.engine.kv_coming(self._engine_id, 0)
+                        self._core.engine.note_kv_offered(self._engine_id, 0)
                         pulls.append(asyncio.create_task(self._pull(source, update.lease)))
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
                     if update.draft_state is not None:
@@ -170,7 +170,7 @@ class RemotePrefill:
     async def _pull(self, source: KVSource, lease: LeaseUpdate) -> None:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
-        self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)
+        self._core.engine.note_kv_offered(self._engine_id, fetch.num_arrived_tokens)
 
     async def _fetch_draft_state(self, source: KVSource, lease_id: str, leased: LeasedDraftState) -> None:
         stage = await fetch_draft_state(self._core, source, lease_id, leased, self._engine_id)

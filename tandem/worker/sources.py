@@ -29,8 +29,8 @@ from tandem.transport.choose import AUTO, Site, TransportChoice, choose
 from tandem.transport.measure import measure_link
 from tandem.transport.reshard import Resharding
 from tandem.worker.core import WorkerCore
-from tandem.worker.pins import Pins
 from tandem.worker.source import KVSource
+from tandem.worker.transfer_hold import TransferHold
 
 GREETING_TIMEOUT_S = 2.0
 FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
@@ -242,7 +242,7 @@ class Sources:
         name = f"measuring {source.worker.worker_id} {next(self._numbers)}"
         most = -(-self._core.num_blocks // MEASURED_SHARE)  # NOTE: or a small pool would look full to routers meanwhile
         wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.resharding.num_remote_blocks - 1, most)
-        pins = Pins(self._core.engine, name)
+        hold = TransferHold(self._core.engine, name)
         try:
             lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
             if reads := source.resharding.reads_of_any(lent):
@@ -254,7 +254,7 @@ class Sources:
                     first.remote,
                     first.local,
                     choice.path,
-                    on_transfer=pins.add,
+                    on_transfer=hold.add,
                 )
                 source.link = LinkReport(
                     source_id=source.worker.worker_id,
@@ -265,7 +265,7 @@ class Sources:
                     is_slow=report.is_slow,
                 )
         finally:
-            pins.close()
+            hold.close()
 
 
 def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:

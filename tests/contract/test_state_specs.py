@@ -251,7 +251,7 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     kv = KVCacheManager(layout, 24, max_chunk_tokens=40, emit=stored.append)  # type: ignore[arg-type]
     hashes: list[bytes] = []
     extend_hashes(b"root", hashes, [1] * 40, BLOCK_SIZE)
-    table = kv.open("a", kv.match(hashes, 41), hashes, 41)
+    table = kv.admit("a", kv.match(hashes, 41), hashes, 41)
     assert kv.grow("a", 0, 40)
     assert [block_id != NULL_BLOCK for block_id in table.groups[0]] == [i in (2, 5, 8, 9) for i in range(10)]
     kv.commit("a", hashes, 40)
@@ -264,6 +264,6 @@ def test_only_blocks_that_are_kept_take_memory() -> None:
     extend_hashes(b"root", hashes, [1] * 45, BLOCK_SIZE)
     assert kv.grow("a", 41, 45)
     assert kv.match(hashes, 41).num_blocks == 9
-    kv.close("a")
+    kv.release("a")
     assert kv.pinned.pin(hashes, 60.0) == 9
     kv.check()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.ranks import led
+from tandem.ranks import rank_process
 from tests.helpers.fork_server import SERVER, ForkedProcess
 
 _STDERR = 2
@@ -17,7 +17,7 @@ def forked_ranks() -> Iterator[None]:
     """Ranks that are started within are forks, where the system can do that."""
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform.startswith("linux"):
-            patch.setattr(led, "start_process", _start_process)
+            patch.setattr(rank_process, "start_process", _start_process)
         yield
 
 

@@ -76,7 +76,7 @@ def hand_off(
         reserved = destination.reserved()
         arrived = chunks if num_chunks is None else chunks[:num_chunks]
         copy_blocks(source, arrived, destination, reserved)
-        destination.engine.kv_arrived("decode", arrived[-1].num_tokens if arrived else 0)
+        destination.engine.note_kv_ended("decode", arrived[-1].num_tokens if arrived else 0)
         destination.engine.kv.drop(reserved.fetch_id)
     source.engine.kv.drop("lease")
     destination.run()

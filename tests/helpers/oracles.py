@@ -54,7 +54,7 @@ class BlockOracle:
         self.held[owner] = [list(blocks) for blocks in groups]
         self.idle = [b for b in self.idle if b not in taken]
 
-    def close(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         for blocks in self.held.pop(owner):
             self._let_go(blocks)
 

@@ -13,7 +13,7 @@ from tandem.core.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import assemble
 from tandem.ranks.group import RankGroup, share_of
-from tandem.ranks.joined import JoinedHosts
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.rendezvous import Proof
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.tls.files import TlsFiles
@@ -57,7 +57,7 @@ def engine_over_hosts(
     """An engine whose ranks are on so many hosts, its own included; their group, and the processes of the others."""
     config = share_of(config, num_ranks // num_hosts)
     with ExitStack() as opened:
-        hosts = JoinedHosts(
+        hosts = HostGroup(
             ("127.0.0.1", 0), proof(tls), num_hosts, num_ranks, num_stages=num_stages, num_contexts=num_contexts
         )
         opened.callback(hosts.close)

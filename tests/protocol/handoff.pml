@@ -12,7 +12,7 @@
  *   lease[s]          worker/leases.py    LeaseBook, and the engine's hold under the lease's name
  *   Transfer          transport/          one-sided read; cannot be cancelled, only waited for
  *   attempt           worker/remote_prefill.py _get_from, worker/fetch.py _read, worker/confirm.py
- *   pins              worker/pins.py      the hold on the reserved block until every read is over
+ *   holds             worker/transfer_hold.py  the hold on the reserved block until every read is over
  *   fence, freed      transport/base.py   KVTransport.close
  */
 #define SOURCES  2
@@ -27,7 +27,7 @@ byte lease[SOURCES];     /* the lease that is valid there; its block is not reus
 bool was_restarted;
 
 byte block[2];           /* the reader's block */
-byte pins = 1;           /* reads that may still write to it, plus one until no more will begin */
+byte holds = 1;           /* reads that may still write to it, plus one until no more will begin */
 bool is_used;            /* the request reads it as its KV: it keeps the block itself */
 bool is_taken;           /* another request of the reader has the block */
 bool freed;              /* the reader's memory is gone */
@@ -60,7 +60,7 @@ proctype Transfer(byte t, s) {
   do
   :: w < 2 ->
      atomic {
-       assert(pins > 0 && !is_taken); /* no write to a block that belongs to something else */
+       assert(holds > 0 && !is_taken); /* no write to a block that belongs to something else */
        assert(!freed);                /* nor to memory that is gone */
        block[w] = memory[2 * s + w]; w++
      }
@@ -69,8 +69,8 @@ proctype Transfer(byte t, s) {
   od;
   atomic {
     over[t] = true; num_writing--;
-#ifndef WITHOUT_PINS
-    pins--
+#ifndef WITHOUT_TRANSFER_HOLDS
+    holds--
 #endif
   }
 }
@@ -99,8 +99,8 @@ inline read(t, s) {
   ok = (lease[s] == t);               /* asked before the read instead */
 #endif
   atomic {
-#ifndef WITHOUT_PINS
-    pins++;
+#ifndef WITHOUT_TRANSFER_HOLDS
+    holds++;
 #endif
     num_writing++; run Transfer(t, s)
   };
@@ -141,7 +141,7 @@ active proctype Reader() {
   :: else
   fi;
 #endif
-  atomic { is_used = ok; pins-- };     /* not ok: the prompt is computed, into other blocks */
+  atomic { is_used = ok; holds-- };     /* not ok: the prompt is computed, into other blocks */
   if
   :: is_used ->
 #ifdef WITH_A_CLAIM_THAT_NOTHING_IS_USED
@@ -161,12 +161,12 @@ active proctype Reader() {
 /* Another request of the reader takes the block once nothing holds it. */
 active proctype Neighbour() {
   if
-  :: atomic { pins == 0 && !is_used && !freed -> is_taken = true }
+  :: atomic { holds == 0 && !is_used && !freed -> is_taken = true }
   :: freed
   fi
 }
 
 /* When nothing can happen any more, nothing is held. */
 active proctype End() {
-  timeout -> assert(pins == 0 && num_writing == 0 && lease[0] == NONE && lease[1] == NONE)
+  timeout -> assert(holds == 0 && num_writing == 0 && lease[0] == NONE && lease[1] == NONE)
 }

@@ -14,7 +14,7 @@ _FAULTS = {
     "WITH_RENEWALS_THAT_REVIVE": "block[0]==1",
     "WITHOUT_WAITING_FOR_FORMER_READS": "block[0]==1",
     "WITH_FALLBACK_INTO_THE_SAME_BLOCK": "block[0]==1",
-    "WITHOUT_PINS": "pins>0",
+    "WITHOUT_TRANSFER_HOLDS": "holds>0",
     "WITHOUT_A_FENCE": "!(freed)",
 }
 _MISSING = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]

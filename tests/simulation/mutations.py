@@ -56,10 +56,10 @@ from tandem.worker.feeds import RouterIndex
 from tandem.worker.fetch import Fetch
 from tandem.worker.host_tier import HostPages
 from tandem.worker.leases import LeaseBook
-from tandem.worker.pins import Pins
 from tandem.worker.remote_prefill import RemotePrefill
 from tandem.worker.service import WorkerService
 from tandem.worker.source import KVSource
+from tandem.worker.transfer_hold import TransferHold
 
 Patch = pytest.MonkeyPatch
 
@@ -107,8 +107,8 @@ def _leased_blocks_not_held(patch: Patch) -> None:
     patch.setattr(KVCacheManager, "hold", without_leases)
 
 
-def _pins_end_with_the_request(patch: Patch) -> None:
-    patch.setattr(Pins, "add", lambda self, transfer: None)
+def _transfer_holds_end_with_the_request(patch: Patch) -> None:
+    patch.setattr(TransferHold, "add", lambda self, transfer: None)
 
 
 def _leases_do_not_expire(patch: Patch) -> None:
@@ -159,7 +159,7 @@ def _block_counts_before_it_arrived(patch: Patch) -> None:
         wanted = dict(self._wanted)
         for entry in entries:
             del self._wanted[entry]
-        self._core.engine.kv_coming(self._reserved.request_id, self.num_arrived_tokens)
+        self._core.engine.note_kv_offered(self._reserved.request_id, self.num_arrived_tokens)
         self._wanted = wanted
         await read(self, source, lease_id, entries, offered)
 
@@ -629,7 +629,7 @@ MUTATIONS = [
     Mutation("the lease is confirmed before the read", confirmed_before_the_read, unfound=_BETWEEN),
     Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=23),
     Mutation("leased blocks are not held", _leased_blocks_not_held, seed=2),
-    Mutation("a pin ends with the request, not with the transfer", _pins_end_with_the_request, seed=1),
+    Mutation("a transfer hold ends with the request", _transfer_holds_end_with_the_request, seed=1),
     Mutation("leases do not expire", _leases_do_not_expire, seed=43),
     Mutation("an expired lease keeps its hold", _expired_lease_keeps_its_hold, seed=3),
     Mutation("a lease that was ended keeps its hold", _broken_prefill_keeps_its_lease, seed=0),

@@ -43,7 +43,7 @@ def run() -> Report:
             decodes=("decode-0",),
             gateways=("gateway-0", "gateway-1"),
             asks=(first, *between, following),
-            tells_prompts=True,
+            sends_prompt_suffixes=True,
         )
     )
 

@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import (
     MethodDescriptorProto,
 )
 
-from tandem.simulation.former import NEWER
+from tandem.simulation.previous_release import NEWER
 from tests.helpers.cluster import ROOT
 from tests.helpers.releases import PREVIOUS, source_of
 

@@ -196,7 +196,7 @@ class HeadDrafter:
         followed.first = position
         followed.extend_hashes(self._kv.layout.block_size)
         match = self._kv.match(followed.block_hashes, position + 1)
-        if position and match.num_blocks * self._kv.layout.block_size == position and self._open(followed, match, 0):
+        if position and match.num_blocks * self._kv.layout.block_size == position and self._admit(followed, match, 0):
             followed.first, followed.num_computed = 0, position
 
     def _add(self, followed: HeadRows, position: int, states: torch.Tensor) -> None:
@@ -212,7 +212,7 @@ class HeadDrafter:
         """Forget the rows of a request, and release its blocks."""
         followed.forget()
         if followed.table is not None:
-            self._kv.close(followed.request_id)
+            self._kv.release(followed.request_id)
             self._released.append(followed.request_id)
             followed.table, followed.changes = None, TableChanges()
 
@@ -264,15 +264,15 @@ class HeadDrafter:
 
     def _grow(self, followed: HeadRows, end: int) -> bool:
         """Whether the request has blocks for its first `end` rows, from now on at the latest."""
-        if followed.table is None and not self._open(followed, self._kv.match((), 1), end):
+        if followed.table is None and not self._admit(followed, self._kv.match((), 1), end):
             return False
         return self._kv.grow(followed.request_id, followed.num_computed, end)
 
-    def _open(self, followed: HeadRows, match: PrefixMatch, end: int) -> bool:
+    def _admit(self, followed: HeadRows, match: PrefixMatch, end: int) -> bool:
         """Whether there is room for the request's table, of `match` and for `end` rows."""
-        if not self._kv.can_open(match, end):
+        if not self._kv.can_admit(match, end):
             return False
-        followed.table = self._kv.open(followed.request_id, match, (), end)
+        followed.table = self._kv.admit(followed.request_id, match, (), end)
         return True
 
     def _publish(self, followed: HeadRows) -> None:

@@ -117,7 +117,7 @@ class ModelDrafter:
     def end(self, request_id: str) -> None:
         followed = self._followed.pop(request_id)
         if followed.table is not None:
-            self._kv.close(request_id)
+            self._kv.release(request_id)
             self._released.append(request_id)
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class ModelDrafter:
         for followed in sorted(
             (self._followed[request_id] for request_id in limits), key=lambda each: each.num_pending
         ):
-            if len(followed.token_ids) >= self._max_model_len or not self._open(followed):
+            if len(followed.token_ids) >= self._max_model_len or not self._admit(followed):
                 continue
             followed.ahead.clear()
             followed.num_computed = start = len(followed.token_ids) - followed.num_pending
@@ -146,15 +146,15 @@ class ModelDrafter:
                 items.append(self._item(followed, start, followed.token_ids[start : start + count]))
         return items
 
-    def _open(self, followed: _Followed) -> bool:
+    def _admit(self, followed: _Followed) -> bool:
         """Whether the request has blocks, from now on at the latest."""
         if followed.table is not None:
             return True
         self._extend_hashes(followed)
         match = self._kv.match(followed.block_hashes, len(followed.token_ids))
-        if not self._kv.can_open(match, len(followed.token_ids)):
+        if not self._kv.can_admit(match, len(followed.token_ids)):
             return False
-        followed.table = self._kv.open(followed.request_id, match, followed.block_hashes, len(followed.token_ids))
+        followed.table = self._kv.admit(followed.request_id, match, followed.block_hashes, len(followed.token_ids))
         followed.num_computed = match.num_blocks * self._kv.layout.block_size
         return True
 

@@ -142,7 +142,7 @@ def test_a_failed_transfer_that_may_still_write_keeps_its_blocks_from_the_recomp
     destination.engine.add_request(prompt, GREEDY, request_id="r", handoff=Handoff(num_expected_tokens=90))
     destination.step()
     pinned = list(destination.reserved().groups[0].block_ids)
-    destination.engine.kv_arrived("r", 0)
+    destination.engine.note_kv_ended("r", 0)
     destination.step()
     destination.assembly.arena.pages[pinned] = 255
     destination.run()
@@ -167,7 +167,7 @@ def test_a_first_token_that_ends_the_request_frees_it_at_once(llama: Path) -> No
     destination.step()
     told = destination.engine.accept_token("r", SampledToken(77))
     assert told[0].finish_reason is FinishReason.LENGTH
-    destination.engine.kv_arrived("r", 20)
+    destination.engine.note_kv_ended("r", 20)
     destination.engine.kv.drop(destination.reserved().fetch_id)
     assert_idle(destination)
 
@@ -178,7 +178,7 @@ def test_all_kv_without_the_token_costs_one_position(llama: Path) -> None:
     destination.engine.add_request(prompt, GREEDY, request_id="r", handoff=Handoff(num_expected_tokens=64))
     destination.step()
     copy_blocks(source, prefill(source, prompt, GREEDY), destination, destination.reserved())
-    destination.engine.kv_arrived("r", 64)
+    destination.engine.note_kv_ended("r", 64)
     destination.run()
     assert destination.token_ids("r") == alone(llama, prompt, GREEDY)
 
@@ -221,7 +221,7 @@ def test_an_answer_continues_over_two_engines(model: Path) -> None:
     assert source.token_ids("prefill") == whole[4:5]
     destination.outputs += destination.engine.accept_token("r", SampledToken(whole[4]))
     copy_blocks(source, chunks, destination, destination.reserved())
-    destination.engine.kv_arrived("r", 34)
+    destination.engine.note_kv_ended("r", 34)
     destination.run()
     assert destination.token_ids("r") == whole[4:]
 
@@ -240,7 +240,7 @@ def test_a_prefix_is_fetched_from_a_peer_and_the_rest_computed(model: Path) -> N
     num_blocks, groups = peer.engine.kv.hold_cached("lease", request.block_hashes[:8])
     assert num_blocks == 8
     copy_blocks(peer, [KVComputed("", "", 64, groups, False)], source, source.reserved())
-    source.engine.kv_arrived("prefill", 64)
+    source.engine.note_kv_ended("prefill", 64)
     source.engine.kv.drop(source.reserved().fetch_id)
     peer.engine.kv.drop("lease")
     source.run()

@@ -75,10 +75,10 @@ def test_a_prompt_that_is_on_its_way_is_not_computed_beside(llama: Path, num_arr
     decode.ask("local", LONG)
     decode.ask("longer", [*LONG, 7, 8])
     decode.run(3)
-    decode.engine.kv_coming("remote", min(num_arrived, 48))
+    decode.engine.note_kv_offered("remote", min(num_arrived, 48))
     decode.run(2)
     assert decode.num_computed == 0
-    decode.engine.kv_arrived("remote", num_arrived)
+    decode.engine.note_kv_ended("remote", num_arrived)
     decode.run()
     assert decode.answered == {"remote", "local", "longer"}
     tails = 4 + 6
@@ -117,10 +117,10 @@ def test_one_whose_kv_can_be_read_waits_for_nobody_elses(llama: Path) -> None:
     decode.ask("short", HEAD + [50] * 4, 36)
     decode.run()
     assert set(decode.reserved) == {"long"}
-    decode.engine.kv_coming("short", 0)
+    decode.engine.note_kv_offered("short", 0)
     decode.run(1)
     assert decode.reserved == {"long": 0, "short": 0}
-    decode.engine.kv_arrived("short", 36)
+    decode.engine.note_kv_ended("short", 36)
     decode.run()
     assert decode.answered == {"short"}
 
@@ -133,7 +133,7 @@ def test_one_that_still_waits_holds_up_nobody_behind_it(llama: Path) -> None:
     decode.ask("waits", HEAD + [70] * 4, 36)
     decode.ask("offered", HEAD + [50] * 4, 36)
     decode.ask("local", HEAD + [60] * 4)
-    decode.engine.kv_coming("offered", 0)
+    decode.engine.note_kv_offered("offered", 0)
     decode.run(1)
     assert decode.reserved == {"long": 0, "offered": 0}
     decode.run()
@@ -147,10 +147,10 @@ def test_with_a_window_the_whole_prompt_is_waited_for_and_shared(tmp_path: Path)
     decode.ask("long", LONG, len(LONG))
     decode.run(1)
     decode.ask("alike", [*LONG[:-1], 7], len(LONG))
-    decode.engine.kv_coming("long", 48)
+    decode.engine.note_kv_offered("long", 48)
     decode.run(1)
     assert set(decode.reserved) == {"long"}
-    decode.engine.kv_arrived("long", len(LONG))
+    decode.engine.note_kv_ended("long", len(LONG))
     decode.run(1)
     assert decode.reserved == {"long": 0, "alike": 208}
 
@@ -172,11 +172,11 @@ def test_what_has_arrived_of_a_prompt_is_shared_before_the_rest_has(llama: Path)
     decode.ask("long", LONG, len(LONG))
     decode.run(1)
     decode.ask("short", HEAD + [50] * 4, 36)
-    decode.engine.kv_coming("long", 48)
+    decode.engine.note_kv_offered("long", 48)
     decode.run(1)
     assert decode.reserved == {"long": 0, "short": 32}
-    decode.engine.kv_arrived("short", 36)
-    decode.engine.kv_arrived("long", 48)
+    decode.engine.note_kv_ended("short", 36)
+    decode.engine.note_kv_ended("long", 48)
     decode.run()
     assert decode.answered == {"short", "long"}
     assert decode.engine.kv_usage.used == 0
@@ -219,10 +219,10 @@ def test_who_waits_for_kv_on_its_way_is_not_looked_up_in_every_step(
     decode.run(1)
     matched = counted_matches(monkeypatch)
     decode.run(1)
-    decode.engine.kv_coming("long", 48)
+    decode.engine.note_kv_offered("long", 48)
     decode.run(3)
     assert matched == []
-    decode.engine.kv_arrived("long", len(LONG))
+    decode.engine.note_kv_ended("long", len(LONG))
     decode.run(1)
     assert len(matched) == 20
 

@@ -59,7 +59,7 @@ def computed(
     hashes = chain_of(num_tokens, letter)
     checkpoints = checkpoint_blocks(num_tokens, breakpoints, BLOCK_SIZE)
     match = kv.match(hashes, num_tokens)
-    kv.open(owner, match, hashes, num_tokens, checkpoints=checkpoints)
+    kv.admit(owner, match, hashes, num_tokens, checkpoints=checkpoints)
     for start in range(match.num_blocks * BLOCK_SIZE, num_tokens, chunk):
         end = min(start + chunk, num_tokens)
         assert kv.grow(owner, start, end)
@@ -71,7 +71,7 @@ def test_idle_states_take_no_more_than_half_of_the_pool() -> None:
     kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 12, max_chunk_tokens=8)
     for letter in range(10):
         computed(kv, "a", 30, letter)
-        kv.close("a")
+        kv.release("a")
         kv.check()
         assert kv.usage.cached <= 6
     assert kv.match(chain_of(30, 9), 30).num_blocks == 7
@@ -82,12 +82,12 @@ def test_a_checkpoint_takes_no_block_that_was_promised() -> None:
     """Beside an owner that was promised two of three blocks, another keeps no state but its own."""
     kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 3, max_chunk_tokens=8)
     hashes = chain_of(41, 1)
-    kv.open("promised", kv.match(hashes, 41), hashes, 41)
+    kv.admit("promised", kv.match(hashes, 41), hashes, 41)
     assert kv.num_unpromised == 1
     computed(kv, "a", 7, 2)
     assert kv.usage.used == 1
-    kv.close("a")
-    kv.close("promised")
+    kv.release("a")
+    kv.release("promised")
     computed(kv, "a", 7, 2)
     assert kv.usage.used == 2, "there was room for it"
 
@@ -98,7 +98,7 @@ def test_an_owner_is_promised_no_more_states_than_it_holds_at_once(chunk: int) -
     kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 2, max_chunk_tokens=chunk)
     assert kv.fits(41)
     most = 0
-    kv.open("a", kv.match([], 41), [], 41)
+    kv.admit("a", kv.match([], 41), [], 41)
     for start in range(0, 41, chunk):
         assert kv.grow("a", start, min(start + chunk, 41))
         most = max(most, kv.usage.used)
@@ -109,9 +109,9 @@ def test_a_prefix_that_was_found_is_found_again_by_others() -> None:
     """Its owner went on from there and sees it no more."""
     kv = KVCacheManager(toy_layout(FAR, pages_per_state=(1,)), 24, max_chunk_tokens=8)
     computed(kv, "a", 21, 1)
-    kv.close("a")
+    kv.release("a")
     computed(kv, "b", 45, 1)
-    kv.close("b")
+    kv.release("b")
     hashes = chain_of(45, 1)
     assert [kv.match(hashes[:n], 100).num_blocks for n in (5, 6, 10, 11)] == [5, 5, 5, 11]
 
@@ -127,12 +127,12 @@ def test_a_state_is_kept_where_a_prompt_parts_from_another() -> None:
         extend_hashes(b"root", hashes, [1] * 5 * BLOCK_SIZE + [2 + number] * 21, BLOCK_SIZE)
         match = kv.match(hashes, 41)
         found.append(match.num_blocks)
-        kv.open("a", match, hashes, 41, checkpoints=frozenset({9}))
+        kv.admit("a", match, hashes, 41, checkpoints=frozenset({9}))
         for start in range(match.num_blocks * BLOCK_SIZE, 41, 8):
             assert kv.grow("a", start, min(start + 8, 41))
             kv.commit("a", hashes, min(start + 8, 41))
             kv.check()
-        kv.close("a")
+        kv.release("a")
     assert found == [0, 0, 5, 5]
 
 
@@ -143,7 +143,7 @@ def test_a_pin_at_a_breakpoint_keeps_its_state_as_a_block() -> None:
     hashes = chain_of(33, 1)
     assert kv.pinned.pin(hashes[:3], 60.0) == 3
     assert kv.pinned.pin(hashes[:5], 60.0) == 3, "there is no state after the fifth block"
-    kv.close("a")
+    kv.release("a")
     assert kv.usage.pinned == 4
     kv.pinned.tell_time(61.0)
     assert kv.usage.pinned == 0

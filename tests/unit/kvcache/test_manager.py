@@ -41,10 +41,10 @@ def chain(token_ids: list[int]) -> list[bytes]:
     return hashes
 
 
-def opened(manager: KVCacheManager, owner: str, token_ids: list[int]) -> BlockTable:
+def admitted(manager: KVCacheManager, owner: str, token_ids: list[int]) -> BlockTable:
     match = manager.match(chain(token_ids), len(token_ids))
-    assert manager.can_open(match, len(token_ids))
-    return manager.open(owner, match, chain(token_ids), len(token_ids))
+    assert manager.can_admit(match, len(token_ids))
+    return manager.admit(owner, match, chain(token_ids), len(token_ids))
 
 
 def compute(manager: KVCacheManager, owner: str, token_ids: list[int], start: int = 0, chunk: int = 8) -> None:
@@ -56,9 +56,9 @@ def compute(manager: KVCacheManager, owner: str, token_ids: list[int], start: in
 
 def test_a_closed_owner_leaves_its_full_blocks_findable() -> None:
     manager = manager_of(8, None)
-    opened(manager, "a", [1] * 10)
+    admitted(manager, "a", [1] * 10)
     compute(manager, "a", [1] * 10)
-    manager.close("a")
+    manager.release("a")
     assert (manager.usage.free, manager.usage.cached, manager.usage.used) == (6, 2, 0)
     assert manager.match(chain([1] * 10), 10).num_blocks == 2
     assert manager.match(chain([1] * 8), 8).num_blocks == 1
@@ -67,7 +67,7 @@ def test_a_closed_owner_leaves_its_full_blocks_findable() -> None:
 
 def test_only_computed_blocks_can_be_found() -> None:
     manager = manager_of(8, None)
-    opened(manager, "a", [1] * 20)
+    admitted(manager, "a", [1] * 20)
     assert manager.grow("a", 0, 8)
     assert manager.match(chain([1] * 20), 20).num_blocks == 0
     manager.commit("a", chain([1] * 20), 7)
@@ -76,10 +76,10 @@ def test_only_computed_blocks_can_be_found() -> None:
 
 def test_the_end_of_a_chain_is_evicted_first() -> None:
     manager = manager_of(5, None)
-    opened(manager, "a", [1] * 17)
+    admitted(manager, "a", [1] * 17)
     compute(manager, "a", [1] * 17)
-    manager.close("a")
-    opened(manager, "b", [2] * 12)
+    manager.release("a")
+    admitted(manager, "b", [2] * 12)
     compute(manager, "b", [2] * 12)
     assert manager.match(chain([1] * 17), 17).num_blocks == 2
 
@@ -87,7 +87,7 @@ def test_the_end_of_a_chain_is_evicted_first() -> None:
 def test_events_tell_the_parent() -> None:
     events: list[BlockEvent] = []
     manager = manager_of(8, None, 3, emit=events.append)
-    opened(manager, "a", [1] * 8)
+    admitted(manager, "a", [1] * 8)
     compute(manager, "a", [1] * 8)
     first, second = chain([1] * 8)
     assert events == [BlockStored(h, p, g) for h, p in ((first, None), (second, first)) for g in (0, 1)]
@@ -96,31 +96,31 @@ def test_events_tell_the_parent() -> None:
 def test_in_flight_ends_with_the_commit_or_the_owner() -> None:
     manager = manager_of(8, None)
     first, second = chain([1] * 8)
-    opened(manager, "a", [1] * 8)
-    manager.open("b", manager.match([], 8), chain([1] * 8), 8)
+    admitted(manager, "a", [1] * 8)
+    manager.admit("b", manager.match([], 8), chain([1] * 8), 8)
     compute(manager, "a", [1] * 4)
     assert manager.is_being_computed(first)
-    manager.close("b")
+    manager.release("b")
     assert not manager.is_being_computed(first)
     assert manager.is_being_computed(second)
-    manager.close("a")
+    manager.release("a")
     assert not manager.is_being_computed(second)
 
 
 def test_nothing_is_in_flight_when_nothing_can_be_shared() -> None:
     manager = manager_of(8, None, prefix_caching=False)
-    opened(manager, "a", [1] * 8)
+    admitted(manager, "a", [1] * 8)
     assert not manager.is_being_computed(chain([1] * 8)[0])
 
 
 def test_a_promise_outlives_a_small_chunk() -> None:
     """A windowed owner that dropped more than it took lost its claim, and a newcomer got the blocks it needed next."""
     manager = manager_of(5, 5, chunk=12)
-    opened(manager, "a", list(range(60)))
+    admitted(manager, "a", list(range(60)))
     for start, end in ((0, 12), (12, 24), (24, 25)):
         assert manager.grow("a", start, end)
     assert manager.usage.used == 2
-    assert not manager.can_open(manager.match([], 12), 12)
+    assert not manager.can_admit(manager.match([], 12), 12)
     assert manager.grow("a", 25, 37)
 
 
@@ -128,48 +128,48 @@ def test_only_what_can_still_be_needed_is_promised() -> None:
     """A windowed owner of a nearly cached prompt was promised a whole chunk, and kept what it never took for life."""
     manager = manager_of(12, 5, chunk=12)
     token_ids = list(range(41))
-    opened(manager, "a", token_ids)
+    admitted(manager, "a", token_ids)
     compute(manager, "a", token_ids)
-    manager.close("a")
-    opened(manager, "b", token_ids)
+    manager.release("a")
+    admitted(manager, "b", token_ids)
     assert manager.grow("b", 40, 41)
     assert (manager.usage.used, manager.usage.total) == (2, 12)
     for name in ("c", "d"):
-        opened(manager, name, [99, *range(19)])
+        admitted(manager, name, [99, *range(19)])
 
 
 def test_what_is_promised_is_not_given_to_newcomers() -> None:
     manager = manager_of(8, None)
-    opened(manager, "a", [1] * 20)
+    admitted(manager, "a", [1] * 20)
     assert manager.usage.used == 0
-    assert manager.can_open(manager.match([], 12), 12)
-    assert not manager.can_open(manager.match([], 13), 13)
+    assert manager.can_admit(manager.match([], 12), 12)
+    assert not manager.can_admit(manager.match([], 13), 13)
 
 
 def test_reviving_cached_blocks_counts() -> None:
     manager = manager_of(6, None)
-    opened(manager, "a", [1] * 17)
+    admitted(manager, "a", [1] * 17)
     compute(manager, "a", [1] * 17)
-    manager.close("a")
-    opened(manager, "b", [2] * 8)
+    manager.release("a")
+    admitted(manager, "b", [2] * 8)
     match = manager.match(chain([1] * 17), 17)
     assert match.num_blocks == 4
-    assert not manager.can_open(match, 17)
-    manager.close("b")
-    assert manager.can_open(match, 17)
+    assert not manager.can_admit(match, 17)
+    manager.release("b")
+    assert manager.can_admit(match, 17)
 
 
 def test_the_watermark_is_kept_beside_others_only() -> None:
     manager = manager_of(4, None, watermark_blocks=2)
-    assert manager.can_open(manager.match([], 16), 16)
-    opened(manager, "a", [1] * 4)
-    assert manager.can_open(manager.match([], 4), 4)
-    assert not manager.can_open(manager.match([], 5), 5)
+    assert manager.can_admit(manager.match([], 16), 16)
+    admitted(manager, "a", [1] * 4)
+    assert manager.can_admit(manager.match([], 4), 4)
+    assert not manager.can_admit(manager.match([], 5), 5)
 
 
 def test_a_refused_growth_allocates_nothing() -> None:
     manager = manager_of(2, None)
-    table = opened(manager, "a", [1] * 8)
+    table = admitted(manager, "a", [1] * 8)
     assert manager.grow("a", 0, 8)
     assert not manager.grow("a", 8, 9)
     assert table.groups == (array("i", [1, 2]),)
@@ -179,24 +179,24 @@ def test_a_refused_growth_allocates_nothing() -> None:
 @pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
 def test_fits_is_about_an_owner_alone(num_tokens: int, fits: bool) -> None:
     manager = manager_of(4, None)
-    opened(manager, "a", [1] * 8)
+    admitted(manager, "a", [1] * 8)
     assert manager.fits(num_tokens) is fits
 
 
 def test_opening_twice_is_a_bug() -> None:
     manager = manager_of(8, None)
-    opened(manager, "a", [1])
+    admitted(manager, "a", [1])
     with pytest.raises(AssertionError, match="already owns"):
-        opened(manager, "a", [1])
+        admitted(manager, "a", [1])
 
 
 def test_cached_blocks_that_others_were_promised_are_not_leased() -> None:
     """A peer's lease on idle blocks would take them from a request that was admitted with them."""
     manager = manager_of(4, None)
-    opened(manager, "done", [1] * 8)
+    admitted(manager, "done", [1] * 8)
     compute(manager, "done", [1] * 8)
-    manager.close("done")
-    opened(manager, "running", [2] * 12)
+    manager.release("done")
+    admitted(manager, "running", [2] * 12)
     assert manager.num_unpromised == 1
     assert manager.hold_cached("lease", chain([1] * 8)) == (0, ())
     assert manager.usage.leased == 0
@@ -209,11 +209,11 @@ def test_cached_blocks_that_others_were_promised_are_not_leased() -> None:
 def test_a_reservation_redeems_its_promise() -> None:
     """Counting reserved blocks as still to come would shut out others for as long as the request waits for its KV."""
     manager = manager_of(8, None)
-    opened(manager, "waits", [1] * 16)
+    admitted(manager, "waits", [1] * 16)
     assert manager.num_unpromised == 4
     manager.reserve("waits", 16, 15)
     assert manager.num_unpromised == 4
-    opened(manager, "other", [2] * 16)
+    admitted(manager, "other", [2] * 16)
     manager.check()
 
 
@@ -255,11 +255,11 @@ def test_the_next_turn_of_a_known_chat_costs_what_is_new_of_it() -> None:
         def take_turn(end: int, manager: KVCacheManager = manager, hashes: list[CountedHash] = hashes) -> None:
             num_tokens = end * BLOCK_SIZE + 1
             match = manager.match(hashes[:end], num_tokens)
-            assert manager.can_open(match, num_tokens)
-            manager.open("turn", match, hashes[:end], num_tokens)
+            assert manager.can_admit(match, num_tokens)
+            manager.admit("turn", match, hashes[:end], num_tokens)
             manager.grow("turn", match.num_blocks * BLOCK_SIZE, num_tokens)
             manager.commit("turn", hashes[:end], num_tokens)
-            manager.close("turn")
+            manager.release("turn")
 
         take_turn(num_known)
         assert manager.match(hashes, num_blocks * BLOCK_SIZE + 1).num_blocks == num_known

@@ -1,4 +1,4 @@
-"""Random open/grow/commit/close against `BlockOracle`, for every kind of layout, with leases and pins by others."""
+"""Random admit/grow/commit/release against `BlockOracle`, for every kind of layout, with leases and pins by others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -84,19 +84,19 @@ class BlockAccounting(RuleBasedStateMachine):
         return f"{kind}{self.num_opened}"
 
     @rule(token_ids=prompts, expects=st.booleans())
-    def open(self, token_ids: list[int], expects: bool) -> None:
+    def admit(self, token_ids: list[int], expects: bool) -> None:
         token_ids = self.scaled(token_ids)
         owner = Owner(token_ids, 0, len(token_ids), shares=False)
         owner.extend(0)
         match = self.manager.match(owner.hashes, len(token_ids))
         assert match.num_blocks == self.oracle.longest_match(owner.hashes, len(token_ids))
         self.check_matched_content(match.block_ids, owner.hashes)
-        fits = self.manager.can_open(match, len(token_ids))
+        fits = self.manager.can_admit(match, len(token_ids))
         assert fits or self.owners or self.holds or not self.manager.fits(len(token_ids)), "one owner alone was refused"
         if not fits:
             return
         name, self.num_opened = f"owner{self.num_opened}", self.num_opened + 1
-        table = self.manager.open(name, match, owner.hashes, len(token_ids))
+        table = self.manager.admit(name, match, owner.hashes, len(token_ids))
         owner.num_computed = match.num_blocks * BLOCK_SIZE
         held = self.oracle.referenced()
         owner.shares = any(held[block_id] for blocks in match.block_ids for block_id in blocks)
@@ -131,7 +131,7 @@ class BlockAccounting(RuleBasedStateMachine):
         end = max(owner.num_computed, len(owner.token_ids) - 1 - num_missing * BLOCK_SIZE)
         self.commit(name, owner, end)
         if num_missing:
-            self.close(sorted(self.owners).index(name))
+            self.release(sorted(self.owners).index(name))
         if is_over and fetch is not None and fetch in self.holds:
             self.drop(sorted(self.holds).index(fetch))
 
@@ -184,7 +184,7 @@ class BlockAccounting(RuleBasedStateMachine):
         del self.holds[name]
         self.manager.drop(name)
         self.manager.drop(name)
-        self.oracle.close(name)
+        self.oracle.release(name)
 
     @precondition(lambda self: any(not owner.fetch for owner in self.owners.values()))
     @rule(index=st.integers(0, 100), chunk=st.integers(1, MAX_CHUNK), commits=st.integers(0, 9))
@@ -198,7 +198,7 @@ class BlockAccounting(RuleBasedStateMachine):
             owner.extend(1)
             end += 1
         if not self.grow(name, owner, end) or commits == 0:
-            self.close(sorted(self.owners).index(name))
+            self.release(sorted(self.owners).index(name))
         else:
             self.commit(name, owner, end)
 
@@ -240,11 +240,11 @@ class BlockAccounting(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owners)
     @rule(index=st.integers(0, 100))
-    def close(self, index: int) -> None:
+    def release(self, index: int) -> None:
         name = self.pick(index)
         del self.owners[name]
-        self.manager.close(name)
-        self.oracle.close(name)
+        self.manager.release(name)
+        self.oracle.release(name)
         if not self.owners:
             self.any_outgrew = self.any_held = False
 
@@ -296,7 +296,7 @@ class BlockAccounting(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for _ in list(self.owners):
-            self.close(0)
+            self.release(0)
         assert self.manager.usage.used == 0
         for _ in list(self.holds):
             self.drop(0)

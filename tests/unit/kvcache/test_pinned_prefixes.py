@@ -5,7 +5,7 @@ from tandem.kvcache.block_table import BlockRange
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.tiers import HostMove
 from tests.helpers.layouts import layout_of
-from tests.unit.kvcache.test_manager import chain, opened
+from tests.unit.kvcache.test_manager import admitted, chain
 
 
 def manager_of(num_blocks: int, *windows: int | None, share: float = 0.5) -> KVCacheManager:
@@ -14,7 +14,7 @@ def manager_of(num_blocks: int, *windows: int | None, share: float = 0.5) -> KVC
 
 def serve(manager: KVCacheManager, token_ids: list[int], num_pinned_tokens: int = 0, ttl_s: float = 60.0) -> int:
     """Computes a prompt and pins its beginning on the way, as the scheduler does; returns the blocks granted."""
-    opened(manager, "r", token_ids)
+    admitted(manager, "r", token_ids)
     granted = 0
     for end in range(8, len(token_ids) + 8, 8):
         before, end = end - 8, min(end, len(token_ids))
@@ -22,7 +22,7 @@ def serve(manager: KVCacheManager, token_ids: list[int], num_pinned_tokens: int 
         manager.commit("r", chain(token_ids), end)
         if before < num_pinned_tokens <= end:
             granted = manager.pinned.pin(chain(token_ids)[: num_pinned_tokens // 4], ttl_s)
-    manager.close("r")
+    manager.release("r")
     manager.check()
     return granted
 
@@ -85,7 +85,7 @@ def test_one_that_is_alone_takes_pinned_blocks_and_only_as_many_as_it_needs() ->
     manager = manager_of(8, None, share=1.0)
     serve(manager, [1] * 24, 24)
     match = manager.match([], 20)
-    assert not manager.can_open(match, 20)
+    assert not manager.can_admit(match, 20)
     assert manager.make_room(match, 20)
     assert manager.usage.pinned == 3
     assert cached(manager, [1] * 24) == 6, "nothing is evicted before it is needed"
@@ -94,11 +94,11 @@ def test_one_that_is_alone_takes_pinned_blocks_and_only_as_many_as_it_needs() ->
 def test_one_beside_others_waits_for_them() -> None:
     manager = manager_of(8, None, share=0.5)
     serve(manager, [1] * 16, 16)
-    opened(manager, "other", [2] * 8)
+    admitted(manager, "other", [2] * 8)
     match = manager.match([], 12)
     assert not manager.make_room(match, 12)
     assert manager.usage.pinned == 4
-    manager.close("other")
+    manager.release("other")
     assert manager.make_room(match, 12)
     assert manager.usage.pinned == 4
 
@@ -177,7 +177,7 @@ def test_a_host_tier_that_fails_is_given_up_and_nothing_is_lost() -> None:
 def test_what_was_promised_to_a_running_request_is_not_pinned() -> None:
     manager = manager_of(8, None)
     serve(manager, [1] * 16)
-    opened(manager, "other", [2] * 24)
+    admitted(manager, "other", [2] * 24)
     assert manager.num_unpromised == 2
     assert manager.pinned.pin(chain([1] * 16), 60.0) == 2
     assert manager.grow("other", 0, 8)

@@ -86,11 +86,11 @@ class PinnedPrefixes(RuleBasedStateMachine):
     def found(self, hashes: list[bytes]) -> int:
         return longest_prefix(self.manager.pinned, self.layout, hashes, len(hashes)).num_blocks
 
-    def open(self, token_ids: list[int], hashes: list[bytes]) -> str | None:
+    def admit(self, token_ids: list[int], hashes: list[bytes]) -> str | None:
         """A request is admitted, or must wait: then somebody else has blocks, or some are on their way."""
         match = self.manager.match(hashes, len(token_ids))
         is_alone = not self.owners
-        if not (self.manager.can_open(match, len(token_ids)) or self.manager.make_room(match, len(token_ids))):
+        if not (self.manager.can_admit(match, len(token_ids)) or self.manager.make_room(match, len(token_ids))):
             assert not is_alone or self.moves, "a request that has the pool to itself was not admitted"
             self.note_broken(is_alone)  # NOTE: what has no slots is broken at once, and what moves is waited for
             return None
@@ -99,7 +99,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
             for index, block_id in enumerate(block_ids):
                 assert not block_id or self.pool[block_id] == (group, hashes[index]), "wrong content was matched"
         name = self.new_name()
-        self.manager.open(name, match, hashes, len(token_ids))
+        self.manager.admit(name, match, hashes, len(token_ids))
         self.owners[name] = Owner(token_ids, hashes, match.num_blocks * BLOCK_SIZE)
         return name
 
@@ -114,7 +114,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
     @rule(token_ids=prompts, wanted=pins, stays=st.booleans())
     def serve(self, token_ids: list[int], wanted: list[tuple[int, int]], stays: bool) -> None:
         hashes = chain(token_ids)
-        name = self.open(token_ids, hashes)
+        name = self.admit(token_ids, hashes)
         if name is None:
             return
         owner = self.owners[name]
@@ -125,7 +125,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
                 stays = False
                 break
         if not stays:
-            self.close(sorted(self.owners).index(name))
+            self.release(sorted(self.owners).index(name))
 
     def compute(self, name: str, owner: Owner, end: int) -> bool:
         is_alone = len(self.owners) == 1
@@ -166,10 +166,10 @@ class PinnedPrefixes(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owners)
     @rule(index=st.integers(0, 100))
-    def close(self, index: int) -> None:
+    def release(self, index: int) -> None:
         name = sorted(self.owners)[index % len(self.owners)]
         del self.owners[name]
-        self.manager.close(name)
+        self.manager.release(name)
 
     @precondition(lambda self: self.owners)
     @rule(index=st.integers(0, 100), count=st.integers(1, MAX_CHUNK))
@@ -178,7 +178,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         name = sorted(self.owners)[index % len(self.owners)]
         owner = self.owners[name]
         if not self.compute(name, owner, owner.num_computed + count):
-            self.close(index)
+            self.release(index)
 
     @rule(seconds=st.integers(1, 20))
     def pass_time(self, seconds: int) -> None:
@@ -211,7 +211,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
         token_ids = [*self.promises[index % len(self.promises)].token_ids, 9]
         hashes = chain(token_ids)
         num_expected = self.manager.pinned.num_restorable(hashes[: (len(token_ids) - 1) // BLOCK_SIZE]) * BLOCK_SIZE
-        name = self.open(token_ids, hashes) if num_expected else None
+        name = self.admit(token_ids, hashes) if num_expected else None
         if name is None:
             return
         if self.owners[name].num_computed < num_expected:
@@ -223,7 +223,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
             self.load(hashes, reads)
             self.manager.commit(name, hashes, num_expected)
             self.manager.pinned.blocks.end_reads(reads, is_restored=True)
-        self.close(sorted(self.owners).index(name))
+        self.release(sorted(self.owners).index(name))
 
     def load(self, hashes: list[bytes], reads: tuple[HostRead, ...]) -> None:
         for read in reads:
@@ -261,7 +261,7 @@ class PinnedPrefixes(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for _ in list(self.owners):
-            self.close(0)
+            self.release(0)
         while self.moves:
             self.finish_move(1)
         self.pass_time(100)

@@ -21,9 +21,9 @@ from tandem.engine.ranks import ShardSizes
 from tandem.ranks import rendezvous
 from tandem.ranks.epoch import Epoch
 from tandem.ranks.frames import HEADER, MAX_MESSAGE_BYTES, NUMBER, PLACE, Frame, FrameKind
-from tandem.ranks.host import LedHost
+from tandem.ranks.host import HostSession
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.host_kv import KVEndpoint
-from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
 from tandem.ranks.messages import Begin, Loaded, Prepared, ToLeader, pack, unpack
 from tandem.ranks.remote import RemoteRank
@@ -43,8 +43,8 @@ def _compiled() -> None:
 
 
 @contextmanager
-def leader(num_hosts: int = 2) -> Iterator[JoinedHosts]:
-    hosts = JoinedHosts((LOCAL, 0), proof(), num_hosts, num_hosts, release=RELEASE)
+def leader(num_hosts: int = 2) -> Iterator[HostGroup]:
+    hosts = HostGroup((LOCAL, 0), proof(), num_hosts, num_hosts, release=RELEASE)
     try:
         yield hosts
     finally:
@@ -352,7 +352,7 @@ def test_random_frames_end_a_host_with_an_error_of_ours(seed: int) -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     draw = random.Random(seed)
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(LedHost(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
+        running = pool.submit(HostSession(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(Frame(FrameKind.PLACE, size=PLACE.size).pack() + PLACE.pack(1, 1, 2, 1, 1))
         with suppress(OSError):
             for _ in range(50):
@@ -391,7 +391,7 @@ def test_random_frames_of_a_host_end_its_link_and_nothing_else(leading: Leading,
 def test_a_place_that_cannot_be_is_refused(place: tuple[int, ...]) -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(LedHost(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
+        running = pool.submit(HostSession(Link(incoming, outgoing, lambda: True), KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(Frame(FrameKind.PLACE, size=PLACE.size).pack() + PLACE.pack(*place))
         with pytest.raises(TransportError, match="a place that no host of a group has"):
             running.result(timeout=20)

@@ -20,9 +20,9 @@ from tandem.core.errors import ConfigurationError, RanksLostError, TransportErro
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.ranks.frames import Frame, FrameKind
-from tandem.ranks.host import LedHost
+from tandem.ranks.host import HostSession
+from tandem.ranks.host_group import HostGroup
 from tandem.ranks.host_kv import KVEndpoint
-from tandem.ranks.joined import JoinedHosts
 from tandem.ranks.link import Link
 from tandem.ranks.messages import Loaded, pack, unpack
 from tandem.ranks.rendezvous import JOIN, Direction, join, own_release
@@ -60,8 +60,8 @@ def checkpoint_of_four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def listening(num_hosts: int = 2, release: str = RELEASE) -> Iterator[JoinedHosts]:
-    hosts = JoinedHosts(("127.0.0.1", 0), proof(), num_hosts, num_hosts, release=release)
+def listening(num_hosts: int = 2, release: str = RELEASE) -> Iterator[HostGroup]:
+    hosts = HostGroup(("127.0.0.1", 0), proof(), num_hosts, num_hosts, release=release)
     try:
         yield hosts
     finally:
@@ -192,7 +192,7 @@ def test_a_host_serves_one_leader_after_the_other_and_leaves_with_the_last() -> 
         first.wait(60)
         port = first.port
         first.close()
-        again = JoinedHosts(("127.0.0.1", port), proof(), 2, 2)
+        again = HostGroup(("127.0.0.1", port), proof(), 2, 2)
         try:
             again.wait(60)
             leaving = threading.Event()
@@ -241,7 +241,7 @@ def test_a_leader_that_does_not_follow_the_protocol_is_left() -> None:
     (incoming, theirs), (outgoing, unread) = socket.socketpair(), socket.socketpair()
     link = Link(incoming, outgoing, lambda: True)
     with incoming, theirs, outgoing, unread, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(LedHost(link, KVEndpoint(SECRET), lambda: None).run)
+        running = pool.submit(HostSession(link, KVEndpoint(SECRET), lambda: None).run)
         theirs.sendall(bytes([34]) + bytes(19))
         with pytest.raises(TransportError, match="ENDED, which is for hosts"):
             running.result(timeout=20)

@@ -164,7 +164,7 @@ class Sharing:
         begun = [request for request in (*untold, *self.live.values()) if request.is_computed_elsewhere]
         if begun:
             name = self.rng.choice(begun).request_id
-            self.bench.scheduler.kv_coming(name, arrived.get(name, 0))
+            self.bench.scheduler.note_kv_offered(name, arrived.get(name, 0))
 
     def tell(self) -> None:
         """No more KV will come, all of it or not."""
@@ -175,7 +175,7 @@ class Sharing:
                 return
             transfer.is_told = True
             self.num_fetched += not transfer.pending
-            self.bench.scheduler.kv_arrived(transfer.request.request_id, transfer.num_arrived)
+            self.bench.scheduler.note_kv_ended(transfer.request.request_id, transfer.num_arrived)
             self.take_kv_events()
 
     def give_up_early(self) -> None:
@@ -184,7 +184,7 @@ class Sharing:
         if waiting:
             name = self.rng.choice(waiting).request_id
             self.given_up.add(name)
-            self.bench.scheduler.kv_arrived(name, 0)
+            self.bench.scheduler.note_kv_ended(name, 0)
 
     def end_transfer(self) -> None:
         """It is over, so its blocks may be reused."""

@@ -143,7 +143,7 @@ def test_a_state_that_takes_too_long_is_not_waited_for(
         num_waits += 1
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(draft_states, "done", never)
+    monkeypatch.setattr(draft_states, "succeeded", never)
     monkeypatch.setattr(draft_states, "_FETCH_S", 0.05)
 
     async def main() -> None:

@@ -233,7 +233,7 @@ def test_what_is_not_confirmed_does_not_count(llama: Path, answer: ConfirmAnswer
         with pytest.raises(TransportError):
             await pull
         assert (fetch.num_arrived_tokens, fetch.is_complete) == (0, False)
-        pair.decode.core.engine.kv_arrived(reserved.request_id, fetch.num_arrived_tokens)
+        pair.decode.core.engine.note_kv_ended(reserved.request_id, fetch.num_arrived_tokens)
         fetch.close()
         told = [token for update in [one async for one in stream] for token in tokens_of(update)]
         assert len(told) == GREEDY.max_tokens

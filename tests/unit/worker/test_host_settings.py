@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tandem.core.errors import ConfigurationError
 from tandem.worker.host_settings import RankHostSettings
-from tandem.worker.moves import refuse_moves_of_hosts
+from tandem.worker.host_tier_check import check_host_tier
 from tandem.worker.settings import DecodeSettings, PrefillSettings
 
 TWO: dict[str, Any] = {"tp": 2, "hosts": 2, "ranks_bind": "127.0.0.1:7903"}
@@ -39,11 +39,11 @@ def test_a_prefill_worker_has_contexts_of_ranks() -> None:
     assert [PrefillSettings(model="m", **size).num_ranks for size in sizes] == [3, 8]
 
 
-def test_moves_of_what_is_on_other_hosts_are_refused() -> None:
-    refuse_moves_of_hosts(DecodeSettings(model="m", **TWO))
-    refuse_moves_of_hosts(PrefillSettings(model="m", **TWO))
+def test_a_host_tier_over_several_hosts_is_refused() -> None:
+    check_host_tier(DecodeSettings(model="m", **TWO))
+    check_host_tier(PrefillSettings(model="m", **TWO))
     with pytest.raises(ConfigurationError, match=r"host_kv_gib=1 with hosts=2: .* leave host_kv_gib at 0"):
-        refuse_moves_of_hosts(DecodeSettings(model="m", host_kv_gib=1, **TWO))
+        check_host_tier(DecodeSettings(model="m", host_kv_gib=1, **TWO))
 
 
 def test_plain_text_beyond_this_machine_is_refused() -> None:

@@ -205,7 +205,7 @@ def test_what_is_not_cached_is_not_leased(llama: Path, salted: bytes) -> None:
 
 @pytest.mark.parametrize("lease_id", ["fetch 1", "measuring p0 1", "x", "A" * 32, "0" * 33])
 def test_a_lease_cannot_take_the_name_of_a_transfer(llama: Path, lease_id: str) -> None:
-    """Names of leases and of transfers' pins are of one space: this one ended the engine, or unpinned a destination."""
+    """Names of leases and of transfers' holds share a namespace: one ended the engine, or freed a destination."""
 
     async def main() -> None:
         async with pair_of(llama) as pair:

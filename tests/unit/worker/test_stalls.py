@@ -69,7 +69,7 @@ def test_a_request_that_waits_for_kv_does_not_keep_the_engine_busy(llama: Path) 
             for task in pending:
                 task.cancel()
             assert counted.number <= before + 1, "it spins"
-            serving.kv_arrived("r", 0)
+            serving.note_kv_ended("r", 0)
             assert len(await tokens_of(stream)) == GREEDY.max_tokens
             usage = await serving.call(lambda e: e.kv_usage)
             assert usage.transferring == 8
@@ -119,7 +119,7 @@ def test_actions_after_the_end_do_nothing(llama: Path) -> None:
             pass
         done: list[int] = []
         serving.post(lambda e: done.append(1))
-        serving.kv_arrived("r", 0)
+        serving.note_kv_ended("r", 0)
         try:
             await serving.call(lambda e: done.append(2))
         except EngineStoppedError:
@@ -139,7 +139,7 @@ def test_a_token_that_the_model_lacks_is_not_taken(llama: Path, token_id: int) -
             reserved = await anext(stream)
             assert isinstance(reserved, KVReserved)
             serving.accept_token("r", SampledToken(token_id))
-            serving.kv_arrived("r", 0)
+            serving.note_kv_ended("r", 0)
             expected = [t async for o in serving.generate(PROMPT, GREEDY) for t in o.token_ids]
             assert await tokens_of(stream) == expected
 

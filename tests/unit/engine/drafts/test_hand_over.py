@@ -80,7 +80,7 @@ def test_a_state_is_lent_in_pages_while_there_are_some(eagle: tuple[Path, str]) 
     ended = hand_over.lent("r")
     assert ended is not None
     assert (ended.result(0), kv.usage.leased) == (None, 0), "a lease that had ended held pages for ever"
-    kv.open("owner", kv.match((), 1), (), 8)
+    kv.admit("owner", kv.match((), 1), (), 8)
     assert kv.grow("owner", 0, 8)
     for num_taken in (0, 200 - num_pages):
         kv.lease("owner", 8, 0, 1, "lease")

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.planning.group_size import GroupSize
-from tandem.planning.widths import CHUNK_TOKENS, STEP_TOKENS, WidthFacts, WidthSearch
+from tandem.planning.group_size_search import CHUNK_TOKENS, STEP_TOKENS, GroupSizeFacts, GroupSizeSearch
 
 
-def widths_as_json(search: WidthSearch) -> dict[str, Any]:
+def group_sizes_as_json(search: GroupSizeSearch) -> dict[str, Any]:
     """The search as JSON values: memory in bytes; for each size the reasons as a prefill and as a decode worker's."""
     return {
         "prefill": search.prefill.width,
@@ -37,7 +37,7 @@ def _named(size: GroupSize) -> dict[str, int]:
     return {"width": size.width, "num_stages": size.num_stages}
 
 
-def print_widths(console: Console, search: WidthSearch) -> None:
+def print_group_sizes(console: Console, search: GroupSizeSearch) -> None:
     """Prints a line for each size, and reasons why others are impossible."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for name in ("ranks", "weights of one", "KV of a token", "exchanges", "sent for a token"):
@@ -82,13 +82,13 @@ def print_widths(console: Console, search: WidthSearch) -> None:
     console.print()
 
 
-def _stages(facts: WidthFacts) -> tuple[str, str]:
+def _stages(facts: GroupSizeFacts) -> tuple[str, str]:
     if facts.size.num_stages == 1:
         return "", ""
     stream, idle = facts.stream_bytes_per_token, facts.idle_share
     return f"{stream / 1e3:.0f} KB", f"{idle[CHUNK_TOKENS]:.0%} - {idle[STEP_TOKENS[1]]:.0%}"
 
 
-def _experts(facts: WidthFacts) -> tuple[str, str]:
+def _experts(facts: GroupSizeFacts) -> tuple[str, str]:
     imbalances = (facts.expert_imbalance[STEP_TOKENS[0]], facts.expert_imbalance[STEP_TOKENS[-1]])
     return str(facts.experts), " - ".join(f"{each:.2f} x" for each in imbalances)

@@ -4,11 +4,17 @@ import pytest
 
 from tandem.architecture.catalogue import find_cost
 from tandem.planning.group_size import GroupSize
+from tandem.planning.group_size_search import (
+    GroupSizeFacts,
+    GroupSizeSearch,
+    group_size_facts,
+    search_group_sizes,
+    sizes_of,
+)
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import draw_profile
 from tandem.planning.roofline import Roofline
 from tandem.planning.sizing import DeploymentSite, Goals
-from tandem.planning.widths import WidthFacts, WidthSearch, search_widths, sizes_of, width_facts
 from tandem.workload.lengths import Fixed
 
 
@@ -23,12 +29,12 @@ def site_of(shape: str, prefill: GroupSize, decode: GroupSize) -> DeploymentSite
     )
 
 
-def search(shape: str, stages: tuple[int, ...] = (1,)) -> WidthSearch:
-    return search_widths(lambda prefill, decode: site_of(shape, prefill, decode), 2.0, sizes_of(stages=stages))
+def search(shape: str, stages: tuple[int, ...] = (1,)) -> GroupSizeSearch:
+    return search_group_sizes(lambda prefill, decode: site_of(shape, prefill, decode), 2.0, sizes_of(stages=stages))
 
 
-def facts(shape: str, width: int, num_stages: int = 1) -> WidthFacts:
-    return width_facts(find_cost(shape), GroupSize(width, num_stages))
+def facts(shape: str, width: int, num_stages: int = 1) -> GroupSizeFacts:
+    return group_size_facts(find_cost(shape), GroupSize(width, num_stages))
 
 
 def test_ranks_have_shares_and_send_two_sums_a_layer_and_their_logits() -> None:

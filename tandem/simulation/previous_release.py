@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from tandem.rpc.protocols import PROTOCOL_VERSION, SPOKEN
 from tandem.rpc.v1 import worker_pb2
 
-FORMER_SPOKEN = SPOKEN
+PREVIOUS_SPOKEN = SPOKEN
 NEXT_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 NEWER: Mapping[str, tuple[str, ...]] = {  # fields by message; a test compares them with the release before
     "WorkerState": ("request_bytes", "names_states"),
@@ -33,7 +33,7 @@ _WITHIN: Mapping[tuple[str, str], type[Message]] = {  # messages that are sent a
 }
 
 
-def as_former(message_type: type[Message], data: bytes) -> bytes:
+def as_previous_release(message_type: type[Message], data: bytes) -> bytes:
     """The bytes of a message without the fields that the previous release does not know."""
     message = message_type.FromString(data)
     _clear(message)
@@ -47,7 +47,7 @@ def _clear(message: Message) -> None:
     for field, value in message.ListFields():
         inner = _WITHIN.get((name, field.name))
         if inner is not None:
-            setattr(message, field.name, as_former(inner, value))
+            setattr(message, field.name, as_previous_release(inner, value))
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for each in _each(value):
                 _clear(each)

@@ -1,10 +1,10 @@
-"""Refuses settings under which KV blocks would have to be copied that are on other hosts."""
+"""Check of the host tier of a worker whose ranks are on several hosts."""
 
 from tandem.core.errors import ConfigurationError
 from tandem.worker.settings import WorkerSettings
 
 
-def refuse_moves_of_hosts(settings: WorkerSettings) -> None:
+def check_host_tier(settings: WorkerSettings) -> None:
     """Refuses a host tier for a worker whose ranks are on several hosts, since this process has no access to their
     blocks.
 

@@ -17,8 +17,8 @@ from tandem.core.machine import monotonic_s
 from tandem.ranks.forwarding import forward
 from tandem.ranks.frames import Frame, FrameKind
 from tandem.ranks.heartbeat import BEAT_S
-from tandem.ranks.led import LedRank
 from tandem.ranks.link import Link
+from tandem.ranks.rank_process import RankProcess
 from tandem.ranks.remote import RemoteHost
 from tandem.ranks.rendezvous import Direction, JoiningHost, Proof, admit, own_release
 
@@ -36,7 +36,7 @@ def _are_accepted(one: JoiningHost, other: JoiningHost) -> bool:
     return one.is_accepted() and other.is_accepted()
 
 
-class JoinedHosts:
+class HostGroup:
     """Accepts `num_hosts - 1` other hosts at `bind`. The `num_ranks` ranks are divided evenly among hosts; the leader's
     host has the first ones.
 
@@ -102,7 +102,7 @@ class JoinedHosts:
                     )
         self._stop_listening()
 
-    def begin(self, epoch: int, memory: int) -> Mapping[int, LedRank]:
+    def begin(self, epoch: int, memory: int) -> Mapping[int, RankProcess]:
         """Starts the ranks of an epoch on all other hosts, and mirrors exchanges with them in `memory`, that of the
         ranks here.
 
@@ -112,15 +112,15 @@ class JoinedHosts:
         for thread in self._forwarders:
             thread.join()
         mirror = LinksMirror(memory, self.place)
-        ranks: dict[int, LedRank] = {}
+        ranks: dict[int, RankProcess] = {}
         with self._changed:
             hosts = self.others
         try:
             for host in hosts:
                 ranks |= host.begin(epoch, mirror, [other for other in hosts if other is not host])
         except RanksLostError:
-            for led in ranks.values():
-                led.close()
+            for process in ranks.values():
+                process.close()
             raise
 
         def send(lane: int, number: int, view: memoryview) -> None:

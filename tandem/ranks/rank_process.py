@@ -17,7 +17,7 @@ END_S = 5.0  # until a rank that was told to end is killed
 _KEPT_VARIABLES = ("TANDEM_CACHE_DIR",)
 
 
-class LedRank(Protocol):
+class RankProcess(Protocol):
     """A started process that computes a rank's part. `process_id`: on its host."""
 
     @property
@@ -58,16 +58,16 @@ class LedRank(Protocol):
         ...
 
 
-def await_ends(ranks: Iterable[LedRank]) -> None:
+def await_ends(ranks: Iterable[RankProcess]) -> None:
     """Waits until ranks that were told to end have; those that do not in time are killed."""
-    for led in ranks:
-        if not led.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
-            led.kill()
-            led.wait(None)
+    for process in ranks:
+        if not process.wait(END_S):  # stopped by SIGSTOP, or stuck in the kernel
+            process.kill()
+            process.wait(None)
 
 
 class LocalRank:
-    """Starts a process on this host, as a `LedRank`.
+    """Starts a process on this host, as a `RankProcess`.
 
     Args:
         memory, kv_memory: descriptors that it inherits; the caller may close them after this.

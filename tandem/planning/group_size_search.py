@@ -28,7 +28,7 @@ Choices = dict[tuple[GroupSize, GroupSize], Sizing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WidthFacts:
+class GroupSizeFacts:
     """Memory, traffic and idle time of each rank of a group.
 
     Args:
@@ -52,7 +52,7 @@ class WidthFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class WidthSearch:
+class GroupSizeSearch:
     """Result of a search over group sizes.
 
     facts: for each size into which the model can be divided.
@@ -61,7 +61,7 @@ class WidthSearch:
     choices: sizing of the pools, by the sizes of prefill and decode workers.
     """
 
-    facts: Sequence[WidthFacts]
+    facts: Sequence[GroupSizeFacts]
     refusals: dict[GroupSize, str]
     prefill: GroupSize
     decode: GroupSize
@@ -87,9 +87,9 @@ def sizes_of(widths: Sequence[int] = WIDTHS, stages: Sequence[int] = (1,)) -> Se
     return sorted((size for size in sizes if size.num_ranks <= MAX_RANKS), key=lambda size: (size.num_ranks, size))
 
 
-def search_widths(
+def search_group_sizes(
     site_of: Callable[[GroupSize, GroupSize], DeploymentSite], rate_per_s: float, sizes: Sequence[GroupSize]
-) -> WidthSearch:
+) -> GroupSizeSearch:
     """Finds the pair of sizes that misses the fewest objectives; among these, the cheapest.
 
     Args:
@@ -103,7 +103,7 @@ def search_widths(
     facts, refusals = [], {}
     for size in sizes:
         try:
-            facts.append(width_facts(cost, size))
+            facts.append(group_size_facts(cost, size))
         except ConfigurationError as error:
             refusals[size] = str(error)
     if not facts:
@@ -111,10 +111,10 @@ def search_widths(
     divide = [each.size for each in facts]
     choices = {(p, d): size_pools(site_of(p, d), rate_per_s) for p in divide for d in divide}
     prefill, decode = min(choices, key=lambda pair: _order(choices[pair], pair))
-    return WidthSearch(facts, refusals, prefill, decode, choices)
+    return GroupSizeSearch(facts, refusals, prefill, decode, choices)
 
 
-def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
+def group_size_facts(cost: ModelCost, size: GroupSize) -> GroupSizeFacts:
     """Computes the facts from the parts of all ranks. Raises `ConfigurationError` if the model cannot be divided so."""
     model, width, num_stages = replace(cost.model, dtype=_ANY_DTYPE), size.width, size.num_stages
     shards = [shard_model(model, rank, width) for rank in range(width)]
@@ -125,7 +125,7 @@ def width_facts(cost: ModelCost, size: GroupSize) -> WidthFacts:
     exchanged = exchange_bytes(shards[0], width)
     routed = next((layer.routed for layer in model.layers if layer.routed is not None), None)
     bounds = expert_bounds(routed.num_experts, width) if routed is not None else ()
-    return WidthFacts(
+    return GroupSizeFacts(
         size=size,
         weight_bytes=cost.weight_bytes * max(map(num_elements, parts)) / whole,
         kv_bytes_per_token=cost.kv_bytes_per_token * kept / state if state else 0.0,

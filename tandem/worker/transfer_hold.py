@@ -6,7 +6,7 @@ from tandem.engine.async_engine import AsyncEngine
 from tandem.transport.transfer import Transfer
 
 
-class Pins:
+class TransferHold:
     """Releases the engine's hold `name` after `close`, once all added transfers are over. Any thread may call."""
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
