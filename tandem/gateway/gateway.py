@@ -37,7 +37,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
-from tandem.rpc.told_prompts import ToldPrompts
+from tandem.rpc.prompt_reuse import ReusablePrompts
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -58,10 +58,10 @@ class Gateway:
         credentials = settings.credentials(
             settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
         )
-        told = ToldPrompts()
-        connect = partial(WorkerClient, credentials=credentials, metadata_source=trace, prompts=told)
+        reusable_prompts = ReusablePrompts()
+        connect = partial(WorkerClient, credentials=credentials, metadata_source=trace, prompts=reusable_prompts)
         self._workers = ClientPool(connect)
-        connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=told)
+        connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=reusable_prompts)
         self._router_clients = ClientPool(connect_router)
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
         self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)

@@ -31,7 +31,7 @@ from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
 from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
 from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
-from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.prompt_messages import NamedPrompt
 from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
@@ -77,7 +77,7 @@ _forms.enter(TokenLogprobs, TOKEN_LOGPROBS)
 _forms.enter(BlockEvent, BLOCK_EVENT)
 _forms.add(messages.WorkerAddress, common_pb2.WorkerAddress, worker_id=_NAMED)
 _forms.add(CacheScope, common_pb2.CacheScope)
-_forms.add(ToldPrompt, common_pb2.ToldPrompt)
+_forms.add(NamedPrompt, common_pb2.ToldPrompt)
 _forms.add(messages.ModelInfo, common_pb2.ModelInfo)
 _forms.add(PrefillWork, common_pb2.PrefillWork, num_requests=_AMOUNT, num_tokens=_AMOUNT, num_pairs=_AMOUNT)
 _forms.add(
