@@ -20,7 +20,7 @@ from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
-from tandem.text.resumption import Facts, Resumption
+from tandem.text.resumption import LoopInputs, Resumption
 
 MIN_MESSAGES = 4  # shorter conversations are not cached
 MAX_ALIKE = 64  # cached conversations whose bodies begin with the same bytes, as those of one agent do
@@ -73,9 +73,9 @@ class Beginning:
     resumption: Resumption
     pins: Mapping[Place, int] = field(default_factory=dict)
 
-    def admits(self, facts: Facts) -> bool:
+    def admits(self, inputs: LoopInputs) -> bool:
         """Whether a conversation may be resumed here, given the values that its template reads before its messages."""
-        return self.resumption.facts.admits(facts, self.num_messages - 1)
+        return self.resumption.inputs.admits(inputs, self.num_messages - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
 from tandem.text.chat_template import Rendered
-from tandem.text.resumption import ChangedFactsError
+from tandem.text.resumption import ChangedInputsError
 from tandem.text.sandbox import MAX_STEPS
 from tandem.text.seen_messages import NotResumableError
 
@@ -73,9 +73,9 @@ class Resumable:
             raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
         try:
             rest = await self._render_from(self.asked)
-        except ChangedFactsError as error:
-            facts = error.facts
-            raise OtherBeginningError(str(error), lambda known: known.beginning.admits(facts)) from error
+        except ChangedInputsError as error:
+            inputs = error.inputs
+            raise OtherBeginningError(str(error), lambda known: known.beginning.admits(inputs)) from error
         except NotResumableError as error:
             raise NotKnownError(str(error)) from error
         if len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + self.beginning.num_steps > MAX_STEPS:

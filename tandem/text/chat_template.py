@@ -151,7 +151,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: as `render`, about the part that is rendered.
-            NotResumableError: why only `render` can do it. `ChangedFactsError` if another `former` might do.
+            NotResumableError: why only `render` can do it. `ChangedInputsError` if another `former` might do.
         """
         template = self._resumable[self._choose(tools)]
         if isinstance(template, str):

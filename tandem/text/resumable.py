@@ -105,7 +105,7 @@ class _Body:
     def arguments(self, line: int) -> list[nodes.Expr]:
         """The arguments of `Turns.begin` after the first one."""
         changed = {f"{name}.{member}" for name, member in self._carries}
-        places = [
+        index_bounds = [
             name
             for name, count in self._compared.items()
             if count == self._read_counts.get(name) and name not in changed and name not in self._stored
@@ -113,7 +113,7 @@ class _Body:
         return [
             _names(self._variables, line),
             _names(self._read_namespaces, line),
-            nodes.Const(tuple(places), lineno=line),
+            nodes.Const(tuple(index_bounds), lineno=line),
             nodes.Const(tuple(self._carries), lineno=line),
         ]
 

@@ -32,7 +32,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.prompt_encoder import ChainRoot
 from tandem.rpc.messages import ModelInfo
-from tandem.text.resumption import Facts, Resumption
+from tandem.text.resumption import LoopInputs, Resumption
 from tests.helpers.tokenizers import CHAT_TEMPLATE, NUM_TOKENS, write_byte_tokenizer
 from tests.unit.text.templates import HEADERS, INSTRUCTIONS, TURNS
 from tests.unit.text.turn_templates import ALTERNATING, CARRIED, LAST_QUESTION, LOOKAHEAD, MACROS
@@ -86,7 +86,7 @@ WORDS = [
     '"}],"',
     "漢字",
 ]
-NOTHING_SEEN = Resumption(Facts(b"", 0, {}, {}), {}, ())
+NOTHING_SEEN = Resumption(LoopInputs(b"", 0, {}, {}), {}, ())
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 NUM_WORDS = (1, 3, 40, 400)  # of a text, one of them
