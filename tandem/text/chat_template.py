@@ -16,14 +16,14 @@ import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
-from tandem.text.resumable import TURNS, NotQualifiedError
-from tandem.text.resumption import Resumption, Turns
+from tandem.text.resumable import RENDERING, NotQualifiedError
+from tandem.text.resumption import PartialRendering, Resumption
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
 from tandem.text.seen_messages import NotResumableError
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", BUDGET, TURNS})
+_RESERVED = frozenset({"messages", BUDGET, RENDERING})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which messages may have reasoning
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -174,10 +174,11 @@ class ChatTemplate:
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        turns, budget = Turns(messages, start, kept, former), Budget()
-        before, after = turns.parts(self._run(template, {**self._seen(variables, turns.shown), TURNS: turns}, budget))
+        rendering, budget = PartialRendering(messages, start, kept, former), Budget()
+        seen = {**self._seen(variables, rendering.shown), RENDERING: rendering}
+        before, after = rendering.parts(self._run(template, seen, budget))
         try:
-            resumption = turns.resumption()
+            resumption = rendering.resumption()
         except NotResumableError:
             resumption = None
         return Rendered(before + after, len(before), budget.num_spent, resumption)

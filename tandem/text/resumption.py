@@ -87,7 +87,7 @@ class Resumption:
         object.__setattr__(self, "num_bytes", own + sum(distinct.values()))
 
 
-class Turns:
+class PartialRendering:
     """One rendering from message number `start` on; the rewritten template calls its methods in the loop over the
     messages.
 
