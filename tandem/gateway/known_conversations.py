@@ -88,7 +88,7 @@ class KnownConversation:
         resume_at: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
         num_left_out: number of messages between the first one and `resume_at`, which the shortened body does not have.
         calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
-        reader: state of the API's message reader after these messages; of a small, fixed size.
+        reader_state: state of the API's message reader after these messages; of a small, fixed size.
         end: the last bytes of the known part of the body.
     """
 
@@ -98,7 +98,7 @@ class KnownConversation:
     num_left_out: int
     calls: Mapping[str, str]
     beginning: Beginning
-    reader: object = None
+    reader_state: object = None
     end: bytes = b""
 
     @classmethod
@@ -110,7 +110,7 @@ class KnownConversation:
         beginning: Beginning,
         *,
         num_left_out: int = 0,
-        reader: object = None,
+        reader_state: object = None,
     ) -> "KnownConversation":
         """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
         again = places.again
@@ -121,7 +121,7 @@ class KnownConversation:
             again - 1 + num_left_out,
             calls,
             beginning,
-            reader,
+            reader_state,
         )
 
     @property

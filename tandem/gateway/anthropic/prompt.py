@@ -54,14 +54,14 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
     asked, points = read_thinking(body), BreakpointList()
     tools, choice = read_tools(body, points)
     turns = read_turns(body.messages)
-    former = None if known is None else check_resumed(turns, num_thinking_turns, known)
+    skipped = None if known is None else check_resumed(turns, num_thinking_turns, known)
     writer = TurnWriter(points) if known is None else TurnWriter(points, known.calls)
     system = _system(body.system)
     if system:
         writer.write_texts("system", system)
     is_continued = _is_continued(turns, asked)
-    writer.write(turns, num_thinking_turns, 0 if former is None else former.num_unread)
-    kept = None if is_continued else find_resumable(turns, writer, num_thinking_turns, former)
+    writer.write(turns, num_thinking_turns, 0 if skipped is None else skipped.num_unread)
+    kept = None if is_continued else find_resumable(turns, writer, num_thinking_turns, skipped)
     _mark_last(body, writer.messages, points)
     conversation = Conversation(
         messages=writer.messages,

@@ -258,7 +258,7 @@ def _entry(
 ) -> KnownConversation:
     shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
     return KnownConversation.of(
-        shown, kept.places, kept.calls, beginning, num_left_out=left_out, reader=kept.num_unread
+        shown, kept.places, kept.calls, beginning, num_left_out=left_out, reader_state=kept.num_unread
     )
 
 

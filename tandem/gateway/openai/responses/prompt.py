@@ -131,8 +131,8 @@ def _messages(
 
 
 def _num_unread(known: KnownConversation) -> int:
-    assert isinstance(known.reader, int), "entries of one API are its own"
-    return known.reader
+    assert isinstance(known.reader_state, int), "entries of one API are its own"
+    return known.reader_state
 
 
 def _kept(
