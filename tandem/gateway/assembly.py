@@ -103,7 +103,7 @@ async def assemble(
     *,
     is_only_counted: bool = False,
     beginning: Beginning | None = None,
-    kept: int | None = None,
+    next_start: int | None = None,
 ) -> Assembled:
     """Renders and encodes a conversation and determines the constraints on its answer.
 
@@ -112,14 +112,14 @@ async def assemble(
         is_only_counted: the tokens are only counted, so the prompt may exceed the context.
         beginning: known beginning to resume from; messages before its second-to-last, except the first, may be
             `UNREAD`.
-        kept: index of the message at which a later conversation may be resumed, if the template allows it.
+        next_start: index of the message at which a later conversation may be resumed, if the template allows it.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
         NotKnownError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
-    why_whole = why_not(conversation) if kept is not None or beginning is not None else ""
+    why_whole = why_not(conversation) if next_start is not None or beginning is not None else ""
     if beginning is not None and why_whole is not None:
         raise NotKnownError(why_whole)
     asked = _without_unused_tools(
@@ -129,7 +129,7 @@ async def assemble(
     variables = _thinking_variables(asked, model)
     root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
     said = _said(asked, variables)
-    resumable = Resumable(asked, said, root, model, kept, beginning)
+    resumable = Resumable(asked, said, root, model, next_start, beginning)
     rest = await resumable.render() if why_whole is None else why_whole
     rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)

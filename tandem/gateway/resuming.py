@@ -39,7 +39,7 @@ class Resumable:
     Args:
         said: all variables of the template besides the messages.
         root: root of the prompt's block hashes.
-        kept: index of the message at which a later conversation may be resumed; None: at none.
+        next_start: index of the message at which a later conversation may be resumed; None: at none.
         beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 
@@ -47,7 +47,7 @@ class Resumable:
     said: Mapping[str, Any]
     root: bytes
     model: ServedModel
-    kept: int | None
+    next_start: int | None
     beginning: Beginning | None
 
     @property
@@ -109,8 +109,8 @@ class Resumable:
     def next_beginning(
         self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
     ) -> Beginning | None:
-        """The beginning from which a later conversation may be resumed; None where prompts are not cut or `kept` is
-        None.
+        """The beginning from which a later conversation may be resumed; None where prompts are not cut, or without
+        `next_start`.
 
         Args:
             prompt: the text from message `start` on, which begins with the text of `rest`.
@@ -118,7 +118,7 @@ class Resumable:
 
         NOTE: the beginning's length in bytes is the whole length minus that of the text after it, which is short.
         """
-        if self.kept is None or self.kept < self.start:
+        if self.next_start is None or self.next_start < self.start:
             return None
         num_bytes = encoded.counts.num_bytes - len(prompt[rest.num_before_kept :].encode("utf-8", "surrogatepass"))
         num_steps = rest.num_steps
@@ -133,12 +133,12 @@ class Resumable:
             most = encoded.ends[len(cut.keys) - 1]
             told = zip(self.asked.breakpoints, num_pinned, strict=True)
             early = {_place(point): number for point, number in told if _is_early(point) and number < most}
-        return Beginning(self.kept + 1, cut, num_steps, self._situation(), rest.resumption, early)
+        return Beginning(self.next_start + 1, cut, num_steps, self._situation(), rest.resumption, early)
 
     async def _render_from(self, asked: Conversation) -> Rendered:
         former = None if self.beginning is None else self.beginning.resumption
-        kept = self.start if self.kept is None else max(self.kept, self.start)
-        return await self.model.render_from(asked.messages, self.start, kept, former, self.said)
+        next_start = self.start if self.next_start is None else max(self.next_start, self.start)
+        return await self.model.render_from(asked.messages, self.start, next_start, former, self.said)
 
     def _is_unread(self, point: Breakpoint) -> bool:
         assert self.beginning is not None

@@ -132,7 +132,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         start: int = 0,
-        kept: int | None = None,
+        next_start: int | None = None,
         former: Resumption | None = None,
         /,
         *,
@@ -145,7 +145,7 @@ class ChatTemplate:
 
         Args:
             messages: those before number `start - 1` may be empty, except the first.
-            kept: number of the message at which a later rendering may begin; the last by default.
+            next_start: number of the message at which a later rendering may begin; the last by default.
             former: state stored at message `start` of an earlier conversation with the same variables and earlier
                 messages.
 
@@ -160,7 +160,7 @@ class ChatTemplate:
             template,
             [_message(each) if each else None for each in _require_messages(messages)],
             start,
-            len(messages) - 1 if kept is None else kept,
+            len(messages) - 1 if next_start is None else next_start,
             former,
             {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables},
         )
@@ -170,11 +170,11 @@ class ChatTemplate:
         template: jinja2.Template,
         messages: Sequence[Message | None],
         start: int,
-        kept: int,
+        next_start: int,
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        rendering, budget = PartialRendering(messages, start, kept, former), Budget()
+        rendering, budget = PartialRendering(messages, start, next_start, former), Budget()
         seen = {**self._seen(variables, rendering.shown), RENDERING: rendering}
         before, after = rendering.parts(self._run(template, seen, budget))
         try:

@@ -21,7 +21,7 @@ _MAX_CARRIED = 4096  # characters of a text that is carried from one message to 
 _MAX_DEPTH = 16
 _SEEN_BYTES = 8  # a pointer for each message
 _FIXED_BYTES = 1024
-# Marks before the loop, the first message and the kept one; NOTE: random, and removed from every prompt.
+# Marks before the loop, the first message and message `next_start`; NOTE: random, and removed from every prompt.
 _MARKS = tuple(secrets.token_hex(16) for _ in range(3))
 
 Attribute = tuple[str, str]  # a namespace and one of its members
@@ -93,15 +93,17 @@ class PartialRendering:
 
     Args:
         messages: None for those that were not parsed.
-        kept: number of the message at which a later rendering is to begin; not before `start`.
+        next_start: number of the message at which a later rendering is to begin; not before `start`.
         former: state of the rendering that is resumed; None: the whole is rendered.
     """
 
-    def __init__(self, messages: Sequence[Message | None], start: int, kept: int, former: Resumption | None) -> None:
-        assert start <= kept < len(messages), "a message that is not rendered cannot be kept"
+    def __init__(
+        self, messages: Sequence[Message | None], start: int, next_start: int, former: Resumption | None
+    ) -> None:
+        assert start <= next_start < len(messages), "a later rendering begins at a message that is rendered"
         self._messages = messages
         self._start = start
-        self._kept = kept
+        self._next_start = next_start
         self._former = former
         self._seen = SeenMessages(messages, () if former is None else former.seen)
         self._offset: int | None = None
@@ -139,7 +141,7 @@ class PartialRendering:
         self._offset = offset = len(self._messages) - len(items)
         if any(type(item) is not SeenMessage or number_of(item) != offset + n for n, item in enumerate(items)):
             raise NotResumableError("the template's loop goes over something else than the messages")
-        if offset > self._start > 0 or offset > self._kept:
+        if offset > self._start > 0 or offset > self._next_start:
             raise NotResumableError("the template's loop does not come to the message")
         self.inner = InnerMessages(self._messages[offset:])
         self._namespaces, self._carries = namespaces, carries
@@ -165,7 +167,7 @@ class PartialRendering:
         assert self._offset is not None
         number = index + self._offset
         first = _MARKS[1] if number == max(self._start, self._offset) else ""
-        if number != self._kept:
+        if number != self._next_start:
             return first
         self._carried = {}
         for name, member in self._carries:
@@ -175,7 +177,7 @@ class PartialRendering:
         return first + _MARKS[2]
 
     def parts(self, text: str) -> tuple[str, str]:
-        """Splits the rendered text, from `start` on, into the text before the kept message and the text from it on.
+        """Splits the rendered text, from `start` on, into the texts before message `next_start` and from it on.
 
         Raises:
             ChangedInputsError: earlier messages would be written otherwise than before.
@@ -196,7 +198,7 @@ class PartialRendering:
         return before, after
 
     def resumption(self) -> Resumption:
-        """The state at the kept message; call after `parts`. Raises NotResumableError if it takes too much memory."""
+        """The state at message `next_start`; call after `parts`. Raises NotResumableError if it needs much memory."""
         assert self._carried is not None
         return Resumption(self._inputs, self._carried, self._seen.record())
 

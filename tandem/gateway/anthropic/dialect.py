@@ -45,17 +45,17 @@ class MessagesDialect:
         check_budget(prompt.thinking, asked.max_tokens)
         info = await self._context.directory.info()
         params = _params(asked, info)
-        kept = None if spans is None else prompt.kept
+        resume_turn = None if spans is None else prompt.resume_turn
         assembled = await assemble(
             prompt.conversation,
             self._context,
             info,
             isolate(UNSCOPED),
             beginning=None if known is None else known.beginning,
-            kept=None if kept is None else kept.number,
+            next_start=None if resume_turn is None else resume_turn.number,
         )
-        if kept is not None and spans is not None and assembled.beginning is not None:
-            known_body.keep(kept.entry(spans, known, assembled.beginning))
+        if resume_turn is not None and spans is not None and assembled.beginning is not None:
+            known_body.keep(resume_turn.entry(spans, known, assembled.beginning))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,

@@ -27,12 +27,12 @@ class ParsedPrompt:
     """The conversation of a body, and the thinking that the body asked for.
 
     Args:
-        kept: turn at which a later body may be resumed, if there is one.
+        resume_turn: turn at which a later body may be resumed, if there is one.
     """
 
     conversation: Conversation
     thinking: RequestedThinking
-    kept: ResumableTurn | None = None
+    resume_turn: ResumableTurn | None = None
 
 
 def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConversation | None = None) -> ParsedPrompt:
@@ -61,7 +61,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
         writer.write_texts("system", system)
     is_continued = _is_continued(turns, asked)
     writer.write(turns, num_thinking_turns, 0 if skipped is None else skipped.num_unread)
-    kept = None if is_continued else find_resumable(turns, writer, num_thinking_turns, skipped)
+    resume_turn = None if is_continued else find_resumable(turns, writer, num_thinking_turns, skipped)
     _mark_last(body, writer.messages, points)
     conversation = Conversation(
         messages=writer.messages,
@@ -72,7 +72,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
         breakpoints=points.points,
         is_continued=is_continued,
     )
-    return ParsedPrompt(conversation, asked, kept)
+    return ParsedPrompt(conversation, asked, resume_turn)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:

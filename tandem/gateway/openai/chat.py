@@ -65,7 +65,7 @@ class ChatDialect:
             info,
             isolate(scope),
             beginning=None if known is None else known.beginning,
-            kept=None if places is None else places.last + num_left_out,
+            next_start=None if places is None else places.last + num_left_out,
         )
         if spans is not None and places is not None and assembled.beginning is not None:
             shown = spans if known is None else known.spans(spans)
