@@ -19,7 +19,7 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
-from tandem.gateway.known_conversations import Beginning
+from tandem.gateway.known_conversations import KnownBeginning
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
@@ -56,7 +56,7 @@ class Assembled:
     tools: tuple[Tool, ...]
     is_call_forced: bool
     is_thinking_open: bool
-    beginning: Beginning | None = None
+    beginning: KnownBeginning | None = None
     why_whole: str = ""
 
     @property
@@ -102,7 +102,7 @@ async def assemble(
     scope: CacheScope,
     *,
     is_only_counted: bool = False,
-    beginning: Beginning | None = None,
+    beginning: KnownBeginning | None = None,
     next_start: int | None = None,
 ) -> Assembled:
     """Renders and encodes a conversation and determines the constraints on its answer.

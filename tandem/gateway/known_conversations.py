@@ -4,7 +4,7 @@ processed.
 Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
 same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
 from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
-by the entry's `Beginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
+by the entry's `KnownBeginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
 recently used ones are evicted first.
 """
 
@@ -54,14 +54,14 @@ class ResumePlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class KnownBeginning:
     """Known beginning of a conversation's prompt, up to one of its last messages: rendering and encoding resume there.
 
     Args:
         num_messages: number of known messages. The last of them is rendered again.
         cut: the prompt's text before the last known message, as the keys of its encoded pieces.
         num_steps: upper bound of the steps that the template took to render that text.
-        situation: digest of everything besides the messages that the prompt depends on, such as tools and variables.
+        context_digest: digest of everything besides the messages that the prompt depends on, such as tools.
         resumption: state of the template at the last known message.
         pins: number of tokens before each cache breakpoint of the tools and the first messages.
     """
@@ -69,7 +69,7 @@ class Beginning:
     num_messages: int
     cut: CutBeginning
     num_steps: int
-    situation: bytes
+    context_digest: bytes
     resumption: Resumption
     pins: Mapping[Place, int] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class KnownConversation:
     resume_at: int
     num_left_out: int
     calls: Mapping[str, str]
-    beginning: Beginning
+    beginning: KnownBeginning
     reader_state: object = None
     end: bytes = b""
 
@@ -107,7 +107,7 @@ class KnownConversation:
         spans: MessageSpans,
         places: ResumePlaces,
         calls: Mapping[str, str],
-        beginning: Beginning,
+        beginning: KnownBeginning,
         *,
         num_left_out: int = 0,
         reader_state: object = None,

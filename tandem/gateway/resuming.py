@@ -1,7 +1,7 @@
 """Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Used by `assembly`. Also creates the `Beginning` from which a later request may be resumed. Invariant: the prompt equals
-that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
+Used by `assembly`. Also creates the `KnownBeginning` from which a later request may be resumed. Invariant: the prompt
+equals that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.conversation import Breakpoint, Conversation
-from tandem.gateway.known_conversations import MIN_MESSAGES, Beginning, KnownConversation, Place
+from tandem.gateway.known_conversations import MIN_MESSAGES, KnownBeginning, KnownConversation, Place
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
@@ -48,7 +48,7 @@ class Resumable:
     root: bytes
     model: ServedModel
     next_start: int | None
-    beginning: Beginning | None
+    beginning: KnownBeginning | None
 
     @property
     def start(self) -> int:
@@ -67,7 +67,7 @@ class Resumable:
                 return await self._render_from(self.asked)
             except NotResumableError as error:
                 return str(error)
-        if self.beginning.situation != self._situation():
+        if self.beginning.context_digest != self._context_digest():
             raise NotKnownError("the conversation has other tools, variables or another scope than before")
         if any(self._is_unread(point) for point in self.asked.breakpoints):
             raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
@@ -108,7 +108,7 @@ class Resumable:
 
     def next_beginning(
         self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
-    ) -> Beginning | None:
+    ) -> KnownBeginning | None:
         """The beginning from which a later conversation may be resumed; None where prompts are not cut, or without
         `next_start`.
 
@@ -133,7 +133,7 @@ class Resumable:
             most = encoded.ends[len(cut.keys) - 1]
             told = zip(self.asked.breakpoints, num_pinned, strict=True)
             early = {_place(point): number for point, number in told if _is_early(point) and number < most}
-        return Beginning(self.next_start + 1, cut, num_steps, self._situation(), rest.resumption, early)
+        return KnownBeginning(self.next_start + 1, cut, num_steps, self._context_digest(), rest.resumption, early)
 
     async def _render_from(self, asked: Conversation) -> Rendered:
         former = None if self.beginning is None else self.beginning.resumption
@@ -146,7 +146,7 @@ class Resumable:
             return _place(point) not in self.beginning.pins
         return point.message is None or point.message < self.start
 
-    def _situation(self) -> bytes:
+    def _context_digest(self) -> bytes:
         """NOTE: digests Python's own notation, since equal values such as 1, 1.0 and true may be rendered otherwise."""
         return hashlib.sha256(self.root + repr(self.said).encode("utf-8", "surrogatepass")).digest()
 

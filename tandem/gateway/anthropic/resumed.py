@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.anthropic.turns import Turn, TurnWriter
-from tandem.gateway.known_conversations import Beginning, KnownConversation, ResumePlaces
+from tandem.gateway.known_conversations import KnownBeginning, KnownConversation, ResumePlaces
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.resuming import OtherBeginningError
@@ -56,7 +56,9 @@ class ResumableTurn:
     calls: Mapping[str, str]
     skipped: SkippedTurns
 
-    def entry(self, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning) -> KnownConversation:
+    def entry(
+        self, spans: MessageSpans, known: KnownConversation | None, beginning: KnownBeginning
+    ) -> KnownConversation:
         """Creates the cache entry. `spans`: offsets of parsed messages; `known`: entry this body was resumed from."""
         shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
         return KnownConversation.of(

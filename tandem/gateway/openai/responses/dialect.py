@@ -21,7 +21,7 @@ from tandem.gateway.conversation import ToolMode
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.known_body import KnownBody
-from tandem.gateway.known_conversations import Beginning, KnownConversation
+from tandem.gateway.known_conversations import KnownBeginning, KnownConversation
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
@@ -254,7 +254,7 @@ def _may_be_kept(asked: ResponsesBody) -> bool:
 
 
 def _entry(
-    resume_item: ResumableItem, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning
+    resume_item: ResumableItem, spans: MessageSpans, known: KnownConversation | None, beginning: KnownBeginning
 ) -> KnownConversation:
     shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
     return KnownConversation.of(
