@@ -1,6 +1,6 @@
 """Keeps one process running: starts it, reads its output, probes it, restarts it after a crash, and stops it.
 
-`supervisor` does this for a set of processes. Invariant: after `keep` has returned or raised, the process and all that
+`supervisor` does this for a set of processes. Invariant: after `run` has returned or raised, the process and all that
 it started have ended, and its pipe is closed.
 """
 
@@ -71,7 +71,7 @@ class Supervised:
         """Process id; None while the process does not run."""
         return None if self._process is None else self._process.pid
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Runs the process, and again after each crash, until it is stopped.
 
         Raises:

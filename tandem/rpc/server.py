@@ -81,7 +81,7 @@ class _GrpcServer:
 
     async def start(self, watch: CallerWatch) -> None:
         """Begins to answer calls, and watches the callers' certificates until it stops."""
-        self._watching = asyncio.create_task(watch.keep(), name=f"watch callers of {self.address}")
+        self._watching = asyncio.create_task(watch.run(), name=f"watch callers of {self.address}")
         await self._server.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
