@@ -128,8 +128,8 @@ async def assemble(
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
     root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
-    said = _said(asked, variables)
-    resumable = Resumable(asked, said, root, model, next_start, beginning)
+    template_variables = _template_variables(asked, variables)
+    resumable = Resumable(asked, template_variables, root, model, next_start, beginning)
     rest = await resumable.render() if why_whole is None else why_whole
     rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
@@ -274,17 +274,17 @@ async def _render(asked: Conversation, variables: Mapping[str, Any], model: Serv
 
 
 async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
-    return await model.render(asked.messages, _said(asked, variables))
+    return await model.render(asked.messages, _template_variables(asked, variables))
 
 
-def _said(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _template_variables(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
     """All variables of the template besides the messages."""
-    said = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
+    template_variables = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
     if asked.tools:
-        said["tools"] = [_described(tool) for tool in asked.tools]
+        template_variables["tools"] = [_described(tool) for tool in asked.tools]
     if asked.documents:
-        said["documents"] = list(asked.documents)
-    return said
+        template_variables["documents"] = list(asked.documents)
+    return template_variables
 
 
 def _described(tool: Tool) -> dict[str, Any]:
@@ -342,8 +342,8 @@ def _may_think(asked: Conversation, model: ServedModel) -> bool:
     assert thinking is not None
     if asked.thinking.effort is not None or asked.thinking.budget is not None:
         return True
-    said = None if thinking.variable is None else asked.variables.get(thinking.variable)
-    return thinking.is_default if said is None else bool(said)
+    setting = None if thinking.variable is None else asked.variables.get(thinking.variable)
+    return thinking.is_default if setting is None else bool(setting)
 
 
 def _budget(asked: Conversation, model: ServedModel) -> int | None:

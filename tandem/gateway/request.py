@@ -102,7 +102,7 @@ class ChoiceResult:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
-    said: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class ChoiceResult:
 
     @property
     def text(self) -> str:
-        return "".join(self.said)
+        return "".join(self.texts)
 
     @property
     def thought(self) -> str:
@@ -176,7 +176,7 @@ class ChoiceResult:
         for part in update.parts:
             match part:
                 case Said():
-                    self.said.append(part.text)
+                    self.texts.append(part.text)
                 case Thought():
                     self.thoughts.append(part.text)
                 case CallBegun():

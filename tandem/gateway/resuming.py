@@ -37,14 +37,14 @@ class Resumable:
     """A conversation that may be resumed from `beginning`, and from which a later one may be resumed.
 
     Args:
-        said: all variables of the template besides the messages.
+        template_variables: all variables of the template besides the messages.
         root: root of the prompt's block hashes.
         next_start: index of the message at which a later conversation may be resumed; None: at none.
         beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 
     asked: Conversation
-    said: Mapping[str, Any]
+    template_variables: Mapping[str, Any]
     root: bytes
     model: ServedModel
     next_start: int | None
@@ -138,7 +138,7 @@ class Resumable:
     async def _render_from(self, asked: Conversation) -> Rendered:
         former = None if self.beginning is None else self.beginning.resumption
         next_start = self.start if self.next_start is None else max(self.next_start, self.start)
-        return await self.model.render_from(asked.messages, self.start, next_start, former, self.said)
+        return await self.model.render_from(asked.messages, self.start, next_start, former, self.template_variables)
 
     def _is_unread(self, point: Breakpoint) -> bool:
         assert self.beginning is not None
@@ -148,7 +148,7 @@ class Resumable:
 
     def _context_digest(self) -> bytes:
         """NOTE: digests Python's own notation, since equal values such as 1, 1.0 and true may be rendered otherwise."""
-        return hashlib.sha256(self.root + repr(self.said).encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(self.root + repr(self.template_variables).encode("utf-8", "surrogatepass")).digest()
 
 
 def why_not(conversation: Conversation) -> str | None:

@@ -122,11 +122,11 @@ class Supervised:
         """Raises `StartError` if restarting the process is pointless."""
         if self._was_ready:
             return
-        said = f": {self._last_lines[-1]}" if self._last_lines else ""
+        last_line = f": {self._last_lines[-1]}" if self._last_lines else ""
         if code == CONFIGURATION_EXIT:
-            raise StartError(f"{self.spec.name} cannot start{said}", CONFIGURATION_EXIT)
+            raise StartError(f"{self.spec.name} cannot start{last_line}", CONFIGURATION_EXIT)
         if self.num_starts >= self._policy.max_failed_starts:
-            raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{said}", 1)
+            raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{last_line}", 1)
 
     def _tell_end(self, code: int) -> None:
         """Reports an unexpected end after which the process is not started again."""

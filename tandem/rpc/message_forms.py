@@ -38,7 +38,7 @@ from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 MAX_DECISIONS = 4096
 _MIN_INTERVAL_S = 0.001
 _MAX_INTERVAL_S = 3600.0
-_UNTOLD_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual
+_ASSUMED_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual
 
 
 def _few_pins(field: str, pins: Sequence[Any]) -> Sequence[Any]:
@@ -84,7 +84,7 @@ _forms.add(
     WorkerState,
     common_pb2.WorkerState,
     worker_id=_NAMED,
-    figures_age_s=FieldRule(check=not_negative, unsaid=_UNTOLD_AGE_S),
+    figures_age_s=FieldRule(check=not_negative, if_absent=_ASSUMED_AGE_S),
 )
 _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_per_s=_AMOUNT, latency_s=_AMOUNT)
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)

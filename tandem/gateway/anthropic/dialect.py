@@ -105,8 +105,8 @@ def _read_prompt(
 def _params(asked: MessagesBody, info: ModelInfo) -> SamplingParams:
     """NOTE: filling the cache (max_tokens 0) needs one generated token, which is not shown to the client."""
     own = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "seed", "speculate")}
-    said = {name: value for name, value in own.items() if value is not None}
+    given = {name: value for name, value in own.items() if value is not None}
     stop = tuple(asked.stop_sequences or ())
-    params = SamplingParams(**{**info.sampling_defaults, **said, "max_tokens": max(1, asked.max_tokens), "stop": stop})
+    params = SamplingParams(**{**info.sampling_defaults, **given, "max_tokens": max(1, asked.max_tokens), "stop": stop})
     validate_for_vocab(params, info.vocab_size)
     return params

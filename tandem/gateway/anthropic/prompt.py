@@ -93,11 +93,11 @@ def _is_continued(turns: Sequence[Turn], asked: RequestedThinking) -> bool:
     last = turns[-1]
     if last.role != "assistant":
         return False
-    said = last.texts[-1].text if last.texts else ""
+    last_text = last.texts[-1].text if last.texts else ""
     wrong = None
     if last.calls:
         wrong = "it calls tools, whose results must follow"
-    elif not said or said != said.rstrip():
+    elif not last_text or last_text != last_text.rstrip():
         wrong = "it must have text that does not end with white space"
     elif asked.is_required:
         wrong = "thinking comes before an answer, so it cannot be enabled"

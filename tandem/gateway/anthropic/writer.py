@@ -111,8 +111,8 @@ class _BlockStream:
             return self._close()
         blank = self._blank
         opened = self._open("text", {"type": "text", "text": "", "citations": None})
-        said = self._delta({"type": "text_delta", "text": blank}) if blank else b""
-        return opened + said + self._close()
+        delta = self._delta({"type": "text_delta", "text": blank}) if blank else b""
+        return opened + delta + self._close()
 
     def _think(self, text: str) -> bytes:
         begun = b""

@@ -163,9 +163,9 @@ def _num_logprobs(asked: ChatBody) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
+def template_variables(given: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
     """Variables of the template besides the messages. Raises RequestError for names that have a field of their own."""
-    variables = dict(check_free_form(said or {}, "chat_template_kwargs"))
+    variables = dict(check_free_form(given or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")

@@ -54,7 +54,7 @@ def test_an_answer_that_says_nothing_is_one_empty_text() -> None:
 
 def test_white_space_beside_a_call_is_no_block() -> None:
     calls = [ToolCall("call_1", "f", "{}")]
-    assert [block["type"] for block in whole(ChoiceResult(5, True, said=["\n"], calls=calls))["content"]] == [
+    assert [block["type"] for block in whole(ChoiceResult(5, True, texts=["\n"], calls=calls))["content"]] == [
         "tool_use"
     ]
     assert blocks(streamed([Said("\n"), CallBegun(0, "call_1", "f"), CallArguments(0, "{}"), Said("\n")])) == [
