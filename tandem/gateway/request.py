@@ -15,7 +15,16 @@ from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
-from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, PlainParser, Said, Thought, ToolCall
+from tandem.gateway.parts import (
+    AnswerParser,
+    CallArguments,
+    CallBegun,
+    ContentText,
+    Part,
+    PlainParser,
+    Thought,
+    ToolCall,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class ChoiceUpdate:
     @property
     def text(self) -> str:
         """Text for the user, without thinking and calls."""
-        return "".join(part.text for part in self.parts if isinstance(part, Said))
+        return "".join(part.text for part in self.parts if isinstance(part, ContentText))
 
 
 @dataclass(slots=True)
@@ -175,7 +184,7 @@ class ChoiceResult:
     def _keep(self, update: ChoiceUpdate) -> None:
         for part in update.parts:
             match part:
-                case Said():
+                case ContentText():
                     self.texts.append(part.text)
                 case Thought():
                     self.thoughts.append(part.text)
