@@ -19,7 +19,7 @@ _STATE_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
-class StateBill:
+class LayerMemory:
     """Bytes that layers of one kind store for a request, and bytes of them that its next token reads.
 
     `state`: what one such layer keeps, several states with semicolons between. `scanned_bytes`: of those read, what is
@@ -148,13 +148,13 @@ class ModelCost:
         read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
 
-    def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
+    def context_memory(self, num_tokens: int) -> tuple[LayerMemory, ...]:
         """`kv_bytes` and `read_bytes` of a context of so many tokens by kind of layer, in the order of the layers."""
         kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
         names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
         return tuple(
-            StateBill(
+            LayerMemory(
                 names[states],
                 count,
                 float(count * sum(self._held_bytes(state, num_tokens) for state in states)),
