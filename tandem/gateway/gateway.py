@@ -15,7 +15,6 @@ from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
-from tandem.gateway.caching import LivePins
 from tandem.gateway.capacity_queue import CapacityQueue
 from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
 from tandem.gateway.directory import ModelDirectory
@@ -28,6 +27,7 @@ from tandem.gateway.openai.responses.service import ResponseService
 from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ServeRequest
 from tandem.gateway.request_ids import RequestIds
 from tandem.gateway.routers import RouterListing, Routers

@@ -14,7 +14,6 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
-from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
 from tandem.gateway.parts import (
     AnswerParser,
     CallArguments,
@@ -25,6 +24,7 @@ from tandem.gateway.parts import (
     Thought,
     ToolCall,
 )
+from tandem.gateway.prompt_split import LivePins, PromptSplit, split_prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
-from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
+from tandem.gateway.anthropic.breakpoints import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.resumed import ResumableTurn, check_resumed, find_resumable
 from tandem.gateway.anthropic.thinking import RequestedThinking, read_thinking, read_thinking_turns

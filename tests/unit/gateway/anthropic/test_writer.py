@@ -8,8 +8,8 @@ import pytest
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
 from tandem.gateway.anthropic.writer import MessageWriter
-from tandem.gateway.caching import LivePins
 from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought, ToolCall
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tests.unit.gateway.anthropic.talking import events
 

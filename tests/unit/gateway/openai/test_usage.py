@@ -11,12 +11,12 @@ from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.types import FinishReason
-from tandem.gateway.caching import LivePins
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.completions import CompletionWriter, EchoedPrompt
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.parts import ContentText
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
