@@ -43,7 +43,7 @@ class MessagesDialect:
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "messages")
         prompt = _read_prompt(asked, self._context, known)
         check_budget(prompt.thinking, asked.max_tokens)
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = _params(asked, info)
         resume_turn = None if spans is None else prompt.resume_turn
         assembled = await assemble(
@@ -84,7 +84,7 @@ async def count_tokens(body: bytes, context: DialectContext, isolate: Isolate) -
         UnavailableError: no worker is known.
     """
     prompt = _read_prompt(await context.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), context)
-    info = await context.directory.info()
+    info = await context.model_info.get()
     assembled = await assemble(prompt.conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 

@@ -56,7 +56,7 @@ class ChatDialect:
         reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.calls)
         conversation = self._conversation(asked, reader, num_left_out)
         places = None if spans is None or asked.cache_salt else _resume_places(reader, len(spans.starts))
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
         scope = CacheScope(salt=asked.cache_salt or "")
         assembled = await assemble(

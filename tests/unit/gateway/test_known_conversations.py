@@ -102,7 +102,7 @@ def context_of(directory: Path, template: str, max_known_bytes: int = 2**26, max
     async def info() -> ModelInfo:
         return INFO
 
-    return DialectContext(model, SimpleNamespace(info=info), RequestLimits(8, max_messages))  # type: ignore[arg-type]
+    return DialectContext(model, SimpleNamespace(get=info), RequestLimits(8, max_messages))  # type: ignore[arg-type]
 
 
 async def read(context: DialectContext, body: bytes, tenant: str = "") -> ParsedRequest | str:

@@ -76,7 +76,7 @@ class ResponsesDialect:
         items = await read_context(asked, response_id, self._store, self._tenant, self._context.limits.max_messages)
         conversation, resume_item = read_conversation(asked, items, model, self._context.limits.max_messages, known)
         num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
         scope = CacheScope(salt=asked.cache_salt or "")
         assembled = await assemble(
@@ -169,7 +169,7 @@ async def count_input_tokens(
         context.model.require(asked.model)
     items = await read_context(asked, new_response_id(), store, tenant, context.limits.max_messages)
     conversation, _ = read_conversation(asked, items, context.model, context.limits.max_messages)
-    info = await context.directory.info()
+    info = await context.model_info.get()
     assembled = await assemble(conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return len(assembled.token_ids)
 
