@@ -71,8 +71,8 @@ def _loading(name: str, path: Path) -> list[Row]:
     with tempfile.TemporaryDirectory() as packed_dir:
         for state in ("first", "again"):
             command = [sys.executable, "-m", "bench.gguf_codes", "--load", str(path), packed_dir]
-            said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            rows += [Row(f"load, {state}", name, metric, value, unit) for metric, (value, unit) in said.items()]
+            report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            rows += [Row(f"load, {state}", name, metric, value, unit) for metric, (value, unit) in report.items()]
         size = sum(file.stat().st_size for file in Path(packed_dir).glob("*.safetensors"))
         rows.append(Row("disk", name, "packed file", size / _MIB, "MiB"))
     return rows

@@ -60,9 +60,9 @@ def _rows(name: str, plain: Path, scratch: Path, rounds: int) -> list[Row]:
             for state in _STATES:
                 packed_dir = "" if state == _STATES[0] else str(scratch / f"packed-{system}")
                 command = [sys.executable, "-m", "bench.lossless", "--load", str(path), packed_dir]
-                said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-                fingerprints.add(said.pop("fingerprint"))
-                for metric, value in said.items():
+                result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                fingerprints.add(result.pop("fingerprint"))
+                for metric, value in result.items():
                     if index:
                         found[system, state, metric].append(value)
         print(f"{name}: round {index}", flush=True)

@@ -195,7 +195,7 @@ class RouterFleet:
         return array("I", (self._random.randrange(150_000) for _ in range(count)))
 
     def _report_all(self) -> None:
-        """News of every worker, as they come four times a second."""
+        """Updates of every worker, as they come four times a second."""
         for i, name in enumerate(self._names):
             self._view.update(f"{name}:1", self._status(i))
 

@@ -109,8 +109,8 @@ def observed_gateway(place: Path, flags: Sequence[str] = ()) -> Iterator[Observe
 
 def _admin_key(accounts: Path) -> str:
     command = [sys.executable, "-m", "tandem.cli.main", "keys", "create", "--accounts", str(accounts), "--admin"]
-    said = subprocess.run([*command, "--name", "soak"], capture_output=True, text=True, check=True).stdout
-    return next(word for word in said.split() if word.startswith("sk-tandem-"))
+    output = subprocess.run([*command, "--name", "soak"], capture_output=True, text=True, check=True).stdout
+    return next(word for word in output.split() if word.startswith("sk-tandem-"))
 
 
 def _keys(url: str, admin: str) -> list[str]:

@@ -51,7 +51,7 @@ from tandem.rpc.client import client_of
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.message_forms import GENERATE_CALL, PAIR_CALL
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, WorkerAddress, WorkerStatus
-from tandem.rpc.told_prompts import PromptSender, RememberedPrompts, ToldPrompts
+from tandem.rpc.prompt_reuse import PromptSender, RememberedPrompts, ReusablePrompts
 from tandem.text.tokenizer import Tokenizer
 
 MESSAGE_TOKENS = 500
@@ -163,11 +163,11 @@ class Routing:
         )
         self._lookup = lookup
         self._loop = asyncio.Runner()
-        self._told, self._kept = ToldPrompts(), RememberedPrompts()
+        self._reusable, self._kept = ReusablePrompts(), RememberedPrompts()
 
     def pair(self, call: PairCall) -> float:
         """Core-ms of a pairing, from the bytes of the call."""
-        sender = PromptSender(self._told, "router", call)
+        sender = PromptSender(self._reusable, "router", call)
         data = PAIR_CALL.encode(sender.next())
         sender.note_answer()
         return self._loop.run(self._paired(data))
@@ -204,12 +204,12 @@ class Working:
             word_tokenizer(Path(directory), VOCAB_SIZE)
             self._bench = Bench(Tokenizer.load(Path(directory)), num_tokens // BLOCK_SIZE, MAX_WORKER_TOKENS)
         self._bench.decoder.prepare(1.2)
-        self._told, self._kept = ToldPrompts(), RememberedPrompts()
+        self._reusable, self._kept = ReusablePrompts(), RememberedPrompts()
 
     def first_step(self, given: GenerateCall) -> float:
         """Core-ms from the bytes of the call to the end of its first step, without the executor."""
         engine, executor = self._bench.engine, self._bench.executor
-        sender = PromptSender(self._told, "worker", given)
+        sender = PromptSender(self._reusable, "worker", given)
         data = GENERATE_CALL.encode(sender.next())
         sender.note_answer()
         started_s = time.thread_time()

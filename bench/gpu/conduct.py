@@ -54,9 +54,9 @@ def _run(part: Part, setting: Setting, folder: Path, limit_s: float) -> str | No
             command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(), start_new_session=True
         )
         problem = _wait(process, limit_s)
-    said = log.read_bytes()[begins_at:].decode(errors="replace")
-    print(said[-TAIL_CHARACTERS:], f"({time.monotonic() - started_s:.0f} s)", sep="", flush=True)
-    return None if problem is None else f"{problem}\n{said[-TAIL_CHARACTERS:]}"
+    output = log.read_bytes()[begins_at:].decode(errors="replace")
+    print(output[-TAIL_CHARACTERS:], f"({time.monotonic() - started_s:.0f} s)", sep="", flush=True)
+    return None if problem is None else f"{problem}\n{output[-TAIL_CHARACTERS:]}"
 
 
 def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> str | None:

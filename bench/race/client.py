@@ -96,14 +96,14 @@ def _check(reader: AnswerReader, num_prompt: int, num_output: int) -> None:
     """NOTE: a server may leave out token ids; then its usage alone must be exact."""
     told = reader.usage
     if told.get("completion_tokens") != num_output:
-        raise WrongAnswerError(f"usage says {_said(told, 'completion_tokens')} of {num_output} answered tokens")
+        raise WrongAnswerError(f"usage says {_reported(told, 'completion_tokens')} of {num_output} answered tokens")
     if told.get("prompt_tokens") != num_prompt:
-        raise WrongAnswerError(f"usage says {_said(told, 'prompt_tokens')} of {num_prompt} prompt tokens")
+        raise WrongAnswerError(f"usage says {_reported(told, 'prompt_tokens')} of {num_prompt} prompt tokens")
     if reader.token_ids and len(reader.token_ids) != num_output:
         raise WrongAnswerError(f"the events have {len(reader.token_ids)} of {num_output} token ids")
     if not reader.arrivals or len(reader.arrivals) > num_output:
         raise WrongAnswerError(f"{num_output} tokens came as {len(reader.arrivals)} events")
 
 
-def _said(usage: Mapping[str, Any], name: str) -> str:
+def _reported(usage: Mapping[str, Any], name: str) -> str:
     return "nothing" if name not in usage else str(usage[name])

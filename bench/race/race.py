@@ -110,9 +110,9 @@ class Race:
             self._leave_out(system, error)
             missing.clear()
         except Exception as error:  # whatever another project's server may do
-            self._tell(f"  {system.name}: {_said(error)}")
+            self._tell(f"  {system.name}: {_described(error)}")
             for workload in missing:
-                self._keep(track, system, turn, workload, failure=_said(error))
+                self._keep(track, system, turn, workload, failure=_described(error))
             missing.clear()
 
     def _attempt(self, track: Track, stand: Stand, system: System, turn: int, workload: Workload) -> bool:
@@ -122,8 +122,8 @@ class Race:
             with stand.running(system) as served:
                 measured = track.gauge.measure(system, served, workload, seed)
         except Exception as error:  # NOTE: one row is lost, loudly; the race goes on
-            self._tell(f"  {system.name} · {workload.key}: FAILED, {_said(error)}")
-            self._keep(track, system, turn, workload, failure=_said(error))
+            self._tell(f"  {system.name} · {workload.key}: FAILED, {_described(error)}")
+            self._keep(track, system, turn, workload, failure=_described(error))
             return False
         self._tell(f"  {system.name} · {workload.key}: {_line(measured)}")
         self._keep(track, system, turn, workload, measured)
@@ -144,8 +144,8 @@ class Race:
         self._runs.keep(Run(slot, definition, measured, failure, self._git_sha, date))
 
     def _leave_out(self, system: System, error: Exception) -> None:
-        self.absent[system.name] = _said(error)
-        self._tell(f"{system.name} is left out: {_said(error)}")
+        self.absent[system.name] = _described(error)
+        self._tell(f"{system.name} is left out: {_described(error)}")
 
 
 def _from(items: Sequence[_Item], first: int) -> list[_Item]:
@@ -158,7 +158,7 @@ def _slot(track: Track, workload: Workload, system: System, turn: int) -> Slot:
     return Slot(track.shape, workload.key, system.name, turn)
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Its end: logs say last what went wrong."""
     text = str(error) or type(error).__name__
     return text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"

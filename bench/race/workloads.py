@@ -129,14 +129,14 @@ class Conversations:
 
         async def user(index: int) -> None:
             rng = random.Random(f"{seed}/{index}")
-            said = _tokens(rng, self.first)
+            prompt = _tokens(rng, self.first)
             for turn in range(self.turns):
-                answer = await ask(said, self.output)
+                answer = await ask(prompt, self.output)
                 answers.append(answer)
                 if len(answer.token_ids) != self.output:
                     raise WrongAnswerError("the events have no token ids, so the conversation cannot go on")
                 if turn + 1 < self.turns:
-                    said = [*said, *answer.token_ids, *_tokens(rng, self.later)]
+                    prompt = [*prompt, *answer.token_ids, *_tokens(rng, self.later)]
 
         await together(user(index) for index in range(self.users))
         return Played(answers)

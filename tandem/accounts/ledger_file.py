@@ -141,11 +141,11 @@ class LedgerFile:
             "key_id = ?": query.key_id,
             "tenant = ?": query.tenant,
         }
-        said = {text: value for text, value in conditions.items() if value is not None}
-        where = f"WHERE {' AND '.join(said)}" if said else ""
+        given = {text: value for text, value in conditions.items() if value is not None}
+        where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT value FROM ledger {where} ORDER BY number DESC LIMIT ?"
         with self._reading() as run:
-            rows = run.execute(sql, (*said.values(), min(query.limit, self._max_entries))).fetchall()
+            rows = run.execute(sql, (*given.values(), min(query.limit, self._max_entries))).fetchall()
         return [LedgerEntry.from_json(json.loads(value)) for (value,) in reversed(rows)]
 
     def totals(self, since_day: str | None, until_day: str | None) -> list[Total]:

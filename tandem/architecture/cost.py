@@ -19,7 +19,7 @@ _STATE_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
-class StateBill:
+class LayerMemory:
     """Bytes of state (KV cache or recurrent state) that layers of one kind store for a request, and bytes of them that
     its next token reads.
 
@@ -155,13 +155,13 @@ class ModelCost:
         read = sum(count * mixer.num_read(num_tokens) for mixer, count in self._mixers.items())
         return read * self.kv_bits / 8 + self.token_state_bytes
 
-    def state_bill(self, num_tokens: int) -> tuple[StateBill, ...]:
+    def context_memory(self, num_tokens: int) -> tuple[LayerMemory, ...]:
         """`kv_bytes` and `read_bytes` of a request with `num_tokens` tokens by kind of layer, in order of layers."""
         kinds = Counter((mixer.states(_STATE_DTYPE), mixer.cost) for mixer in self.model.mixers)
         names = {mixer.states(_STATE_DTYPE): self._state_name(mixer) for mixer in self.model.mixers}
         bits = self.kv_bits / 8
         return tuple(
-            StateBill(
+            LayerMemory(
                 names[states],
                 count,
                 float(count * sum(self._held_bytes(state, num_tokens) for state in states)),

@@ -43,8 +43,8 @@ class ClusterStatus:
     def _health(self) -> str:
         processes = self._supervisor.processes
         ill = [process.spec.name for process in processes if process.state is not ProcessState.READY]
-        said = f"{len(processes) - len(ill)} of {len(processes)} processes ready"
-        return f"{said} (not {', '.join(ill)})" if ill else said
+        summary = f"{len(processes) - len(ill)} of {len(processes)} processes ready"
+        return f"{summary} (not {', '.join(ill)})" if ill else summary
 
     async def _figures(self) -> list[str]:
         try:

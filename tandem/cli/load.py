@@ -206,7 +206,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
         display = ProgressDisplay(plan, console, self.progress_s, is_quiet=self.quiet)
         context = {
             "command": command_line(sys.argv[1:]),
-            "settings": self._said(),
+            "settings": self._settings(),
             "environment": describe_environment(),
         }
         with _signals() as stop:
@@ -244,7 +244,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
             return 1
         return 0
 
-    def _said(self) -> dict[str, object]:
+    def _settings(self) -> dict[str, object]:
         """Returns the settings for the result, without secrets."""
         shown = self.model_dump(mode="json", exclude={"api_key"})
         return {name: value for name, value in shown.items() if value is not None}

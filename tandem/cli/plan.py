@@ -18,7 +18,7 @@ from tandem.architecture.cost import ModelCost
 from tandem.architecture.shards import WIDTHS
 from tandem.architecture.stages import check_group
 from tandem.cli.model_cost import named_model
-from tandem.cli.plan_bill import bill_as_json, print_bill
+from tandem.cli.plan_context_memory import context_memory_as_json, print_context_memory
 from tandem.cli.plan_drafts import planned_drafts
 from tandem.cli.plan_figure import check_figure, save_roofline
 from tandem.cli.plan_group_sizes import group_sizes_as_json, print_group_sizes
@@ -139,7 +139,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
     def run(self) -> int:
         """Print the plan; returns the exit code."""
         if self.context is not None:
-            return self._print_bill(self.context)
+            return self._print_context_memory(self.context)
         if self.figure:
             check_figure(self.figure)
         found, search = self._study()
@@ -154,12 +154,12 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
             print_study(_console(), found)
         return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
 
-    def _print_bill(self, num_tokens: int) -> int:
+    def _print_context_memory(self, num_tokens: int) -> int:
         model = named_model(self.model, self.weight_bits, self.kv_bits)
         if self.as_json:
-            sys.stdout.write(json.dumps(bill_as_json(model, num_tokens), indent=2) + "\n")
+            sys.stdout.write(json.dumps(context_memory_as_json(model, num_tokens), indent=2) + "\n")
         else:
-            print_bill(_console(), model, num_tokens)
+            print_context_memory(_console(), model, num_tokens)
         return 0
 
     def _study(self) -> tuple[Study, GroupSizeSearch | None]:

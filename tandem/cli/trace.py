@@ -161,8 +161,8 @@ def _bar(offset_s: float, duration_s: float, span_s: float) -> str:
 
 def _details(attributes: Mapping[str, Any], duration_s: float) -> str:
     """Attributes in readable units, with the rate of stages that move bytes; times of zero are left out."""
-    said = {name: value for name, value in attributes.items() if value or not name.endswith(("_ms", "_s"))}
-    parts = [_figure(name, value) for name, value in said.items()]
+    figures = {name: value for name, value in attributes.items() if value or not name.endswith(("_ms", "_s"))}
+    parts = [_figure(name, value) for name, value in figures.items()]
     num_bytes = attributes.get("num_bytes")
     if isinstance(num_bytes, int | float) and duration_s > 0 and "gb_per_s" not in attributes:
         parts.append(f"{num_bytes / duration_s / 1e9:.2f} GB/s")

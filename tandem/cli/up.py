@@ -315,7 +315,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         output.on_closed(supervisor.stop)
         beside = [asyncio.create_task(self._speak(supervisor, topology, has_chat, key, output.report))]
         if certificates is not None:
-            beside.append(asyncio.create_task(certificates.keep()))
+            beside.append(asyncio.create_task(certificates.run()))
         try:
             return await supervisor.run()
         finally:

@@ -60,7 +60,7 @@ class LayerRows:
         """
         _write_rows(self.rows, rows, slot_mapping)
 
-    def of_tokens(self, block_tables: torch.Tensor, requests: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def read(self, block_tables: torch.Tensor, requests: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """A copy of the rows at positions `tokens` [n, count] of `requests` [n]: [n, count, size]."""
         block_size = self.rows.shape[1]
         return self.rows[block_tables[requests[:, None], tokens // block_size].long(), tokens % block_size]

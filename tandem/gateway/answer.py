@@ -265,7 +265,7 @@ class _Exchange:
         self.has_ended |= is_last
 
     async def _reserve(self, asked: ParsedRequest) -> None:
-        info = self._gateway.directory.known
+        info = self._gateway.model_info.known
         max_model_len = None if info is None else info.max_model_len
         await self._bill.reserve(
             asked, max_model_len, is_anthropic=self._is_anthropic, was_heard=lambda: self._has_begun

@@ -123,12 +123,12 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> Response:
         """The served model, with its limits."""
-        return JSONResponse(list_models(gateway.model, gateway.directory.known))
+        return JSONResponse(list_models(gateway.model, gateway.model_info.known))
 
     @app.get("/v1/models/{model_id:path}", tags=["OpenAI"])
     async def model(model_id: str) -> Response:
         """One model by its name; 404 if it is not served."""
-        return JSONResponse(one_model(model_id, gateway.model, gateway.directory.known))
+        return JSONResponse(one_model(model_id, gateway.model, gateway.model_info.known))
 
 
 def _add_health(app: FastAPI, gateway: Gateway) -> None:
@@ -142,7 +142,7 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
         """200 if a router answers and a decode worker is alive, else 503."""
         if gateway.admission.is_closed:
             raise UnavailableError("this gateway is stopping", 1.0)
-        info = await gateway.directory.fetch()
+        info = await gateway.model_info.fetch()
         if not info.num_decode:
             raise UnavailableError(f"no live decode worker serves {info.name!r}", 1.0)
         return JSONResponse({"status": "ready", "num_prefill": info.num_prefill, "num_decode": info.num_decode})

@@ -19,7 +19,7 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
-from tandem.gateway.known_conversations import Beginning
+from tandem.gateway.known_conversations import KnownBeginning
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.one_system import with_one_system
@@ -56,7 +56,7 @@ class Assembled:
     tools: tuple[Tool, ...]
     is_call_forced: bool
     is_thinking_open: bool
-    beginning: Beginning | None = None
+    beginning: KnownBeginning | None = None
     why_whole: str = ""
 
     @property
@@ -102,8 +102,8 @@ async def assemble(
     scope: CacheScope,
     *,
     is_only_counted: bool = False,
-    beginning: Beginning | None = None,
-    kept: int | None = None,
+    beginning: KnownBeginning | None = None,
+    next_start: int | None = None,
 ) -> Assembled:
     """Renders and encodes a conversation and determines the constraints on its answer.
 
@@ -112,14 +112,14 @@ async def assemble(
         is_only_counted: the tokens are only counted, so the prompt may exceed the context.
         beginning: known beginning to resume from; messages before its second-to-last, except the first, may be
             `UNREAD`.
-        kept: index of the message at which a later conversation may be resumed, if the template allows it.
+        next_start: index of the message at which a later conversation may be resumed, if the template allows it.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
         NotKnownError: it cannot be resumed from `beginning`.
     """
     model, answers = context.model, context.model.answers
-    why_whole = why_not(conversation) if kept is not None or beginning is not None else ""
+    why_whole = why_not(conversation) if next_start is not None or beginning is not None else ""
     if beginning is not None and why_whole is not None:
         raise NotKnownError(why_whole)
     asked = _without_unused_tools(
@@ -128,8 +128,8 @@ async def assemble(
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
     root = root_hash(scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
-    said = _said(asked, variables)
-    resumable = Resumable(asked, said, root, model, kept, beginning)
+    template_variables = _template_variables(asked, variables)
+    resumable = Resumable(asked, template_variables, root, model, next_start, beginning)
     rest = await resumable.render() if why_whole is None else why_whole
     rendered = await _render(asked, variables, model) if isinstance(rest, str) else rest.text
     grammar = await _grammar(asked, model, info)
@@ -274,17 +274,17 @@ async def _render(asked: Conversation, variables: Mapping[str, Any], model: Serv
 
 
 async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
-    return await model.render(asked.messages, _said(asked, variables))
+    return await model.render(asked.messages, _template_variables(asked, variables))
 
 
-def _said(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _template_variables(asked: Conversation, variables: Mapping[str, Any]) -> dict[str, Any]:
     """All variables of the template besides the messages."""
-    said = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
+    template_variables = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
     if asked.tools:
-        said["tools"] = [_described(tool) for tool in asked.tools]
+        template_variables["tools"] = [_described(tool) for tool in asked.tools]
     if asked.documents:
-        said["documents"] = list(asked.documents)
-    return said
+        template_variables["documents"] = list(asked.documents)
+    return template_variables
 
 
 def _described(tool: Tool) -> dict[str, Any]:
@@ -342,8 +342,8 @@ def _may_think(asked: Conversation, model: ServedModel) -> bool:
     assert thinking is not None
     if asked.thinking.effort is not None or asked.thinking.budget is not None:
         return True
-    said = None if thinking.variable is None else asked.variables.get(thinking.variable)
-    return thinking.is_default if said is None else bool(said)
+    setting = None if thinking.variable is None else asked.variables.get(thinking.variable)
+    return thinking.is_default if setting is None else bool(setting)
 
 
 def _budget(asked: Conversation, model: ServedModel) -> int | None:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.scope import CacheScope
-from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.errors import Problem
 from tandem.gateway.model import ServedModel
+from tandem.gateway.model_info_cache import ModelInfoCache
 from tandem.gateway.off_loop import OffLoop
 from tandem.gateway.prompt_encoder import EncodingCounts
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
@@ -76,7 +76,7 @@ class DialectContext:
     """Parts of the gateway that dialects may use."""
 
     model: ServedModel
-    directory: ModelDirectory
+    model_info: ModelInfoCache
     limits: RequestLimits
     fresh: FreshNumbers = field(default_factory=FreshNumbers)
     off_loop: OffLoop = field(default_factory=OffLoop)

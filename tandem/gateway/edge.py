@@ -69,8 +69,8 @@ class Edge:
             return
         problem = problem_for(error)
         status, body = refusal_of(problem, scope["path"], request_id_of(scope))
-        said = {"content-type": "application/json", **problem.headers, **refusal_headers(error, is_anthropic=False)}
-        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in said.items()]
+        fields = {"content-type": "application/json", **problem.headers, **refusal_headers(error, is_anthropic=False)}
+        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in fields.items()]
         await guarded({"type": "http.response.start", "status": status, "headers": headers})
         await guarded({"type": "http.response.body", "body": body})
 

@@ -15,19 +15,19 @@ from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
-from tandem.gateway.caching import LivePins
 from tandem.gateway.capacity_queue import CapacityQueue
 from tandem.gateway.dialect import DialectContext, ParsedRequest, RequestLimits
-from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.history import RequestHistory, RequestRecord
 from tandem.gateway.journey import JourneyContext
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
+from tandem.gateway.model_info_cache import ModelInfoCache
 from tandem.gateway.moderation.choose import choose_moderator
 from tandem.gateway.openai.responses.service import ResponseService
 from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ServeRequest
 from tandem.gateway.request_ids import RequestIds
 from tandem.gateway.routers import RouterListing, Routers
@@ -37,7 +37,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
-from tandem.rpc.told_prompts import ToldPrompts
+from tandem.rpc.prompt_reuse import ReusablePrompts
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -58,10 +58,10 @@ class Gateway:
         credentials = settings.credentials(
             settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
         )
-        told = ToldPrompts()
-        connect = partial(WorkerClient, credentials=credentials, metadata_source=trace, prompts=told)
+        reusable_prompts = ReusablePrompts()
+        connect = partial(WorkerClient, credentials=credentials, metadata_source=trace, prompts=reusable_prompts)
         self._workers = ClientPool(connect)
-        connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=told)
+        connect_router = partial(RouterClient, credentials=credentials, metadata_source=trace, prompts=reusable_prompts)
         self._router_clients = ClientPool(connect_router)
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
         self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)
@@ -83,10 +83,10 @@ class Gateway:
         self.ids = RequestIds()
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
-        self.directory = ModelDirectory(self.routers, model.name)
+        self.model_info = ModelInfoCache(self.routers, model.name)
         self.outages = OutageQueues(settings.failover_timeout_s, self.metrics.waiting)
         limits = RequestLimits(settings.max_choices, settings.max_messages)
-        self.dialect_context = DialectContext(model, self.directory, limits)
+        self.dialect_context = DialectContext(model, self.model_info, limits)
         self._context = JourneyContext(
             self.routers,
             self._workers,
@@ -104,14 +104,14 @@ class Gateway:
             self.accounts.start()
         self._stalls.start()
         self._settler.start()
-        self.directory.start()
+        self.model_info.start()
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Ends background tasks and connections. `drain_s`: seconds for background responses to finish."""
         await self.responses.close(drain_s)
         self.model.grammars.close()
         self.model.encoder.close()
-        await self.directory.close()
+        await self.model_info.close()
         await self._settler.close()
         await self._stalls.close()
         await self._workers.close()
@@ -137,7 +137,7 @@ class Gateway:
             return None
         pins, live = None, LivePins.of_everything()
         try:
-            pins = await PromptPins.look_up(self.pin_book, asked.request, await self.directory.info())
+            pins = await PromptPins.look_up(self.pin_book, asked.request, await self.model_info.get())
             live = pins.live
         except UnavailableError as error:
             _logger.warning("request %s is not billed for its pins: %s", asked.request.request_id, error)

@@ -4,7 +4,7 @@ processed.
 Chats are recognised by the bytes of their HTTP bodies. A body that begins with the same bytes as an earlier one has the
 same messages there, and these were found valid. So a shortened body is parsed: its first message, then the messages
 from the second-to-last known one (or an earlier one) on. Text and tokens of the known part of the prompt are identified
-by the entry's `Beginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
+by the entry's `KnownBeginning`. Entries are found only within the caller's own cache scope. Bounded in bytes; the least
 recently used ones are evicted first.
 """
 
@@ -20,7 +20,7 @@ from tandem.core.hashing import root_hash
 from tandem.core.scope import CacheScope
 from tandem.gateway.known_prefixes import CutBeginning
 from tandem.gateway.message_spans import MessageSpans
-from tandem.text.resumption import Facts, Resumption
+from tandem.text.resumption import LoopInputs, Resumption
 
 MIN_MESSAGES = 4  # shorter conversations are not cached
 MAX_ALIKE = 64  # cached conversations whose bodies begin with the same bytes, as those of one agent do
@@ -54,14 +54,14 @@ class ResumePlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class KnownBeginning:
     """Known beginning of a conversation's prompt, up to one of its last messages: rendering and encoding resume there.
 
     Args:
         num_messages: number of known messages. The last of them is rendered again.
         cut: the prompt's text before the last known message, as the keys of its encoded pieces.
         num_steps: upper bound of the steps that the template took to render that text.
-        situation: digest of everything besides the messages that the prompt depends on, such as tools and variables.
+        context_digest: digest of everything besides the messages that the prompt depends on, such as tools.
         resumption: state of the template at the last known message.
         pins: number of tokens before each cache breakpoint of the tools and the first messages.
     """
@@ -69,13 +69,13 @@ class Beginning:
     num_messages: int
     cut: CutBeginning
     num_steps: int
-    situation: bytes
+    context_digest: bytes
     resumption: Resumption
     pins: Mapping[Place, int] = field(default_factory=dict)
 
-    def admits(self, facts: Facts) -> bool:
+    def admits(self, inputs: LoopInputs) -> bool:
         """Whether a conversation may be resumed here, given the values that its template reads before its messages."""
-        return self.resumption.facts.admits(facts, self.num_messages - 1)
+        return self.resumption.inputs.admits(inputs, self.num_messages - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class KnownConversation:
         resume_at: byte offset from which a later body is parsed: the second-to-last known message, or an earlier one.
         num_left_out: number of messages between the first one and `resume_at`, which the shortened body does not have.
         calls: tool names by call id, of the calls in the messages that are left out; empty where the API needs none.
-        reader: state of the API's message reader after these messages; of a small, fixed size.
+        reader_state: state of the API's message reader after these messages; of a small, fixed size.
         end: the last bytes of the known part of the body.
     """
 
@@ -97,8 +97,8 @@ class KnownConversation:
     resume_at: int
     num_left_out: int
     calls: Mapping[str, str]
-    beginning: Beginning
-    reader: object = None
+    beginning: KnownBeginning
+    reader_state: object = None
     end: bytes = b""
 
     @classmethod
@@ -107,10 +107,10 @@ class KnownConversation:
         spans: MessageSpans,
         places: ResumePlaces,
         calls: Mapping[str, str],
-        beginning: Beginning,
+        beginning: KnownBeginning,
         *,
         num_left_out: int = 0,
-        reader: object = None,
+        reader_state: object = None,
     ) -> "KnownConversation":
         """Creates an entry. `spans`: the messages parsed. `num_left_out`: messages after the first that were not."""
         again = places.again
@@ -121,7 +121,7 @@ class KnownConversation:
             again - 1 + num_left_out,
             calls,
             beginning,
-            reader,
+            reader_state,
         )
 
     @property

@@ -117,12 +117,12 @@ class ServedModel:
         self,
         messages: Sequence[Mapping[str, Any]],
         start: int,
-        kept: int,
+        next_start: int,
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
         """Renders the prompt of a chat from message number `start` on; arguments as of `ChatTemplate.render_from`."""
-        render = partial(self._required_template().render_from, messages, start, kept, former, **variables)
+        render = partial(self._required_template().render_from, messages, start, next_start, former, **variables)
         is_quick = len(messages) <= MANY_UNREAD_MESSAGES and _is_quick([each for each in messages if each], variables)
         return render() if is_quick else await asyncio.to_thread(render)
 

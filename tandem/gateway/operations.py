@@ -56,7 +56,7 @@ class Overview:
 
 
 def _model(gateway: Gateway) -> Mapping[str, Any]:
-    known = gateway.directory.known
+    known = gateway.model_info.known
     shape = {} if known is None else {"max_model_len": known.max_model_len, "block_size": known.block_size}
     return {"name": gateway.model.name, **shape}
 

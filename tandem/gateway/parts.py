@@ -13,7 +13,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ContentText:
     """A piece of text for the user."""
 
     text: str
@@ -36,7 +36,7 @@ class CallArguments:
     text: str
 
 
-Part = Thought | Said | CallBegun | CallArguments
+Part = Thought | ContentText | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
@@ -74,14 +74,14 @@ class CallsOnlyParser:
 
 
 def _without_text(parts: Sequence[Part]) -> Sequence[Part]:
-    return [part for part in parts if not isinstance(part, Said)]
+    return [part for part in parts if not isinstance(part, ContentText)]
 
 
 class PlainParser:
     """Parser of an answer without calls or thinking: everything is text."""
 
     def feed(self, text: str) -> Sequence[Part]:
-        return (Said(text),) if text else ()
+        return (ContentText(text),) if text else ()
 
     def finish(self) -> Sequence[Part]:
         return ()

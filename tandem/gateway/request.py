@@ -14,8 +14,17 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
-from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
-from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, PlainParser, Said, Thought, ToolCall
+from tandem.gateway.parts import (
+    AnswerParser,
+    CallArguments,
+    CallBegun,
+    ContentText,
+    Part,
+    PlainParser,
+    Thought,
+    ToolCall,
+)
+from tandem.gateway.prompt_split import LivePins, PromptSplit, split_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class ChoiceUpdate:
     @property
     def text(self) -> str:
         """Text for the user, without thinking and calls."""
-        return "".join(part.text for part in self.parts if isinstance(part, Said))
+        return "".join(part.text for part in self.parts if isinstance(part, ContentText))
 
 
 @dataclass(slots=True)
@@ -102,7 +111,7 @@ class ChoiceResult:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
-    said: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -113,7 +122,7 @@ class ChoiceResult:
 
     @property
     def text(self) -> str:
-        return "".join(self.said)
+        return "".join(self.texts)
 
     @property
     def thought(self) -> str:
@@ -175,8 +184,8 @@ class ChoiceResult:
     def _keep(self, update: ChoiceUpdate) -> None:
         for part in update.parts:
             match part:
-                case Said():
-                    self.said.append(part.text)
+                case ContentText():
+                    self.texts.append(part.text)
                 case Thought():
                     self.thoughts.append(part.text)
                 case CallBegun():

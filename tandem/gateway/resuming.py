@@ -1,7 +1,7 @@
 """Resumes conversations: renders only the messages after a part that is known from an earlier request of the same chat.
 
-Used by `assembly`. Also creates the `Beginning` from which a later request may be resumed. Invariant: the prompt equals
-that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
+Used by `assembly`. Also creates the `KnownBeginning` from which a later request may be resumed. Invariant: the prompt
+equals that of rendering the whole conversation, or `NotKnownError` is raised and the whole has to be rendered.
 """
 
 import hashlib
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.conversation import Breakpoint, Conversation
-from tandem.gateway.known_conversations import MIN_MESSAGES, Beginning, KnownConversation, Place
+from tandem.gateway.known_conversations import MIN_MESSAGES, KnownBeginning, KnownConversation, Place
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.prompt_encoder import EncodedPrompt, NotKnownError
 from tandem.text.chat_template import Rendered
-from tandem.text.resumption import ChangedFactsError
+from tandem.text.resumption import ChangedInputsError
 from tandem.text.sandbox import MAX_STEPS
 from tandem.text.seen_messages import NotResumableError
 
@@ -37,18 +37,18 @@ class Resumable:
     """A conversation that may be resumed from `beginning`, and from which a later one may be resumed.
 
     Args:
-        said: all variables of the template besides the messages.
+        template_variables: all variables of the template besides the messages.
         root: root of the prompt's block hashes.
-        kept: index of the message at which a later conversation may be resumed; None: at none.
+        next_start: index of the message at which a later conversation may be resumed; None: at none.
         beginning: known beginning from which this conversation is resumed; None: it is rendered whole.
     """
 
     asked: Conversation
-    said: Mapping[str, Any]
+    template_variables: Mapping[str, Any]
     root: bytes
     model: ServedModel
-    kept: int | None
-    beginning: Beginning | None
+    next_start: int | None
+    beginning: KnownBeginning | None
 
     @property
     def start(self) -> int:
@@ -67,15 +67,15 @@ class Resumable:
                 return await self._render_from(self.asked)
             except NotResumableError as error:
                 return str(error)
-        if self.beginning.situation != self._situation():
+        if self.beginning.context_digest != self._context_digest():
             raise NotKnownError("the conversation has other tools, variables or another scope than before")
         if any(self._is_unread(point) for point in self.asked.breakpoints):
             raise NotKnownError("the conversation has a cache breakpoint that it did not have before")
         try:
             rest = await self._render_from(self.asked)
-        except ChangedFactsError as error:
-            facts = error.facts
-            raise OtherBeginningError(str(error), lambda known: known.beginning.admits(facts)) from error
+        except ChangedInputsError as error:
+            inputs = error.inputs
+            raise OtherBeginningError(str(error), lambda known: known.beginning.admits(inputs)) from error
         except NotResumableError as error:
             raise NotKnownError(str(error)) from error
         if len(rest.text.strip()) < _MIN_CHARACTERS or rest.num_steps + self.beginning.num_steps > MAX_STEPS:
@@ -108,9 +108,9 @@ class Resumable:
 
     def next_beginning(
         self, prompt: str, encoded: EncodedPrompt, rest: Rendered, num_pinned: Sequence[int]
-    ) -> Beginning | None:
-        """The beginning from which a later conversation may be resumed; None where prompts are not cut or `kept` is
-        None.
+    ) -> KnownBeginning | None:
+        """The beginning from which a later conversation may be resumed; None where prompts are not cut, or without
+        `next_start`.
 
         Args:
             prompt: the text from message `start` on, which begins with the text of `rest`.
@@ -118,7 +118,7 @@ class Resumable:
 
         NOTE: the beginning's length in bytes is the whole length minus that of the text after it, which is short.
         """
-        if self.kept is None or self.kept < self.start:
+        if self.next_start is None or self.next_start < self.start:
             return None
         num_bytes = encoded.counts.num_bytes - len(prompt[rest.num_before_kept :].encode("utf-8", "surrogatepass"))
         num_steps = rest.num_steps
@@ -133,12 +133,12 @@ class Resumable:
             most = encoded.ends[len(cut.keys) - 1]
             told = zip(self.asked.breakpoints, num_pinned, strict=True)
             early = {_place(point): number for point, number in told if _is_early(point) and number < most}
-        return Beginning(self.kept + 1, cut, num_steps, self._situation(), rest.resumption, early)
+        return KnownBeginning(self.next_start + 1, cut, num_steps, self._context_digest(), rest.resumption, early)
 
     async def _render_from(self, asked: Conversation) -> Rendered:
         former = None if self.beginning is None else self.beginning.resumption
-        kept = self.start if self.kept is None else max(self.kept, self.start)
-        return await self.model.render_from(asked.messages, self.start, kept, former, self.said)
+        next_start = self.start if self.next_start is None else max(self.next_start, self.start)
+        return await self.model.render_from(asked.messages, self.start, next_start, former, self.template_variables)
 
     def _is_unread(self, point: Breakpoint) -> bool:
         assert self.beginning is not None
@@ -146,9 +146,9 @@ class Resumable:
             return _place(point) not in self.beginning.pins
         return point.message is None or point.message < self.start
 
-    def _situation(self) -> bytes:
+    def _context_digest(self) -> bytes:
         """NOTE: digests Python's own notation, since equal values such as 1, 1.0 and true may be rendered otherwise."""
-        return hashlib.sha256(self.root + repr(self.said).encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(self.root + repr(self.template_variables).encode("utf-8", "surrogatepass")).digest()
 
 
 def why_not(conversation: Conversation) -> str | None:

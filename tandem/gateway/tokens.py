@@ -84,7 +84,7 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/tokenizer_info", tags=["tokens"])
     async def tokenizer_info() -> Response:
         """Description of the tokenizer, for clients that render chats themselves."""
-        return Response(orjson.dumps(describe(gateway.model, gateway.directory.known)), media_type=JSON)
+        return Response(orjson.dumps(describe(gateway.model, gateway.model_info.known)), media_type=JSON)
 
     @app.get("/ping", tags=["operations"])
     async def ping() -> Response:
@@ -104,7 +104,7 @@ async def tokenize(body: bytes, context: DialectContext, isolate: Isolate) -> by
     asked = await context.off_loop.run(len(body), partial(_read, TokenizeBody, body, context.model))
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
-    info = await context.directory.info()
+    info = await context.model_info.get()
     if asked.prompt is None:
         token_ids = await _of_chat(asked, context, info, isolate)
     else:
@@ -121,7 +121,7 @@ async def tokenize(body: bytes, context: DialectContext, isolate: Isolate) -> by
 async def detokenize(body: bytes, context: DialectContext, isolate: Isolate) -> bytes:
     """The body of `/detokenize`; raises as `tokenize`."""
     asked = await context.off_loop.run(len(body), partial(_read, DetokenizeBody, body, context.model))
-    info = await context.directory.info()
+    info = await context.model_info.get()
 
     def answered() -> bytes:
         wrong = next((token_id for token_id in asked.tokens if not 0 <= token_id < info.vocab_size), None)

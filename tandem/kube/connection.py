@@ -200,8 +200,8 @@ def _require_success(call: KubeCall, response: aiohttp.ClientResponse, data: byt
         status = json.loads(data)
     except (ValueError, RecursionError):
         status = None
-    said = status if isinstance(status, dict) else {}
-    raise error_of(call, response.status, said, float(after) if after.isdecimal() else None)
+    status_object = status if isinstance(status, dict) else {}
+    raise error_of(call, response.status, status_object, float(after) if after.isdecimal() else None)
 
 
 def _object(call: KubeCall, data: bytes) -> Mapping[str, Any]:

@@ -75,15 +75,15 @@ def error_of(call: KubeCall, code: int, status: Mapping[str, Any], retry_after_s
         retry_after_s: of the `Retry-After` header.
     """
     message = status.get("message")
-    said = f"{code}, {shown(message)}" if isinstance(message, str) and message else f"{code}"
+    answer = f"{code}, {shown(message)}" if isinstance(message, str) and message else f"{code}"
     if code == 401:
-        return UnauthorizedError(call, f"{said}; check the token of the service account or kubeconfig", retry_after_s)
+        return UnauthorizedError(call, f"{answer}; check the token of the service account or kubeconfig", retry_after_s)
     if code == 403:
-        return ForbiddenError(call, f"{said}; {_missing_rule(call)}", retry_after_s)
+        return ForbiddenError(call, f"{answer}; {_missing_rule(call)}", retry_after_s)
     if code == 429 or code >= 500:
-        return KubeUnavailableError(call, f"the server cannot answer now ({said}); try again later", retry_after_s)
+        return KubeUnavailableError(call, f"the server cannot answer now ({answer}); try again later", retry_after_s)
     kind, remedy = _KINDS.get(code, (RefusedError, "correct the call"))
-    return kind(call, f"{said}; {remedy}", retry_after_s)
+    return kind(call, f"{answer}; {remedy}", retry_after_s)
 
 
 def _missing_rule(call: KubeCall) -> str:

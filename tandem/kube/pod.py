@@ -60,7 +60,7 @@ def pod_of(found: Mapping[str, Any]) -> Pod:
         name=read.text(meta, "name", None),
         uid=read.text(meta, "uid"),
         ip=read.text(status, "podIP"),
-        labels=read.texts(meta, "labels"),
+        labels=read.string_mapping(meta, "labels"),
         phase=read.text(status, "phase"),
         ready=ready is not None,
         deleting=read.moment_s(meta, "deletionTimestamp") is not None,

@@ -50,7 +50,7 @@ def number(parent: Mapping[str, Any], name: str, default: int | None = 0) -> int
     return value
 
 
-def texts(parent: Mapping[str, Any], name: str) -> Mapping[str, str]:
+def string_mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, str]:
     """A mapping of strings, such as labels; empty when absent."""
     value = mapping(parent, name)
     if not all(isinstance(key, str) and isinstance(item, str) for key, item in value.items()):

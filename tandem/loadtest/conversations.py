@@ -40,8 +40,8 @@ class GeneratedConversation:
         """The next request; the conversation ends before it exceeds the model's context."""
         if self._turn == self._num_turns:
             return None
-        said = Tokens(b",".join(b"%d" % token_id for token_id in answer), len(answer))
-        prompt = self._history + said + self._new()
+        answered = Tokens(b",".join(b"%d" % token_id for token_id in answer), len(answer))
+        prompt = self._history + answered + self._new()
         request = LoadRequest(prompt, self._plan.output_lengths.draw(self._random), self._turn)
         if self._turn and self._max_model_len and prompt.count + request.num_output_tokens > self._max_model_len:
             return None

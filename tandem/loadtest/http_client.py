@@ -55,8 +55,8 @@ class HttpClient:
         self._idle: deque[tuple[float, HttpConnection]] = deque()
         self._open: set[HttpConnection] = set()
         name = f"[{self._host}]" if ":" in self._host else self._host
-        said = {"host": name if self._port == _DEFAULT_PORTS[scheme] else f"{name}:{self._port}", **headers}
-        self._headers = _header_lines(said)
+        fields = {"host": name if self._port == _DEFAULT_PORTS[scheme] else f"{name}:{self._port}", **headers}
+        self._headers = _header_lines(fields)
 
     async def get(self, path: str, timeout_s: float) -> WholeAnswer:
         """Sends a GET request. Raises ExchangeError: no complete answer in time."""

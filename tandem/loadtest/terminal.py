@@ -89,9 +89,9 @@ def print_result(result: LoadResult, console: Console) -> None:
     if table.row_count:
         console.print(table)
     for failure in result.failures:
-        said = failure.examples[0] if failure.examples else ""
+        example = failure.examples[0] if failure.examples else ""
         word = "refused" if failure.is_refusal else "failed"
-        console.print(f"{word}: {failure.count} times {failure.kind}: {said}", markup=False)
+        console.print(f"{word}: {failure.count} times {failure.kind}: {example}", markup=False)
     for line in _warnings(result):
         console.print(line, markup=False)
 

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
 MAX_REPORTS_PER_S = 4000  # NOTE: each costs both ends of gRPC 0.25 ms together; less than half of it is taken for ours
-NEWS_PER_SILENCE = 3  # least number of update intervals in `silence_s`
+UPDATES_PER_SILENCE = 3  # least number of update intervals in `silence_s`
 _MOST_OFF = 1.5  # factor by which a stream's interval may differ from the wanted one before the stream is opened anew
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
@@ -186,13 +186,13 @@ class FleetWatch:
                     return
 
     def _interval_s(self) -> float:
-        """Returns the interval between a worker's updates: at most `silence_s / NEWS_PER_SILENCE`, so that silence is
-        noticed.
+        """Returns the interval between a worker's updates: at most `silence_s / UPDATES_PER_SILENCE`, so that silence
+        is noticed.
 
         A larger fleet needs a longer `silence_s`, or takes more of the router's time.
         """
         wanted_s = len(self._streams) / self._max_reports_per_s
-        return max(INTERVAL_S, min(wanted_s, self._silence_s / NEWS_PER_SILENCE))
+        return max(INTERVAL_S, min(wanted_s, self._silence_s / UPDATES_PER_SILENCE))
 
     def _restart_failed(self) -> None:
         """Restart stream tasks that ended on their own, which is a bug, and log it."""

@@ -198,5 +198,5 @@ class SamplingSettings(Settings):
     def overrides(self) -> dict[str, Any]:
         """Returns the values set here, as arguments of `SamplingParams`."""
         fields = {name: getattr(self, name) for name in SamplingSettings.model_fields}
-        said = {name: value for name, value in fields.items() if value is not None}
-        return {**said, "stop": tuple(self.stop), "stop_token_ids": tuple(self.stop_token_ids)}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**given, "stop": tuple(self.stop), "stop_token_ids": tuple(self.stop_token_ids)}

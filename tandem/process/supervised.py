@@ -1,6 +1,6 @@
 """Keeps one process running: starts it, reads its output, probes it, restarts it after a crash, and stops it.
 
-`supervisor` does this for a set of processes. Invariant: after `keep` has returned or raised, the process and all that
+`supervisor` does this for a set of processes. Invariant: after `run` has returned or raised, the process and all that
 it started have ended, and its pipe is closed.
 """
 
@@ -71,7 +71,7 @@ class Supervised:
         """Process id; None while the process does not run."""
         return None if self._process is None else self._process.pid
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Runs the process, and again after each crash, until it is stopped.
 
         Raises:
@@ -122,11 +122,11 @@ class Supervised:
         """Raises `StartError` if restarting the process is pointless."""
         if self._was_ready:
             return
-        said = f": {self._last_lines[-1]}" if self._last_lines else ""
+        last_line = f": {self._last_lines[-1]}" if self._last_lines else ""
         if code == CONFIGURATION_EXIT:
-            raise StartError(f"{self.spec.name} cannot start{said}", CONFIGURATION_EXIT)
+            raise StartError(f"{self.spec.name} cannot start{last_line}", CONFIGURATION_EXIT)
         if self.num_starts >= self._policy.max_failed_starts:
-            raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{said}", 1)
+            raise StartError(f"{self.spec.name} died {self.num_starts} times before it was ready{last_line}", 1)
 
     def _tell_end(self, code: int) -> None:
         """Reports an unexpected end after which the process is not started again."""

@@ -49,15 +49,15 @@ class Supervisor:
             The exit code: 0 after a clean end, 2 when a configuration was refused, 130 after a second SIGINT, else 1.
         """
         with self._signals():
-            keepers = [asyncio.create_task(process.keep()) for process in self.processes]
+            runs = [asyncio.create_task(process.run()) for process in self.processes]
             asked = asyncio.create_task(self._stopping.wait())
             try:
-                await asyncio.wait([*keepers, asked], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*runs, asked], return_when=asyncio.FIRST_COMPLETED)
                 is_clean = await self._end_all()
             finally:
-                for task in (*keepers, asked):
+                for task in (*runs, asked):
                     task.cancel()
-                results = await asyncio.gather(*keepers, asked, return_exceptions=True)
+                results = await asyncio.gather(*runs, asked, return_exceptions=True)
         return self._exit_code(results, is_clean)
 
     async def wait_ready(self) -> None:

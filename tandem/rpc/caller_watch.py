@@ -1,7 +1,7 @@
 """Ends the sessions and running streams of callers whose certificates are no longer accepted.
 
 A connection may outlive the certificate files with which it was accepted. The server checks its callers' certificates
-again every `LOOK_S` seconds, against the current files.
+again every `CHECK_INTERVAL_S` seconds, against the current files.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tandem.rpc.session_table import SessionTable
 from tandem.tls.files import TlsFiles
 from tandem.tls.peers import PeerCertificate
 
-LOOK_S = 5.0  # between two checks
+CHECK_INTERVAL_S = 5.0  # between two checks
 _OWN, _INTERMEDIATES = "x509_pem_cert", "x509_pem_cert_chain"  # as gRPC calls them
 _logger = logging.getLogger(__name__)
 
@@ -76,13 +76,13 @@ class CallerWatch:
         finally:
             self._forget(chain, limit)
 
-    async def keep(self) -> None:
-        """Checks all callers every `LOOK_S` seconds, until cancelled; returns at once without TLS."""
+    async def run(self) -> None:
+        """Checks all callers every `CHECK_INTERVAL_S` seconds, until cancelled; returns at once without TLS."""
         while self._tls is not None:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Checks all callers once; ends the sessions and streams of those whose certificates are no longer accepted."""
         gone = {chain for chain, peer in self._peers.items() if not peer.is_accepted()}
         if gone:

@@ -42,9 +42,9 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.network import MetadataSource, RpcConnection, current_network
+from tandem.rpc.prompt_reuse import PromptSender, ReusablePrompts
 from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, short_form
-from tandem.rpc.told_prompts import PromptSender, ToldPrompts
 
 AnyCall = TypeVar("AnyCall", GenerateCall, PrefillCall)
 AnyUpdate = TypeVar("AnyUpdate")
@@ -99,7 +99,7 @@ class WorkerClient(_Client):
         *,
         advertised: str | None = None,
         metadata_source: MetadataSource | None = None,
-        prompts: ToldPrompts | None = None,
+        prompts: ReusablePrompts | None = None,
     ) -> None:
         super().__init__(_connect(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._prompts = prompts
@@ -124,7 +124,7 @@ class WorkerClient(_Client):
 
     async def _shortened(
         self,
-        prompts: ToldPrompts,
+        prompts: ReusablePrompts,
         call: AnyCall,
         worker: WorkerAddress | None,
         send: Callable[[AnyCall], AsyncGenerator[AnyUpdate, None]],
@@ -214,7 +214,7 @@ def client_of(
     credentials: Credentials,
     *,
     metadata_source: MetadataSource | None = None,
-    prompts: ToldPrompts | None = None,
+    prompts: ReusablePrompts | None = None,
 ) -> WorkerClient:
     """Client of a listed worker.
 
@@ -240,7 +240,7 @@ class RouterClient(_Client):
         credentials: Credentials,
         *,
         metadata_source: MetadataSource | None = None,
-        prompts: ToldPrompts | None = None,
+        prompts: ReusablePrompts | None = None,
     ) -> None:
         super().__init__(_connect(address, credentials, Expected(ROUTER_ROLES), metadata_source))
         self._prompts = prompts

@@ -16,9 +16,9 @@ from google.protobuf.message_factory import GetMessageClass
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.rpc.form import Form
 from tandem.rpc.kinds import (
+    ABSENT,
     AS_IT_IS,
     NO_RULE,
-    UNSAID,
     FieldForm,
     FieldRule,
     OneofForm,
@@ -42,7 +42,7 @@ class _Part:
     Args:
         form: conversion of its value.
         may_be_none: None is allowed, and then nothing is sent.
-        has_presence: the message may lack the field; `unsaid` is its value then, UNSAID = lacking it is an error.
+        has_presence: the message may lack the field; `if_absent` is its value then, ABSENT = lacking it is an error.
         is_none_if_empty: an empty list is read as None, since the wire cannot tell an absent list from an empty one.
         oneof: the `oneof` that holds the value, if it is one.
     """
@@ -50,7 +50,7 @@ class _Part:
     form: FieldForm = AS_IT_IS
     may_be_none: bool = False
     has_presence: bool = False
-    unsaid: Any = UNSAID
+    if_absent: Any = ABSENT
     is_none_if_empty: bool = False
     oneof: OneofForm | None = None
 
@@ -75,11 +75,11 @@ class Forms:
             name: self._part(name, declared, hints[name], rules.get(name, NO_RULE), default)
             for name, default in defaults.items()
         }
-        said = set(parts)
+        covered = set(parts)
         for oneof in oneofs_of(declared):
             members = {field.name for field in oneof.fields}
-            said |= members if said & {*members, oneof.name} else set()
-        if left_out := {field.name for field in declared.fields} - said:
+            covered |= members if covered & {*members, oneof.name} else set()
+        if left_out := {field.name for field in declared.fields} - covered:
             raise TypeError(f"{value_type.__name__} has no field {sorted(left_out)}, which {declared.full_name} has")
         return self.enter(value_type, Form(message_type, *_whole(value_type, message_type, parts)))
 
@@ -102,7 +102,7 @@ class Forms:
         if len(declared.fields) != 1:
             raise misfit(annotation, declared.full_name)
         name = declared.fields[0].name
-        part = self._part(name, declared, annotation, rule, UNSAID)
+        part = self._part(name, declared, annotation, rule, ABSENT)
         return Form(
             message_type,
             _compiled("value", f"message_type({_sent(name, part, 'value')})", {name: part}, message_type=message_type),
@@ -126,10 +126,10 @@ class Forms:
             if is_optional:
                 raise misfit(annotation, f"{field.full_name}, which is not optional")
             return _Part(form=form)
-        unsaid = None if is_optional else default if rule.unsaid is UNSAID else rule.unsaid
-        if unsaid is UNSAID and field.message_type is None:
+        if_absent = None if is_optional else default if rule.if_absent is ABSENT else rule.if_absent
+        if if_absent is ABSENT and field.message_type is None:
             raise misfit(annotation, f"{field.full_name}, which is optional")
-        return _Part(form=form, may_be_none=is_optional, has_presence=True, unsaid=unsaid)
+        return _Part(form=form, may_be_none=is_optional, has_presence=True, if_absent=if_absent)
 
     def _single(self, annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
         """Form of a single value: a field, or an entry of a list or mapping."""
@@ -191,10 +191,10 @@ def _same(value: Any) -> Any:
 
 
 def _defaults(value_type: Any) -> dict[str, Any]:
-    """The class's fields, each with its default or UNSAID."""
+    """The class's fields, each with its default or ABSENT."""
     if issubclass(value_type, tuple):
-        return {name: value_type._field_defaults.get(name, UNSAID) for name in value_type._fields}
-    return {field.name: UNSAID if field.default is MISSING else field.default for field in fields(value_type)}
+        return {name: value_type._field_defaults.get(name, ABSENT) for name in value_type._fields}
+    return {field.name: ABSENT if field.default is MISSING else field.default for field in fields(value_type)}
 
 
 def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str, _Part]) -> tuple[Any, Any]:
@@ -229,8 +229,8 @@ def _read(name: str, part: _Part) -> str:
         return f"oneof_{name}.take(message)"
     read = f"message.{name}" if part.form.take is None else f"take_{name}(message.{name})"
     if part.has_presence:
-        unsaid = f"missing({name!r})" if part.unsaid is UNSAID else f"unsaid_{name}"
-        return f"{read} if message.HasField({name!r}) else {unsaid}"
+        if_absent = f"missing({name!r})" if part.if_absent is ABSENT else f"if_absent_{name}"
+        return f"{read} if message.HasField({name!r}) else {if_absent}"
     return f"{read} or None" if part.is_none_if_empty else read
 
 
@@ -241,7 +241,7 @@ def _compiled(argument: str, result: str, parts: Mapping[str, _Part], **names: A
     names that the .proto files and our classes declare, never of received data.
     """
     for name, part in parts.items():
-        named = {"put": part.form.put, "take": part.form.take, "oneof": part.oneof, "unsaid": part.unsaid}
+        named = {"put": part.form.put, "take": part.form.take, "oneof": part.oneof, "if_absent": part.if_absent}
         names |= {f"{role}_{name}": one for role, one in named.items()}
     return cast(Callable[[Any], Any], eval(f"lambda {argument}: {result}", names))
 

@@ -24,7 +24,7 @@ from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
 FORMER_CERTIFICATES_S = 300.0  # for which calls may go on over a channel with former certificates
-LOOK_S = 5.0  # between two checks for new certificates while a call runs
+CHECK_INTERVAL_S = 5.0  # between two checks for new certificates while a call runs
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -57,7 +57,7 @@ class GrpcConnection:
         self._metadata_source = metadata_source
         self._is_closed = False
         self._has_certificates = credentials.tls is not None
-        self._looking: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         """Unary call: one request, one answer."""
@@ -111,8 +111,8 @@ class GrpcConnection:
     async def close(self) -> None:
         """End the connection; calls that still run fail with `WorkerLostError`."""
         self._is_closed = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         channels = [self._channel, *self._former]
         for channel in list(self._former):
             self._take_former(channel)
@@ -140,7 +140,7 @@ class GrpcConnection:
                 "(TANDEM_TLS_DIR), or --insecure where everybody on the network may read and change them"
             )
         channel = self._current_channel()
-        self._look_later()
+        self._check_later()
         try:
             with channel.in_use():
                 yield channel, Deadline(timeout_s)
@@ -168,15 +168,15 @@ class GrpcConnection:
             self._former[channel] = timer
         return self._channel
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         """Schedules a check for new certificates while a call runs, which may be the last call for days."""
-        if self._has_certificates and self._looking is None and not self._is_closed:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._has_certificates and self._check_timer is None and not self._is_closed:
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _check(self) -> None:
+        self._check_timer = None
         if not self._current_channel().is_idle:
-            self._look_later()
+            self._check_later()
 
     def _close_former(self) -> None:
         """Closes replaced channels once their last calls have ended."""

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.rpc.form import Names, finite, pack_hashes, pack_token_ids, unpack_hashes, unpack_token_ids
 
-UNSAID: Final = object()  # stands for the absence of a value, since None is a value
+ABSENT: Final = object()  # stands for the absence of a value, since None is a value
 _UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _KINDS: dict[int, type] = {
     FieldDescriptor.CPPTYPE_INT32: int,
@@ -37,13 +37,13 @@ class FieldRule:
     Args:
         check: called with the field's name and the received value, before conversion; returns the value or raises
             `InvalidRequestError`. Default for numbers: they must be finite.
-        unsaid: value of a field that a message lacks; default: the default of the class's field.
+        if_absent: value of a field that a message lacks; default: the default of the class's field.
         newer: value for an enum number that only a newer release knows; default: it is refused.
         keep: predicate on the entries of a list; others are skipped when it is read.
     """
 
     check: Callable[[str, Any], Any] | None = None
-    unsaid: Any = UNSAID
+    if_absent: Any = ABSENT
     newer: Any = None
     keep: Callable[[Any], bool] | None = None
 

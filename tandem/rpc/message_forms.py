@@ -31,14 +31,14 @@ from tandem.rpc.form import not_empty, not_negative, token_id, token_ids
 from tandem.rpc.hand_forms import BLOCK_EVENT, TOKEN_LOGPROBS, serve_update_form
 from tandem.rpc.kinds import FieldRule
 from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
-from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.prompt_messages import NamedPrompt
 from tandem.rpc.rank_messages import RankReport
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 
 MAX_DECISIONS = 4096
 _MIN_INTERVAL_S = 0.001
 _MAX_INTERVAL_S = 3600.0
-_UNTOLD_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual
+_ASSUMED_AGE_S = 0.25  # NOTE: assumed age of the figures of a worker that does not state it; older ones are unusual
 
 
 def _few_pins(field: str, pins: Sequence[Any]) -> Sequence[Any]:
@@ -77,14 +77,14 @@ _forms.enter(TokenLogprobs, TOKEN_LOGPROBS)
 _forms.enter(BlockEvent, BLOCK_EVENT)
 _forms.add(messages.WorkerAddress, common_pb2.WorkerAddress, worker_id=_NAMED)
 _forms.add(CacheScope, common_pb2.CacheScope)
-_forms.add(ToldPrompt, common_pb2.ToldPrompt)
+_forms.add(NamedPrompt, common_pb2.ToldPrompt)
 _forms.add(messages.ModelInfo, common_pb2.ModelInfo)
 _forms.add(PrefillWork, common_pb2.PrefillWork, num_requests=_AMOUNT, num_tokens=_AMOUNT, num_pairs=_AMOUNT)
 _forms.add(
     WorkerState,
     common_pb2.WorkerState,
     worker_id=_NAMED,
-    figures_age_s=FieldRule(check=not_negative, unsaid=_UNTOLD_AGE_S),
+    figures_age_s=FieldRule(check=not_negative, if_absent=_ASSUMED_AGE_S),
 )
 _forms.add(messages.LinkReport, common_pb2.LinkReport, source_id=_NAMED, bytes_per_s=_AMOUNT, latency_s=_AMOUNT)
 _forms.add(messages.PrefillSample, common_pb2.PrefillSample, duration_s=_AMOUNT)
@@ -127,11 +127,11 @@ WATCH_CALL = _forms.inside(float, worker_pb2.WatchRequest, FieldRule(check=_inte
 STATUS = _forms.inside(messages.WorkerStatus, worker_pb2.StatusResponse)
 WATCHED_STATUS = _forms.inside(messages.WorkerStatus, worker_pb2.WatchResponse)
 GENERATE_CALL = _forms.add(messages.GenerateCall, worker_pb2.GenerateRequest, request_id=_NAMED, pins=_PINS)
-GENERATE_NEWS = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
+GENERATE_UPDATE = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
 SERVE_CALL = _forms.add(serve_messages.ServeCall, worker_pb2.ServeRequest)
 SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.OtherUpdate, worker_pb2.OtherUpdate))
 PREFILL_CALL = _forms.add(messages.PrefillCall, worker_pb2.PrefillRequest, request_id=_NAMED, pins=_PINS)
-PREFILL_NEWS = _forms.add(messages.PrefillUpdate, worker_pb2.PrefillResponse, pins=_PINS)
+PREFILL_UPDATE = _forms.add(messages.PrefillUpdate, worker_pb2.PrefillResponse, pins=_PINS)
 GREET_CALL = _forms.inside(messages.Greeting, worker_pb2.GreetRequest)
 GREET_ANSWER = _forms.inside(messages.Greeting, worker_pb2.GreetResponse)
 LEASE_CALL = _forms.add(messages.LeaseCall, worker_pb2.LeaseRequest, lease_id=_NAMED)

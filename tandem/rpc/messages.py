@@ -19,7 +19,7 @@ from tandem.routing.queue_place import QueuePlace
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.prefill_messages import ChosenToken, LeasedDraftState
-from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.prompt_messages import NamedPrompt
 from tandem.rpc.rank_messages import RankReport
 
 
@@ -66,7 +66,7 @@ class PairCall:
     excluded: tuple[str, ...] = ()
     local_prefill: bool = False
     fingerprint: str | None = None
-    told: ToldPrompt | None = None
+    told: NamedPrompt | None = None
     place: QueuePlace | None = None
 
 
@@ -277,7 +277,7 @@ class ComputeCall:
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
     pins: tuple[Pin, ...] = ()
-    told: ToldPrompt | None = None
+    told: NamedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,14 @@
-"""The name of a prompt in a call, so that later calls send only its new tokens (see `told_prompts`). Values only."""
+"""The name of a prompt in a call, so that later calls send only its new tokens (see `prompt_reuse`). Values only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPrompt:
+class NamedPrompt:
     """Name under which the called process stores a call's prompt, and a reference to a stored one that it continues.
+
+    NOTE: the fields have the names of the protobuf message `ToldPrompt`, which must not change.
 
     Args:
         keeper: random bytes that identify the caller; no other process knows them.

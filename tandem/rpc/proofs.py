@@ -45,14 +45,14 @@ def client_proof(key: bytes, party: Party, nonce: bytes, protocols: tuple[int, i
     return _mac(key, b"client", *_words(party), nonce, oldest, newest, _text(expected))
 
 
-def server_proof(key: bytes, said: Transcript) -> bytes:
+def server_proof(key: bytes, transcript: Transcript) -> bytes:
     """MAC of the server's answer."""
-    return _mac(key, b"server", *said.fields())
+    return _mac(key, b"server", *transcript.fields())
 
 
-def session_key(key: bytes, said: Transcript) -> bytes:
+def session_key(key: bytes, transcript: Transcript) -> bytes:
     """Key of the session's calls; an eavesdropper without the secret cannot compute it."""
-    return _mac(key, b"session", *said.fields())
+    return _mac(key, b"session", *transcript.fields())
 
 
 def is_equal(one: bytes, other: bytes) -> bool:

@@ -31,6 +31,7 @@ from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MethodTable, RpcServer, current_network
+from tandem.rpc.prompt_reuse import RememberedPrompts
 from tandem.rpc.protocols import SPOKEN, described
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
@@ -44,7 +45,6 @@ from tandem.rpc.status import (
     details_of,
     metadata_of,
 )
-from tandem.rpc.told_prompts import RememberedPrompts
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -81,7 +81,7 @@ class _GrpcServer:
 
     async def start(self, watch: CallerWatch) -> None:
         """Begins to answer calls, and watches the callers' certificates until it stops."""
-        self._watching = asyncio.create_task(watch.keep(), name=f"watch callers of {self.address}")
+        self._watching = asyncio.create_task(watch.run(), name=f"watch callers of {self.address}")
         await self._server.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:

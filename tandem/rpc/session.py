@@ -67,14 +67,14 @@ class Handshake:
             AnotherIncarnationError: it was restarted.
         """
         server, call = answer.party, self.call
-        said = Transcript(call.party, call.nonce, server, answer.nonce, answer.session_id, answer.protocol)
-        if not proofs.is_equal(answer.proof, proofs.server_proof(self._key, said)):
+        transcript = Transcript(call.party, call.nonce, server, answer.nonce, answer.session_id, answer.protocol)
+        if not proofs.is_equal(answer.proof, proofs.server_proof(self._key, transcript)):
             raise UntrustedPeerError(
                 f"{self._address} does not prove that it knows the cluster secret, so it is told nothing; give every "
                 "process the same secret, and find out what listens there"
             )
         self._check(server, answer.protocol)
-        return Session(answer.session_id, proofs.session_key(self._key, said), server, answer.protocol)
+        return Session(answer.session_id, proofs.session_key(self._key, transcript), server, answer.protocol)
 
     def _check(self, server: Party, protocol: int) -> None:
         expected = self._expected

@@ -16,7 +16,7 @@ from tandem.rpc.deadline import Deadline
 from tandem.rpc.encryption import open_channel
 from tandem.rpc.methods import Method
 from tandem.rpc.session import Expected, Session
-from tandem.rpc.sessions import Sessions
+from tandem.rpc.session_opener import SessionOpener
 from tandem.rpc.status import ADMITTED, PROOF_KEY, Metadata, is_session_unknown
 
 Q = TypeVar("Q")
@@ -39,7 +39,7 @@ class SessionChannel:
         self._material = None if self._tls is None else self._tls.current()
         (role,) = {certified_role(each) for each in expected.roles}
         self._channel = open_channel(address, self._material, role)
-        self._sessions = Sessions(self._channel, address, credentials, expected)
+        self._opener = SessionOpener(self._channel, address, credentials, expected)
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
         self._num_calls = 0
         self._was_silent = False
@@ -48,7 +48,7 @@ class SessionChannel:
     @property
     def was_silent(self) -> bool:
         """Whether a call was not answered in time although there was a connection."""
-        return self._was_silent or self._sessions.was_silent
+        return self._was_silent or self._opener.was_silent
 
     @property
     def is_outdated(self) -> bool:
@@ -74,20 +74,20 @@ class SessionChannel:
 
     def has_session(self, incarnation: str) -> bool:
         """Whether a session with this incarnation is open; "" = any."""
-        return self._sessions.ready(incarnation) is not None
+        return self._opener.ready(incarnation) is not None
 
     async def call(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
         """Unary call: one request, one answer."""
         ask = self._unary.get(method.path) or self._unary.setdefault(
             method.path, self._channel.unary_unary(method.path)
         )
-        session = self._sessions.ready("") or await self.opened(method, deadline)
+        session = self._opener.ready("") or await self.opened(method, deadline)
         try:
             return await ask(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
         except grpc.aio.AioRpcError as error:
             if not is_session_unknown(error):
                 raise
-        self._sessions.forget(session)
+        self._opener.forget(session)
         session = await self.opened(method, deadline)
         return await ask(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
 
@@ -97,7 +97,7 @@ class SessionChannel:
         """Streaming call: one request, many answers."""
         start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method.path)
         for is_last in (False, True):
-            session = self._sessions.ready(incarnation) or await self.opened(method, deadline, incarnation)
+            session = self._opener.ready(incarnation) or await self.opened(method, deadline, incarnation)
             call = start(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
             try:
                 async for answer in call:
@@ -106,7 +106,7 @@ class SessionChannel:
             except grpc.aio.AioRpcError as error:
                 if is_last or not is_session_unknown(error):
                     raise
-                self._sessions.forget(session)
+                self._opener.forget(session)
             finally:
                 call.cancel()
 
@@ -114,7 +114,7 @@ class SessionChannel:
         """Opens a bidirectional call, and returns once it is admitted: requests sent earlier could not be repeated."""
         start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
         for is_last in (False, True):
-            session = self._sessions.ready("") or await self.opened(method, deadline)
+            session = self._opener.ready("") or await self.opened(method, deadline)
             call, is_admitted = start(metadata=((PROOF_KEY, session.signed(method.path)),)), False
             try:
                 is_admitted = ADMITTED in tuple(await call.initial_metadata())
@@ -125,7 +125,7 @@ class SessionChannel:
             except grpc.aio.AioRpcError as error:
                 if is_last or not is_session_unknown(error):
                     raise
-                self._sessions.forget(session)
+                self._opener.forget(session)
             finally:
                 if not is_admitted:
                     call.cancel()
@@ -138,12 +138,12 @@ class SessionChannel:
             TimeoutError: none could be opened within the deadline.
         """
         async with asyncio.timeout(deadline.left_s()):
-            return await self._sessions.opened(incarnation)
+            return await self._opener.opened(incarnation)
 
     async def close(self) -> None:
         """Closes the channel; running calls end."""
         self.is_closed = True
-        await self._sessions.close()
+        await self._opener.close()
         await self._channel.close()
 
 

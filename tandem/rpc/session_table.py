@@ -90,8 +90,8 @@ class SessionTable:
         check_incarnation(self._party, call.expected_incarnation)
         protocol = newest_common(call.protocols, self._spoken)
         nonce, session_id = random_bytes(proofs.NONCE_BYTES), random_bytes(proofs.SESSION_ID_BYTES)
-        said = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
-        session = _Session(call.party, call.nonce, proofs.session_key(self._key, said), certificates)
+        transcript = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
+        session = _Session(call.party, call.nonce, proofs.session_key(self._key, transcript), certificates)
         self._client_nonces.add(call.nonce)
         self._unused[session_id.hex()] = session
         self._drop_oldest(self._unused, self._max_unused)
@@ -100,7 +100,7 @@ class SessionTable:
             nonce=nonce,
             session_id=session_id,
             protocol=protocol,
-            proof=proofs.server_proof(self._key, said),
+            proof=proofs.server_proof(self._key, transcript),
         )
 
     def knows(self, header: str) -> bool:

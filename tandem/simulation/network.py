@@ -18,8 +18,8 @@ from tandem.rpc.methods import Method
 from tandem.rpc.network import MetadataSource, MethodTable, RpcServer
 from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
+from tandem.rpc.session_opener import HANDSHAKE_TIMEOUT_S
 from tandem.rpc.session_table import SessionTable
-from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
 from tandem.rpc.status import error_of_status, handshake_error_of_status
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
@@ -252,7 +252,7 @@ class SimulatedRpcConnection:
             self._connecting = None
 
     async def _handshake(self, wire: MultiplexedConnection) -> MultiplexedConnection:
-        """Performs a handshake, as `rpc.sessions`.
+        """Performs a handshake, as `rpc.session_opener`.
 
         Raises:
             TandemError: as `Handshake.session`; or it was refused.

@@ -15,7 +15,7 @@ from tandem.engine.engine import Engine
 from tandem.planner_service.process import Planner
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
-from tandem.rpc.told_prompts import PromptSizes, current_prompt_sizes
+from tandem.rpc.prompt_reuse import PromptSizes, current_prompt_sizes
 from tandem.simulation.assembly import WorkerSizes
 from tandem.simulation.client import ClientOutcome, Exchange
 from tandem.simulation.disk import SimulatedDisk

@@ -21,13 +21,13 @@ _PARAMS = {
 
 def request_attributes(operation: str, model: str, params: SamplingParams) -> dict[str, Attribute]:
     """Attributes known when a request arrives. `operation`: "chat" or "text_completion"."""
-    said: Mapping[str, Attribute | None] = {key: getattr(params, name) for name, key in _PARAMS.items()}
+    parameters: Mapping[str, Attribute | None] = {key: getattr(params, name) for name, key in _PARAMS.items()}
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "tandem",
         "gen_ai.request.model": model,
     }
-    attributes |= {key: value for key, value in said.items() if value is not None and value != ()}
+    attributes |= {key: value for key, value in parameters.items() if value is not None and value != ()}
     if params.seed is not None and params.seed < 2**63:  # NOTE: spans carry signed 64-bit integers, seeds go beyond
         attributes["gen_ai.request.seed"] = params.seed
     return attributes if params.n == 1 else attributes | {"gen_ai.request.choice.count": params.n}

@@ -114,8 +114,8 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 def _request_id(record: logging.LogRecord) -> str | None:
     """The record's own request id, else that of its task."""
-    said = getattr(record, "request_id", None)
-    return request_id_var.get() if said is None else str(said)
+    request_id = getattr(record, "request_id", None)
+    return request_id_var.get() if request_id is None else str(request_id)
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:

@@ -16,14 +16,14 @@ import jinja2
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
-from tandem.text.resumable import TURNS, NotQualifiedError
-from tandem.text.resumption import Resumption, Turns
+from tandem.text.resumable import RENDERING, NotQualifiedError
+from tandem.text.resumption import PartialRendering, Resumption
 from tandem.text.sandbox import BUDGET, Budget, Sandbox
 from tandem.text.seen_messages import NotResumableError
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages", BUDGET, TURNS})
+_RESERVED = frozenset({"messages", BUDGET, RENDERING})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which messages may have reasoning
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -132,7 +132,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         start: int = 0,
-        kept: int | None = None,
+        next_start: int | None = None,
         former: Resumption | None = None,
         /,
         *,
@@ -145,13 +145,13 @@ class ChatTemplate:
 
         Args:
             messages: those before number `start - 1` may be empty, except the first.
-            kept: number of the message at which a later rendering may begin; the last by default.
+            next_start: number of the message at which a later rendering may begin; the last by default.
             former: state stored at message `start` of an earlier conversation with the same variables and earlier
                 messages.
 
         Raises:
             InvalidRequestError: as `render`, about the part that is rendered.
-            NotResumableError: why only `render` can do it. `ChangedFactsError` if another `former` might do.
+            NotResumableError: why only `render` can do it. `ChangedInputsError` if another `former` might do.
         """
         template = self._resumable[self._choose(tools)]
         if isinstance(template, str):
@@ -160,7 +160,7 @@ class ChatTemplate:
             template,
             [_message(each) if each else None for each in _require_messages(messages)],
             start,
-            len(messages) - 1 if kept is None else kept,
+            len(messages) - 1 if next_start is None else next_start,
             former,
             {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables},
         )
@@ -170,14 +170,15 @@ class ChatTemplate:
         template: jinja2.Template,
         messages: Sequence[Message | None],
         start: int,
-        kept: int,
+        next_start: int,
         former: Resumption | None,
         variables: Mapping[str, Any],
     ) -> Rendered:
-        turns, budget = Turns(messages, start, kept, former), Budget()
-        before, after = turns.parts(self._run(template, {**self._seen(variables, turns.shown), TURNS: turns}, budget))
+        rendering, budget = PartialRendering(messages, start, next_start, former), Budget()
+        seen = {**self._seen(variables, rendering.shown), RENDERING: rendering}
+        before, after = rendering.parts(self._run(template, seen, budget))
         try:
-            resumption = turns.resumption()
+            resumption = rendering.resumption()
         except NotResumableError:
             resumption = None
         return Rendered(before + after, len(before), budget.num_spent, resumption)

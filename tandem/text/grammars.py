@@ -188,8 +188,8 @@ def _refused(fault: str) -> str:
 
 def _shortened(message: str) -> str:
     """llguidance's message without the parser's state."""
-    said = " ".join(message.split("<state>")[0].split("<non-verbose/>")[0].split())
-    return _REMEDIES.get(said.partition(".")[0], said[:_MAX_MESSAGE_CHARACTERS])
+    words = " ".join(message.split("<state>")[0].split("<non-verbose/>")[0].split())
+    return _REMEDIES.get(words.partition(".")[0], words[:_MAX_MESSAGE_CHARACTERS])
 
 
 class _Vocabulary(TokenizerWrapper):

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-TURNS = "_tandem_turns"  # the variable of a resumable template, a `resumption.Turns`
+RENDERING = "_tandem_rendering"  # the variable of a resumable template, a `resumption.PartialRendering`
 BEGIN, ITEMS, IS_SHOWN, ENTER, INNER = (f"_tandem_{name}" for name in ("begin", "items", "is_shown", "enter", "inner"))
 _MESSAGES, _LOOP, _INDEX = "messages", "loop", "index0"
 _OUTER_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "nextitem", "previtem"})
@@ -43,7 +43,7 @@ class NotQualifiedError(Exception):
 
 
 def make_resumable(tree: nodes.Template) -> None:
-    """Changes a parsed template: its loop over the messages calls the `resumption.Turns` in the variable `TURNS`.
+    """Changes a parsed template: its loop over the messages calls the `PartialRendering` in the variable `RENDERING`.
 
     Raises:
         NotQualifiedError: it cannot be resumed.
@@ -103,9 +103,9 @@ class _Body:
         )
 
     def arguments(self, line: int) -> list[nodes.Expr]:
-        """The arguments of `Turns.begin` after the first one."""
+        """The arguments of `PartialRendering.begin` after the first one."""
         changed = {f"{name}.{member}" for name, member in self._carries}
-        places = [
+        index_bounds = [
             name
             for name, count in self._compared.items()
             if count == self._read_counts.get(name) and name not in changed and name not in self._stored
@@ -113,7 +113,7 @@ class _Body:
         return [
             _names(self._variables, line),
             _names(self._read_namespaces, line),
-            nodes.Const(tuple(places), lineno=line),
+            nodes.Const(tuple(index_bounds), lineno=line),
             nodes.Const(tuple(self._carries), lineno=line),
         ]
 
@@ -290,8 +290,8 @@ def _without_callee(node: nodes.Call) -> list[nodes.Node]:
 
 
 def _call(name: str, line: int, *arguments: Any) -> nodes.Filter:
-    turns = nodes.Name(TURNS, "load", lineno=line)
-    return nodes.Filter(turns, name, list(arguments), [], None, None, lineno=line)
+    rendering = nodes.Name(RENDERING, "load", lineno=line)
+    return nodes.Filter(rendering, name, list(arguments), [], None, None, lineno=line)
 
 
 def _names(names: Sequence[str], line: int) -> nodes.Dict:

@@ -1,8 +1,9 @@
 """State of a chat template at the beginning of a message, so that a later rendering may resume there.
 
 A template qualifies (see `resumable`) if the text that its loop writes for earlier messages depends only on them and on
-the values in `Facts`. A rendering is resumed if the new facts agree with the former ones: the skipped messages would be
-written as before. Values that the loop carries from one message to the next are set to those of the former rendering.
+the values in `LoopInputs`. A rendering is resumed if the new inputs agree with the former ones: the skipped messages
+would be written as before. Values that the loop carries from one message to the next are set to those of the former
+rendering.
 """
 
 import hashlib
@@ -20,49 +21,48 @@ _MAX_CARRIED = 4096  # characters of a text that is carried from one message to 
 _MAX_DEPTH = 16
 _SEEN_BYTES = 8  # a pointer for each message
 _FIXED_BYTES = 1024
-# Before the loop, the first message and the kept one. NOTE: no prompt ever has them, so nobody learns them.
-# marks before the loop, the first message and the kept one; NOTE: random, and removed from every prompt.
+# Marks before the loop, the first message and message `next_start`; NOTE: random, and removed from every prompt.
 _MARKS = tuple(secrets.token_hex(16) for _ in range(3))
 
 Attribute = tuple[str, str]  # a namespace and one of its members
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LoopInputs:
     """Values besides the messages on which the text written by the loop over the messages depends.
 
     Args:
         prologue: digest of the text before the loop.
         offset: number of messages at the beginning that the loop leaves out.
-        told: variables by name, as Python writes their values.
-        places: integers that the loop only compares with the number of a message.
+        values: variables by name, as Python writes their values.
+        index_bounds: integers that the loop only compares with the number of a message.
     """
 
     prologue: bytes
     offset: int
-    told: Mapping[str, str]
-    places: Mapping[str, int]
+    values: Mapping[str, str]
+    index_bounds: Mapping[str, int]
 
-    def admits(self, other: "Facts", start: int) -> bool:
-        """Whether the messages before number `start` are written the same under both facts.
+    def admits(self, other: "LoopInputs", start: int) -> bool:
+        """Whether the messages before number `start` are written the same under both inputs.
 
-        NOTE: of two places that are no less than the number of each message before `start`, comparisons are equal.
+        NOTE: of two bounds that are no less than the number of each message before `start`, comparisons are equal.
         """
-        if (self.prologue, self.offset, self.told) != (other.prologue, other.offset, other.told):
+        if (self.prologue, self.offset, self.values) != (other.prologue, other.offset, other.values):
             return False
         least = start - self.offset
-        return self.places.keys() == other.places.keys() and all(
-            place == other.places[name] or min(place, other.places[name]) >= least
-            for name, place in self.places.items()
+        return self.index_bounds.keys() == other.index_bounds.keys() and all(
+            bound == other.index_bounds[name] or min(bound, other.index_bounds[name]) >= least
+            for name, bound in self.index_bounds.items()
         )
 
 
-class ChangedFactsError(NotResumableError):
-    """The template would write earlier messages differently than before. `facts`: those of the new conversation."""
+class ChangedInputsError(NotResumableError):
+    """The template would write earlier messages differently than before. `inputs`: those of the new conversation."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, inputs: LoopInputs) -> None:
         super().__init__("the template writes earlier messages otherwise than before")
-        self.facts = facts
+        self.inputs = inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +70,45 @@ class Resumption:
     """State of a rendering, from which a later one can begin at one of its messages.
 
     Args:
-        facts: values on which the text of earlier messages depends.
+        inputs: values on which the text of earlier messages depends.
         carried: values that the loop carries to the message, by namespace and member.
         seen: members of messages that the template read outside its loop.
     """
 
-    facts: Facts
+    inputs: LoopInputs
     carried: Mapping[Attribute, Any]
     seen: Sequence[SeenFields | None]
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         distinct = {id(fields): fields.num_bytes for fields in self.seen if fields is not None}
-        texts = sum(len(name) + len(value) for name, value in self.facts.told.items())
+        texts = sum(len(name) + len(value) for name, value in self.inputs.values.items())
         own = texts + _SEEN_BYTES * len(self.seen) + _FIXED_BYTES
         object.__setattr__(self, "num_bytes", own + sum(distinct.values()))
 
 
-class Turns:
+class PartialRendering:
     """One rendering from message number `start` on; the rewritten template calls its methods in the loop over the
     messages.
 
     Args:
         messages: None for those that were not parsed.
-        kept: number of the message at which a later rendering is to begin; not before `start`.
+        next_start: number of the message at which a later rendering is to begin; not before `start`.
         former: state of the rendering that is resumed; None: the whole is rendered.
     """
 
-    def __init__(self, messages: Sequence[Message | None], start: int, kept: int, former: Resumption | None) -> None:
-        assert start <= kept < len(messages), "a message that is not rendered cannot be kept"
+    def __init__(
+        self, messages: Sequence[Message | None], start: int, next_start: int, former: Resumption | None
+    ) -> None:
+        assert start <= next_start < len(messages), "a later rendering begins at a message that is rendered"
         self._messages = messages
         self._start = start
-        self._kept = kept
+        self._next_start = next_start
         self._former = former
         self._seen = SeenMessages(messages, () if former is None else former.seen)
         self._offset: int | None = None
-        self._told: dict[str, str] = {}
-        self._places: dict[str, int] = {}
+        self._values: dict[str, str] = {}
+        self._index_bounds: dict[str, int] = {}
         self._namespaces: Mapping[str, Any] = {}
         self._carries: Sequence[Attribute] = ()
         self._carried: dict[Attribute, Any] | None = None
@@ -122,7 +124,7 @@ class Turns:
         items: Any,
         variables: Mapping[str, Any],
         namespaces: Mapping[str, Any],
-        places: Sequence[str],
+        index_bounds: Sequence[str],
         carries: Sequence[Attribute],
     ) -> str:
         """Called before the loop over `items`; returns a mark to be written there.
@@ -130,8 +132,8 @@ class Turns:
         Args:
             variables: variables that the loop reads.
             namespaces: namespaces that it reads or changes.
-            places: names, as `variable` or `namespace.member`, of values that are only compared with a message's
-                number.
+            index_bounds: names, as `variable` or `namespace.member`, of values that are only compared with a
+                message's number.
             carries: members of namespaces that it changes.
         """
         if self._offset is not None or not isinstance(items, list) or not items:
@@ -139,15 +141,15 @@ class Turns:
         self._offset = offset = len(self._messages) - len(items)
         if any(type(item) is not SeenMessage or number_of(item) != offset + n for n, item in enumerate(items)):
             raise NotResumableError("the template's loop goes over something else than the messages")
-        if offset > self._start > 0 or offset > self._kept:
+        if offset > self._start > 0 or offset > self._next_start:
             raise NotResumableError("the template's loop does not come to the message")
         self.inner = InnerMessages(self._messages[offset:])
         self._namespaces, self._carries = namespaces, carries
-        for name, value in self._values(variables, namespaces):
-            if name in places and type(value) is int:
-                self._places[name] = value
+        for name, value in self._read_values(variables, namespaces):
+            if name in index_bounds and type(value) is int:
+                self._index_bounds[name] = value
             else:
-                self._told[name] = _told(value)
+                self._values[name] = _written(value)
         if self._former is not None:
             for (name, member), value in self._former.carried.items():
                 if not isinstance(namespaces[name], Namespace):
@@ -165,7 +167,7 @@ class Turns:
         assert self._offset is not None
         number = index + self._offset
         first = _MARKS[1] if number == max(self._start, self._offset) else ""
-        if number != self._kept:
+        if number != self._next_start:
             return first
         self._carried = {}
         for name, member in self._carries:
@@ -175,10 +177,10 @@ class Turns:
         return first + _MARKS[2]
 
     def parts(self, text: str) -> tuple[str, str]:
-        """Splits the rendered text, from `start` on, into the text before the kept message and the text from it on.
+        """Splits the rendered text, from `start` on, into the texts before message `next_start` and from it on.
 
         Raises:
-            ChangedFactsError: earlier messages would be written otherwise than before.
+            ChangedInputsError: earlier messages would be written otherwise than before.
             NotResumableError: the template took another way than expected.
         """
         if self._seen.is_broken:
@@ -188,19 +190,19 @@ class Turns:
         before, third, after = rest.partition(_MARKS[2])
         if not (first and second and third) or skipped or self._offset is None:
             raise NotResumableError("the template does not come to its loop over the messages")
-        self._facts = Facts(_digest(prologue), self._offset, self._told, self._places)
+        self._inputs = LoopInputs(_digest(prologue), self._offset, self._values, self._index_bounds)
         if self._former is None:
             return prologue + before, after
-        if not self._former.facts.admits(self._facts, self._start):
-            raise ChangedFactsError(self._facts)
+        if not self._former.inputs.admits(self._inputs, self._start):
+            raise ChangedInputsError(self._inputs)
         return before, after
 
     def resumption(self) -> Resumption:
-        """The state at the kept message; call after `parts`. Raises NotResumableError if it takes too much memory."""
+        """The state at message `next_start`; call after `parts`. Raises NotResumableError if it needs much memory."""
         assert self._carried is not None
-        return Resumption(self._facts, self._carried, self._seen.record())
+        return Resumption(self._inputs, self._carried, self._seen.record())
 
-    def _values(self, variables: Mapping[str, Any], namespaces: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    def _read_values(self, variables: Mapping[str, Any], namespaces: Mapping[str, Any]) -> list[tuple[str, Any]]:
         found = list(variables.items())
         for name, value in namespaces.items():
             if isinstance(value, Namespace):
@@ -213,10 +215,10 @@ class Turns:
 class InnerMessages(list[Any]):
     """The messages as the loop's body may index them; an index before the first, or of one not parsed, is an error."""
 
-    def __getitem__(self, place: Any) -> Any:
-        if not isinstance(place, int) or place < 0:
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int) or index < 0:
             raise NotResumableError("the template asks for the message before the first, which is the last one")
-        message = super().__getitem__(place)
+        message = super().__getitem__(index)
         if message is None:
             raise NotResumableError("the template asks for an earlier message that was not read")
         return message
@@ -227,7 +229,7 @@ def _members(namespace: Any) -> Mapping[str, Any]:
     return getattr(namespace, "_Namespace__attrs") if isinstance(namespace, Namespace) else {}  # noqa: B009
 
 
-def _told(value: Any) -> str:
+def _written(value: Any) -> str:
     """A value as Python writes it, or the digest of a long one; equal texts mean equal values.
 
     NOTE: 1, 1.0 and true are equal, and written differently by a template as well as here.

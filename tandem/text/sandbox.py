@@ -19,7 +19,7 @@ from jinja2.utils import Namespace
 
 from tandem.text.lookahead import look_ahead_once
 from tandem.text.resumable import BEGIN, ENTER, INNER, IS_SHOWN, ITEMS, make_resumable
-from tandem.text.resumption import Turns
+from tandem.text.resumption import PartialRendering
 from tandem.text.seen_messages import ABSENT, SeenMessage, give_up
 
 BUDGET = "_tandem_budget"  # the variable of a template that has its `Budget`
@@ -59,7 +59,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters[_COUNTED] = _counted
-        self.filters |= _OF_TURNS
+        self.filters |= _FILTERS_OF_LOOP
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: now().strftime(form)
 
@@ -124,12 +124,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 _COUNTED = "_tandem_counted"
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _LOOP_ATTRIBUTES = frozenset({"first", "last", "index", "index0", "length", "previtem", "nextitem"})
-_OF_TURNS = {
-    BEGIN: Turns.begin,
-    ITEMS: lambda turns: list(turns.inner),
-    IS_SHOWN: Turns.is_shown,
-    ENTER: Turns.enter,
-    INNER: lambda turns: turns.inner,
+_FILTERS_OF_LOOP = {
+    BEGIN: PartialRendering.begin,
+    ITEMS: lambda rendering: list(rendering.inner),
+    IS_SHOWN: PartialRendering.is_shown,
+    ENTER: PartialRendering.enter,
+    INNER: lambda rendering: rendering.inner,
 }
 
 

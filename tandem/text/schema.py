@@ -260,10 +260,10 @@ class _Option:
     @classmethod
     def of(cls, schema: object) -> "_Option":
         """NOTE: a boolean schema has no constraints."""
-        said: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-        named = said.get("type", ("null", "boolean", "number", "string", "array", "object"))
+        keywords: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        named = keywords.get("type", ("null", "boolean", "number", "string", "array", "object"))
         names = {named} if isinstance(named, str) else named
-        texts = {key: found for key in _required(said) if (found := _texts(said, key))}
+        texts = {key: found for key in _required(keywords) if (found := _texts(keywords, key))}
         return cls(frozenset("number" if name == "integer" else name for name in names), texts)
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from tandem.tls.authority import VALID_FOR, Authority
 from tandem.tls.identity import CertifiedRole
 
-LOOK_S = 3600.0  # longest time between two checks
+CHECK_INTERVAL_S = 3600.0  # longest time between two checks
 _logger = logging.getLogger(__name__)
 
 
@@ -43,11 +43,11 @@ class RenewedCertificates:
         self._drawn_s = now_s()
         self._write([self._signing, self._next])
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Renews the certificates whenever a third of their lifetime has passed, until cancelled."""
         third_s = self._valid_for.total_seconds() / 3
         while True:
-            await asyncio.sleep(min(LOOK_S, third_s))
+            await asyncio.sleep(min(CHECK_INTERVAL_S, third_s))
             if self._now_s() < self._drawn_s + third_s:
                 continue
             try:

@@ -22,8 +22,8 @@ from tandem.core.errors import (
 )
 from tandem.rpc.client import WorkerClient, client_of
 from tandem.rpc.messages import Greeting, LinkReport, WorkerAddress
+from tandem.rpc.prompt_reuse import ReusablePrompts
 from tandem.rpc.protocols import PROTOCOL_VERSION
-from tandem.rpc.told_prompts import ToldPrompts
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.choose import AUTO, Site, TransportChoice, choose
 from tandem.transport.measure import measure_link
@@ -64,7 +64,7 @@ class Sources:
         self._connecting: dict[WorkerAddress, asyncio.Task[KVSource]] = {}
         self._refusals: dict[str, _Refusal] = {}
         self._numbers = count(1)
-        self._prompts = ToldPrompts()  # sent to prefill workers
+        self._prompts = ReusablePrompts()  # sent to prefill workers
 
     @property
     def links(self) -> tuple[LinkReport, ...]:

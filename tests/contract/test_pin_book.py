@@ -12,9 +12,9 @@ from tandem.core.errors import UnavailableError
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
-from tandem.gateway.caching import LivePins
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceRequest, ServeRequest
 from tandem.rpc.messages import ModelInfo
 from tests.helpers.redis_server import RedisServer, running_redis

@@ -86,7 +86,7 @@ RENEWING = """
 import sys, time
 from tandem.cli.main import main
 from tandem.tls import renewal
-renewal.LOOK_S = 4.0
+renewal.CHECK_INTERVAL_S = 4.0
 make = renewal.RenewedCertificates.__init__
 renewal.RenewedCertificates.__init__ = lambda *given: make(*given, now_s=lambda: time.time() * 1e8)
 sys.exit(main())
@@ -146,7 +146,7 @@ def test_a_withdrawn_peer_is_cut_off_and_others_are_not(model: Path, tmp_path: P
                     assert (await anext(kept_stream)).lifecycle == "ready"
 
             with pytest.raises(TandemError, match="is not accepted any more"):
-                await asyncio.wait_for(both_go_on(), caller_watch.LOOK_S + 10)
+                await asyncio.wait_for(both_go_on(), caller_watch.CHECK_INTERVAL_S + 10)
             with pytest.raises(TandemError):
                 await gone.status()
             assert (await anext(kept_stream)).lifecycle == "ready"

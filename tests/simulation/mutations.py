@@ -42,13 +42,13 @@ from tandem.ranks.epoch import Epoch
 from tandem.ranks.group import RankGroup
 from tandem.ranks.heartbeat import Heartbeats
 from tandem.redis_client import answered_within
-from tandem.rpc import session_table, told_prompts
+from tandem.rpc import prompt_reuse, session_table
 from tandem.rpc.form import Form
 from tandem.rpc.messages import ConfirmAnswer, WorkerStatus
+from tandem.rpc.prompt_reuse import RememberedPrompts
 from tandem.rpc.protocols import SPOKEN
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.shared_stream import _Inbox
-from tandem.rpc.told_prompts import RememberedPrompts
 from tandem.scheduler.scheduler import Scheduler
 from tandem.transport.transfer import Transfer
 from tandem.worker import service
@@ -554,17 +554,17 @@ def refusing_worker_is_not_asked_again(patch: Patch) -> None:
 
 
 def forgotten_prompts_count_as_empty(patch: Patch) -> None:
-    def grown(self: Any, told: Any, known: int) -> Any:
-        kept = self._prompts.get((told.keeper, known), array("I"))[: told.num_known]
-        kept.extend(told.more_token_ids)
+    def grown(self: Any, named: Any, known: int) -> Any:
+        kept = self._prompts.get((named.keeper, known), array("I"))[: named.num_known]
+        kept.extend(named.more_token_ids)
         return kept
 
     patch.setattr(RememberedPrompts, "_grown", grown)
 
 
 def _prompts_share_a_token_too_many(patch: Patch) -> None:
-    shared = told_prompts._num_shared
-    patch.setattr(told_prompts, "_num_shared", lambda first, second: shared(first, second) + 1)
+    shared = prompt_reuse._num_shared
+    patch.setattr(prompt_reuse, "_num_shared", lambda first, second: shared(first, second) + 1)
 
 
 def _words_of_former_epochs_count(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.anthropic.caching import read_ttl_s
+from tandem.gateway.anthropic.breakpoints import read_ttl_s
 from tandem.gateway.anthropic.fields import refuse_unknown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_tool_name

@@ -43,19 +43,19 @@ class MessagesDialect:
         asked, spans = await known_body.parsed(known, self._context.off_loop, parse, "messages")
         prompt = _read_prompt(asked, self._context, known)
         check_budget(prompt.thinking, asked.max_tokens)
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = _params(asked, info)
-        kept = None if spans is None else prompt.kept
+        resume_turn = None if spans is None else prompt.resume_turn
         assembled = await assemble(
             prompt.conversation,
             self._context,
             info,
             isolate(UNSCOPED),
             beginning=None if known is None else known.beginning,
-            kept=None if kept is None else kept.number,
+            next_start=None if resume_turn is None else resume_turn.number,
         )
-        if kept is not None and spans is not None and assembled.beginning is not None:
-            known_body.keep(kept.entry(spans, known, assembled.beginning))
+        if resume_turn is not None and spans is not None and assembled.beginning is not None:
+            known_body.keep(resume_turn.entry(spans, known, assembled.beginning))
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
@@ -84,7 +84,7 @@ async def count_tokens(body: bytes, context: DialectContext, isolate: Isolate) -
         UnavailableError: no worker is known.
     """
     prompt = _read_prompt(await context.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), context)
-    info = await context.directory.info()
+    info = await context.model_info.get()
     assembled = await assemble(prompt.conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
@@ -105,8 +105,8 @@ def _read_prompt(
 def _params(asked: MessagesBody, info: ModelInfo) -> SamplingParams:
     """NOTE: filling the cache (max_tokens 0) needs one generated token, which is not shown to the client."""
     own = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k", "seed", "speculate")}
-    said = {name: value for name, value in own.items() if value is not None}
+    given = {name: value for name, value in own.items() if value is not None}
     stop = tuple(asked.stop_sequences or ())
-    params = SamplingParams(**{**info.sampling_defaults, **said, "max_tokens": max(1, asked.max_tokens), "stop": stop})
+    params = SamplingParams(**{**info.sampling_defaults, **given, "max_tokens": max(1, asked.max_tokens), "stop": stop})
     validate_for_vocab(params, info.vocab_size)
     return params

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
-from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
+from tandem.gateway.anthropic.breakpoints import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.resumed import ResumableTurn, check_resumed, find_resumable
 from tandem.gateway.anthropic.thinking import RequestedThinking, read_thinking, read_thinking_turns
@@ -27,12 +27,12 @@ class ParsedPrompt:
     """The conversation of a body, and the thinking that the body asked for.
 
     Args:
-        kept: turn at which a later body may be resumed, if there is one.
+        resume_turn: turn at which a later body may be resumed, if there is one.
     """
 
     conversation: Conversation
     thinking: RequestedThinking
-    kept: ResumableTurn | None = None
+    resume_turn: ResumableTurn | None = None
 
 
 def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConversation | None = None) -> ParsedPrompt:
@@ -54,14 +54,14 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
     asked, points = read_thinking(body), BreakpointList()
     tools, choice = read_tools(body, points)
     turns = read_turns(body.messages)
-    former = None if known is None else check_resumed(turns, num_thinking_turns, known)
+    skipped = None if known is None else check_resumed(turns, num_thinking_turns, known)
     writer = TurnWriter(points) if known is None else TurnWriter(points, known.calls)
     system = _system(body.system)
     if system:
         writer.write_texts("system", system)
     is_continued = _is_continued(turns, asked)
-    writer.write(turns, num_thinking_turns, 0 if former is None else former.num_unread)
-    kept = None if is_continued else find_resumable(turns, writer, num_thinking_turns, former)
+    writer.write(turns, num_thinking_turns, 0 if skipped is None else skipped.num_unread)
+    resume_turn = None if is_continued else find_resumable(turns, writer, num_thinking_turns, skipped)
     _mark_last(body, writer.messages, points)
     conversation = Conversation(
         messages=writer.messages,
@@ -72,7 +72,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int, known: KnownConvers
         breakpoints=points.points,
         is_continued=is_continued,
     )
-    return ParsedPrompt(conversation, asked, kept)
+    return ParsedPrompt(conversation, asked, resume_turn)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
@@ -93,11 +93,11 @@ def _is_continued(turns: Sequence[Turn], asked: RequestedThinking) -> bool:
     last = turns[-1]
     if last.role != "assistant":
         return False
-    said = last.texts[-1].text if last.texts else ""
+    last_text = last.texts[-1].text if last.texts else ""
     wrong = None
     if last.calls:
         wrong = "it calls tools, whose results must follow"
-    elif not said or said != said.rstrip():
+    elif not last_text or last_text != last_text.rstrip():
         wrong = "it must have text that does not end with white space"
     elif asked.is_required:
         wrong = "thinking comes before an answer, so it cannot be enabled"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.gateway.anthropic.turns import Turn, TurnWriter
-from tandem.gateway.known_conversations import Beginning, KnownConversation, ResumePlaces
+from tandem.gateway.known_conversations import KnownBeginning, KnownConversation, ResumePlaces
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.prompt_encoder import NotKnownError
 from tandem.gateway.resuming import OtherBeginningError
@@ -19,7 +19,7 @@ _READ_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTurns:
+class SkippedTurns:
     """Properties of the turns that a shortened body lacks, as far as reading its other turns depends on them.
 
     Args:
@@ -48,47 +48,49 @@ class ResumableTurn:
         number: index of its first message in the conversation.
         places: its messages in the parsed body.
         calls: tool names by id, of the calls before it that a later body lacks.
-        reader: properties of the turns that a later body lacks.
+        skipped: properties of the turns that a later body lacks.
     """
 
     number: int
     places: ResumePlaces
     calls: Mapping[str, str]
-    reader: ReadTurns
+    skipped: SkippedTurns
 
-    def entry(self, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning) -> KnownConversation:
+    def entry(
+        self, spans: MessageSpans, known: KnownConversation | None, beginning: KnownBeginning
+    ) -> KnownConversation:
         """Creates the cache entry. `spans`: offsets of parsed messages; `known`: entry this body was resumed from."""
         shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
         return KnownConversation.of(
-            shown, self.places, self.calls, beginning, num_left_out=left_out, reader=self.reader
+            shown, self.places, self.calls, beginning, num_left_out=left_out, reader_state=self.skipped
         )
 
 
-def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: KnownConversation) -> ReadTurns:
+def check_resumed(turns: Sequence[Turn], num_thinking_turns: int | None, known: KnownConversation) -> SkippedTurns:
     """Checks that a shortened body may be resumed at its known turn; returns the properties of the turns that it
     lacks.
 
     Raises:
         NotKnownError: the body has to be read as a whole, or from another known turn.
     """
-    former = known.reader
-    assert isinstance(former, ReadTurns), "entries of one API are its own"
-    if former.num_thinking_turns != num_thinking_turns:
+    skipped = known.reader_state
+    assert isinstance(skipped, SkippedTurns), "entries of one API are its own"
+    if skipped.num_thinking_turns != num_thinking_turns:
         raise NotKnownError("the thinking of other turns is shown than before")
     if len(turns) <= _READ_BEFORE or turns[_READ_BEFORE].num_messages > 1 or turns[0].num_messages > 1:
         raise NotKnownError("the last known turn goes on")
-    if not former.admits_question and any(turn.is_question for turn in turns[_READ_BEFORE + 1 :]):
+    if not skipped.admits_question and any(turn.is_question for turn in turns[_READ_BEFORE + 1 :]):
         raise OtherBeginningError(
             "thinking before the last question is not shown any more",
             lambda other: _admits_question(other, num_thinking_turns),
         )
-    return former
+    return skipped
 
 
 def find_resumable(
-    turns: Sequence[Turn], writer: TurnWriter, num_thinking_turns: int | None, former: ReadTurns | None
+    turns: Sequence[Turn], writer: TurnWriter, num_thinking_turns: int | None, skipped: SkippedTurns | None
 ) -> ResumableTurn | None:
-    """The last turn of the user at which a later body may be resumed. `former`: properties of the turns this body
+    """The last turn of the user at which a later body may be resumed. `skipped`: properties of the turns this body
     lacks.
 
     NOTE: turns with breakpoints are left out, as these move on with the conversation.
@@ -102,18 +104,20 @@ def find_resumable(
             continue
         number = writer.number_of(index)
         shown = [message for message in writer.messages[:number] if "reasoning_content" in message]
-        has_thinking = bool(shown) or (former is not None and former.has_thinking)
+        has_thinking = bool(shown) or (skipped is not None and skipped.has_thinking)
         num_unread = writer.number_of(index - 1) - writer.number_of(0) - 1
         places = ResumePlaces(turn.number, before.number)
         return ResumableTurn(
             number,
             places,
             writer.names_before(index - 1),
-            ReadTurns(num_unread, num_thinking_turns, turn.is_question, has_thinking),
+            SkippedTurns(num_unread, num_thinking_turns, turn.is_question, has_thinking),
         )
     return None
 
 
 def _admits_question(known: KnownConversation, num_thinking_turns: int | None) -> bool:
-    former = known.reader
-    return isinstance(former, ReadTurns) and former.num_thinking_turns == num_thinking_turns and former.admits_question
+    skipped = known.reader_state
+    if not isinstance(skipped, SkippedTurns):
+        return False
+    return skipped.num_thinking_turns == num_thinking_turns and skipped.admits_question

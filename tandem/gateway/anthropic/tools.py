@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
+from tandem.gateway.anthropic.breakpoints import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import MessagesPromptBody, refuse_unknown, unsupported
 from tandem.gateway.conversation import Breakpoint, FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError

@@ -21,7 +21,7 @@ from tandem.gateway.anthropic.blocks import (
     join_texts,
     read_blocks,
 )
-from tandem.gateway.anthropic.caching import BreakpointList
+from tandem.gateway.anthropic.breakpoints import BreakpointList
 from tandem.gateway.conversation import UNREAD, Breakpoint
 from tandem.gateway.errors import RequestError
 

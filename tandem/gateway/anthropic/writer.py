@@ -16,7 +16,7 @@ from tandem.gateway.anthropic.thinking import Signature
 from tandem.gateway.anthropic.turns import OUR_IDS
 from tandem.gateway.anthropic.usage import stop_of, usage_of
 from tandem.gateway.errors import Problem
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
@@ -97,7 +97,7 @@ class _BlockStream:
         match part:
             case Thought():
                 return self._think(part.text)
-            case Said():
+            case ContentText():
                 return self._say(part.text)
             case CallBegun():
                 block = {"type": "tool_use", "id": call_id(part.call_id), "name": part.name, "input": {}}
@@ -111,8 +111,8 @@ class _BlockStream:
             return self._close()
         blank = self._blank
         opened = self._open("text", {"type": "text", "text": "", "citations": None})
-        said = self._delta({"type": "text_delta", "text": blank}) if blank else b""
-        return opened + said + self._close()
+        delta = self._delta({"type": "text_delta", "text": blank}) if blank else b""
+        return opened + delta + self._close()
 
     def _think(self, text: str) -> bytes:
         begun = b""

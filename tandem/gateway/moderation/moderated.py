@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.moderation.base import Moderator
-from tandem.gateway.parts import CallArguments, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceUpdate
 
 
@@ -62,10 +62,10 @@ def _shown(
 
 
 def _text(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, (Said, Thought, CallArguments)))
+    return "".join(part.text for part in parts if isinstance(part, (ContentText, Thought, CallArguments)))
 
 
 def _cut(part: Part, length: int) -> tuple[Part, Part | None]:
-    if not isinstance(part, (Said, Thought, CallArguments)) or len(part.text) <= length:
+    if not isinstance(part, (ContentText, Thought, CallArguments)) or len(part.text) <= length:
         return part, None
     return replace(part, text=part.text[:length]), replace(part, text=part.text[length:])

@@ -56,7 +56,7 @@ class ChatDialect:
         reader = MessageReader(_default_lifetime_s(asked), () if known is None else known.calls)
         conversation = self._conversation(asked, reader, num_left_out)
         places = None if spans is None or asked.cache_salt else _resume_places(reader, len(spans.starts))
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
         scope = CacheScope(salt=asked.cache_salt or "")
         assembled = await assemble(
@@ -65,7 +65,7 @@ class ChatDialect:
             info,
             isolate(scope),
             beginning=None if known is None else known.beginning,
-            kept=None if places is None else places.last + num_left_out,
+            next_start=None if places is None else places.last + num_left_out,
         )
         if spans is not None and places is not None and assembled.beginning is not None:
             shown = spans if known is None else known.spans(spans)
@@ -163,9 +163,9 @@ def _num_logprobs(asked: ChatBody) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
+def template_variables(given: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
     """Variables of the template besides the messages. Raises RequestError for names that have a field of their own."""
-    variables = dict(check_free_form(said or {}, "chat_template_kwargs"))
+    variables = dict(check_free_form(given or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")

@@ -16,7 +16,7 @@ from tandem.gateway.openai.fields import ChatBody
 from tandem.gateway.openai.frames import error_frames, frame
 from tandem.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.gateway.openai.usage import finish_reason
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought, ToolCall
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought, ToolCall
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tandem.text.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ def _delta(parts: Sequence[Part]) -> dict[str, Any]:
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:
         match part:
-            case Said():
+            case ContentText():
                 delta["content"] = delta.get("content", "") + part.text
             case Thought():
                 delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + part.text

@@ -46,7 +46,7 @@ class CompletionDialect:
         model.require(asked.model)
         prompts = _prompts(asked)
         check_num_choices(len(prompts), asked.n, self._context.limits.max_choices)
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         if asked.prompt_logprobs is not None and asked.stream:
             raise RequestError("prompt_logprobs is not for stream=true", param="prompt_logprobs")
         params = await self._constrained(_params(asked, info, model.tokenizer), asked, info)

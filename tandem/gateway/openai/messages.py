@@ -63,11 +63,11 @@ class MessageReader:
         unknown = [name for name, value in message.items() if name not in known and value not in (None, [])]
         if unknown:
             raise _refusal(f"{where}.{shown(unknown[0])[1:-1]} is not supported by this server; leave it out", where)
-        said = {name: value for name, value in message.items() if name in _KNOWN and value is not None}
-        for name, value in said.items():
+        fields = {name: value for name, value in message.items() if name in _KNOWN and value is not None}
+        for name, value in fields.items():
             if name != "content" and not isinstance(value, str):
                 raise _refusal(f"{where}.{name}={shown(value)} must be text", where)
-        read = {**said, "role": ROLES[role], "content": self._content(message.get("content"), role, index)}
+        read = {**fields, "role": ROLES[role], "content": self._content(message.get("content"), role, index)}
         if message.get("tool_calls"):
             read["tool_calls"] = self._calls(message["tool_calls"], role, index)
         if role == "tool":

@@ -143,14 +143,14 @@ def _response_format(given: Any) -> OutputFormat | None:
 
 def _structured(given: Any) -> OutputFormat:
     """vLLM's form of an output format: exactly one of json, regex, choice, grammar and json_object."""
-    said: dict[str, Any] = {}
+    structures: dict[str, Any] = {}
     if isinstance(given, Mapping):  # NOTE: vLLM's own class writes out every option it has
-        said = {name: value for name, value in given.items() if value is not None and value is not False}
-    if len(said) != 1 or not said.keys() <= _STRUCTURES.keys():
+        structures = {name: value for name, value in given.items() if value is not None and value is not False}
+    if len(structures) != 1 or not structures.keys() <= _STRUCTURES.keys():
         raise _refusal(
             f"structured_outputs={shown(given)} must have exactly one of {', '.join(_STRUCTURES)}", "structured_outputs"
         )
-    ((name, value),) = said.items()
+    ((name, value),) = structures.items()
     kind = _STRUCTURES[name]
     _check_structure(kind, value, f"structured_outputs.{name}")
     return OutputFormat(kind, value, f"structured_outputs.{name}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from tandem.gateway.parsing.source import Malformed
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part
 
 MAX_CALLS = 128  # in one answer
 MAX_ARGUMENTS_CHARACTERS = 2**20  # of one call
@@ -39,7 +39,7 @@ class AnswerOutput:
         """Emits text; trailing white space is held until more follows."""
         body = text.rstrip(_SPACES)
         if body:
-            self._parts.append(Said("".join((*self._spaces, body))))
+            self._parts.append(ContentText("".join((*self._spaces, body))))
             self._spaces.clear()
             self._is_after_call = False
         if len(body) < len(text):
@@ -71,7 +71,7 @@ class AnswerOutput:
     def flush(self) -> None:
         """Emits held white space, because the answer has ended."""
         if self._spaces and not self._is_after_call:
-            self._parts.append(Said("".join(self._spaces)))
+            self._parts.append(ContentText("".join(self._spaces)))
         self._spaces.clear()
 
     def drain(self) -> Sequence[Part]:

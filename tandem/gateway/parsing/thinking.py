@@ -123,7 +123,7 @@ def _switch(template: str) -> tuple[str | None, bool]:
     for name in _VARIABLES:
         if not re.search(rf"\b{name}\b", template):
             continue
-        unsaid, on, off = trial(template), trial(template, said={name: True}), trial(template, said={name: False})
+        default, on, off = (trial(template, variables=each) for each in ({}, {name: True}, {name: False}))
         if on != off:
-            return name, unsaid == on
+            return name, default == on
     return None, True

@@ -21,7 +21,7 @@ class ToolCallEnding(Enum):
 
     CLOSED = "a call, whole"
     BROKEN = "a call that broke off"
-    NONE = "no call: it was said"
+    NONE = "no call: it is content"
 
 
 class ToolParser(ABC):

@@ -14,14 +14,14 @@ _USER = {"role": "user", "content": "Hi"}
 def trial(
     template: str,
     messages: Sequence[Mapping[str, Any]] = (),
-    said: Mapping[str, Any] = MappingProxyType({}),
+    variables: Mapping[str, Any] = MappingProxyType({}),
     *,
     begins_with_user: bool = True,
 ) -> str | None:
-    """Renders a user's message, then `messages`; None if the template refuses them. `said`: its other variables."""
+    """Renders a user's message, then `messages`; None if the template refuses them. `variables`: further variables."""
     first = (_USER,) if begins_with_user else ()
     try:
-        return ChatTemplate({"default": template}, _TOKENS).render([*first, *messages], **said)
+        return ChatTemplate({"default": template}, _TOKENS).render([*first, *messages], **variables)
     except (InvalidRequestError, CorruptCheckpointError):
         return None
 

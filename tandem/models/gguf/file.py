@@ -136,11 +136,11 @@ class _Part:
 
     def require(self, num_parts: int) -> None:
         """Raises CorruptCheckpointError if its metadata name another index or number of files than its name."""
-        said = self.metadata.get("split.count", 0) or 1, self.metadata.get("split.no", 0)
-        if said != (num_parts, self._index):
+        declared = self.metadata.get("split.count", 0) or 1, self.metadata.get("split.no", 0)
+        if declared != (num_parts, self._index):
             raise CorruptCheckpointError(
-                f"{self.path}: split.count={said[0]!r} and split.no={said[1]!r} (from 0), and by its name it is part "
-                f"{self._index + 1} of {num_parts}; download all parts again and keep their names"
+                f"{self.path}: split.count={declared[0]!r} and split.no={declared[1]!r} (from 0), and by its name it "
+                f"is part {self._index + 1} of {num_parts}; download all parts again and keep their names"
             )
 
     def read(self, entry: TensorEntry) -> NDArray[np.uint8]:

@@ -115,7 +115,7 @@ class EntryPool:
         length = spec.series * spec.span
         tokens = ends[:, None] + torch.arange(1 - length, 1, device=ends.device)
         contents, gates = (
-            self._by_series(part.of_tokens(batch.block_tables, requests, tokens.clamp_min(0)))
+            self._by_series(part.read(batch.block_tables, requests, tokens.clamp_min(0)))
             for part, batch in zip(parts, batches, strict=True)
         )
         is_missing = (tokens < 0)[:, :, None]

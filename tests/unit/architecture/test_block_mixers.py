@@ -73,7 +73,7 @@ def test_nsa_reads_blocks_a_window_and_all_that_is_compressed() -> None:
     cost = ModelCost("nsa", model)
     assert cost.read_bytes(64_000) == 32 * 2 * KV * (1024 + 512 + 4000)
     assert cost.read_bytes(100) == 32 * 2 * KV * (100 + 100 + 100 / 16)
-    assert sum(line.read_bytes for line in cost.state_bill(64_000)) == cost.read_bytes(64_000)
+    assert sum(line.read_bytes for line in cost.context_memory(64_000)) == cost.read_bytes(64_000)
     prefix = "model.layers.0.self_attn."
     own = {tensor.name.removeprefix(prefix): tensor.shape for tensor in mixer.tensors()}
     assert own["compress_v.position"] == (32, 128)

@@ -93,11 +93,11 @@ def test_a_long_context_is_kept_and_read_in_a_small_part() -> None:
     chosen, scanned, of_all = 21 * 512 * ROW, 21 * KEY * length / 4, 20 * ROW * length / 128
     made = 2 * 2 * (21 * (1024 + 256) + 20 * 512)
     assert cost.read_bytes(length) == 43 * 128 * ROW + chosen + scanned + of_all + made
-    bill = cost.state_bill(length)
-    assert [line.num_layers for line in bill] == [2, 21, 20]
-    assert sum(line.held_bytes for line in bill) == cost.kv_bytes(length)
-    assert sum(line.read_bytes for line in bill) == cost.read_bytes(length)
-    assert bill[2].state == (
+    memory = cost.context_memory(length)
+    assert [line.num_layers for line in memory] == [2, 21, 20]
+    assert sum(line.held_bytes for line in memory) == cost.kv_bytes(length)
+    assert sum(line.read_bytes for line in memory) == cost.read_bytes(length)
+    assert memory[2].state == (
         "rows of 512 16-bit, window 128; entries of 512 16-bit of each 128 tokens; "
         "2 x parts of 512 16-bit, the last span of 128 tokens"
     )

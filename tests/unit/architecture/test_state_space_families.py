@@ -94,9 +94,9 @@ def test_mixers_side_by_side_keep_a_state_each() -> None:
     assert (model.states_of_layer, model.wanted_states) == (((0, 1), (2, 3)), (2, 3))
 
 
-def test_the_bill_has_a_line_for_each_state_of_a_layer() -> None:
+def test_context_memory_has_a_line_for_each_state_of_a_layer() -> None:
     cost = ModelCost("tiny", read(FALCON))
-    recurrent, attended = cost.state_bill(1000)
+    recurrent, attended = cost.context_memory(1000)
     assert (recurrent.num_layers, attended.num_layers) == (2, 2)
     assert recurrent.state.startswith("recurrent 4 x 16 x 256 float32")
     assert recurrent.held_bytes == cost.kv_bytes_per_request == 2 * (4 * 16 * 256 * 4 + 3 * (64 + 2 * 256) * 2)

@@ -363,7 +363,7 @@ def test_a_gguf_file_on_the_hub_is_planned_for_by_its_header(name: str, tmp_path
     assert costs[0] == costs[1] == costs[2]
 
 
-def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_memory_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-V3.2 keeps 704 numbers a token and layer, of which a token reads 2,048 rows and all index keys."""
     asked = ["plan", "--model", "deepseek-v3.2", "--context", "32768"]
     assert main(asked) == 0
@@ -371,14 +371,14 @@ def test_the_bill_of_a_context_is_printed(capsys: pytest.CaptureFixture[str]) ->
     assert found["latent 512 + rotated key 64 16-bit, index key 128"] == ["61", "2.81 GB", "656 MB", "512 MB"]
     assert found["all"] == ["61", "2.81 GB", "656 MB", "512 MB"]
     assert main([*asked, "--json", "--kv-bits", "8"]) == 0
-    bill = json.loads(capsys.readouterr().out)
+    memory = json.loads(capsys.readouterr().out)
     rows_read, keys = 61 * 2048 * 576, 61 * 32_768 * 128
-    assert (bill["held_bytes"], bill["read_bytes"]) == (61 * 32_768 * 704, rows_read + keys)
-    (line,) = bill["layers"]
+    assert (memory["held_bytes"], memory["read_bytes"]) == (61 * 32_768 * 704, rows_read + keys)
+    (line,) = memory["layers"]
     assert (line["read_bytes"], line["scanned_bytes"]) == (rows_read + keys, keys)
 
 
-def test_a_bill_of_layers_with_many_states_shows_its_numbers(
+def test_the_memory_of_layers_with_many_states_shows_its_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: a long description of what a layer keeps left no room for the columns of numbers."""
@@ -394,11 +394,11 @@ def test_a_bill_of_layers_with_many_states_shows_its_numbers(
     assert rows(out)["all"] == ["43", "6.89 GB", "1.52 GB", "1.34 GB"]
 
 
-def test_a_bill_has_a_line_for_each_kind_of_layer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_context_memory_has_a_line_for_each_kind_of_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "gemma-4-e2b", "--context", "100000", "--json"]) == 0
-    bill = json.loads(capsys.readouterr().out)
-    assert sum(line["num_layers"] for line in bill["layers"]) == 35
+    memory = json.loads(capsys.readouterr().out)
+    assert sum(line["num_layers"] for line in memory["layers"]) == 35
     for name in ("held_bytes", "read_bytes"):
-        assert sum(line[name] for line in bill["layers"]) == pytest.approx(bill[name])
-    reading = [line for line in bill["layers"] if line["state"] == "what another layer keeps"]
+        assert sum(line[name] for line in memory["layers"]) == pytest.approx(memory[name])
+    reading = [line for line in memory["layers"] if line["state"] == "what another layer keeps"]
     assert {(line["held_bytes"] > 0, line["read_bytes"] > 0) for line in reading} == {(False, True)}

@@ -16,8 +16,8 @@ from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
-from tandem.gateway.caching import LivePins
 from tandem.gateway.choices import make_choices
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult, ServeRequest
 
 

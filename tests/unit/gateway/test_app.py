@@ -69,7 +69,7 @@ def test_the_model_is_named_after_its_directory_where_no_name_is_given(tmp_path:
 
 def test_models_serve_both_kinds_of_client(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        await eventually(lambda: cluster.gateway.gateway.model_info.known is not None)
         listed = (await client.get("/v1/models")).json()
         assert (listed["object"], listed["has_more"], listed["first_id"]) == ("list", False, MODEL)
         (entry,) = listed["data"]

@@ -28,7 +28,7 @@ from tandem.gateway.conversation import (
 from tandem.gateway.dialect import DialectContext, RequestLimits
 from tandem.gateway.errors import RequestError
 from tandem.gateway.model import ServedModel
-from tandem.gateway.parts import Said, Thought
+from tandem.gateway.parts import ContentText, Thought
 from tandem.rpc.messages import ModelInfo
 from tests.helpers.outputs import output_of
 from tests.helpers.tokenizers import NUM_TOKENS, join_tokens, write_byte_tokenizer
@@ -187,7 +187,7 @@ def test_what_needs_to_know_where_thinking_ends_is_refused_where_no_token_tells(
     off = ask(**{**fields, "thinking": Thinking(Effort.NONE)})
     assert (off.grammar is None, off.reasoning, off.is_thinking_open) == ("thinking" in fields, None, False)
     update = ask().new_result(keep=True).read(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
-    assert list(update.parts) == [Thought("hm"), Said("yes")]
+    assert list(update.parts) == [Thought("hm"), ContentText("yes")]
 
 
 @pytest.mark.parametrize("thinking", [Thinking(), Thinking(Effort.NONE)])
@@ -216,7 +216,7 @@ def test_the_answer_is_read_by_the_models_format(thinker: Ask) -> None:
     result = thinker().new_result(keep=True)
     update = result.read(output_of(0, (), "<think>\nhm\n</think>\n\nyes"))
     assert "".join(part.text for part in update.parts if isinstance(part, Thought)).strip() == "hm"
-    assert "".join(part.text for part in update.parts if isinstance(part, Said)) == "yes"
+    assert "".join(part.text for part in update.parts if isinstance(part, ContentText)) == "yes"
 
 
 def test_breakpoints_are_whole_tokens_before_their_place(plain: Ask) -> None:

@@ -210,7 +210,7 @@ def test_one_that_is_back_goes_on_where_the_others_are_full(tmp_path: Path) -> N
 def test_new_requests_wait_for_a_worker_and_only_the_first_asks(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         (router,), gateway = cluster.routers, cluster.gateway.gateway
-        await gateway.directory.info()
+        await gateway.model_info.get()
         router.workers.clear()
         answers = [asyncio.create_task(stream(client)) for _ in range(4)]
         await eventually(lambda: waiting(gateway) == 4)
@@ -226,7 +226,7 @@ def test_new_requests_wait_for_a_worker_and_only_the_first_asks(tmp_path: Path) 
 
 def test_a_request_that_waited_in_vain_is_told_when_to_come_back(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        await cluster.gateway.gateway.directory.info()
+        await cluster.gateway.gateway.model_info.get()
         cluster.routers[0].workers.clear()
         response = await client.post("/v1/completions", json=body())
         assert (response.status_code, response.headers["retry-after"]) == (503, "2")
@@ -241,7 +241,7 @@ def test_a_client_that_leaves_while_its_request_waits_for_a_worker_leaves_nothin
 ) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         (only,), gateway = cluster.workers, cluster.gateway.gateway
-        await gateway.directory.info()
+        await gateway.model_info.get()
         if num_tokens:
             only.fail_at, only.lifecycle = num_tokens, "draining"
         else:
@@ -385,7 +385,7 @@ def test_the_next_router_serves_when_one_is_dead_or_silent_and_is_remembered(tmp
 
 def test_a_router_that_knows_no_worker_yet_is_not_believed_while_another_does(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        await eventually(lambda: cluster.gateway.gateway.model_info.known is not None)
         cluster.routers[0].workers.clear()
         assert await stream(client) == (RIGHT, None)
 

@@ -21,8 +21,8 @@ from tandem.gateway.known_conversations import (
     MAX_ALIKE,
     MAX_BODY_BYTES,
     MIN_BODY_BYTES,
-    Beginning,
     BodyDigest,
+    KnownBeginning,
     KnownConversation,
     KnownConversations,
 )
@@ -32,7 +32,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.prompt_encoder import ChainRoot
 from tandem.rpc.messages import ModelInfo
-from tandem.text.resumption import Facts, Resumption
+from tandem.text.resumption import LoopInputs, Resumption
 from tests.helpers.tokenizers import CHAT_TEMPLATE, NUM_TOKENS, write_byte_tokenizer
 from tests.unit.text.templates import HEADERS, INSTRUCTIONS, TURNS
 from tests.unit.text.turn_templates import ALTERNATING, CARRIED, LAST_QUESTION, LOOKAHEAD, MACROS
@@ -86,7 +86,7 @@ WORDS = [
     '"}],"',
     "漢字",
 ]
-NOTHING_SEEN = Resumption(Facts(b"", 0, {}, {}), {}, ())
+NOTHING_SEEN = Resumption(LoopInputs(b"", 0, {}, {}), {}, ())
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 NUM_WORDS = (1, 3, 40, 400)  # of a text, one of them
@@ -102,7 +102,7 @@ def context_of(directory: Path, template: str, max_known_bytes: int = 2**26, max
     async def info() -> ModelInfo:
         return INFO
 
-    return DialectContext(model, SimpleNamespace(info=info), RequestLimits(8, max_messages))  # type: ignore[arg-type]
+    return DialectContext(model, SimpleNamespace(get=info), RequestLimits(8, max_messages))  # type: ignore[arg-type]
 
 
 async def read(context: DialectContext, body: bytes, tenant: str = "") -> ParsedRequest | str:
@@ -326,7 +326,7 @@ def test_messages_are_found_in_a_body(body: bytes, spans: list[bytes] | None) ->
 
 
 def test_entries_are_bounded() -> None:
-    beginning = Beginning(9, CutBeginning((), (), b"x" * 500), 1, b"", NOTHING_SEEN)
+    beginning = KnownBeginning(9, CutBeginning((), (), b"x" * 500), 1, b"", NOTHING_SEEN)
     entry = KnownConversation(3000, 100, 200, 6, {"call": ""}, beginning)
     known = KnownConversations(10 * entry.memory_bytes, min_body_bytes=0)
     bodies = [f"{number:04}".encode() * 1000 for number in range(30)]
@@ -352,7 +352,7 @@ def test_looking_for_a_conversation_reads_a_bounded_number_of_bytes() -> None:
             num_read.append(num_bytes)
             return super().of_first(num_bytes)
 
-    beginning = Beginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
+    beginning = KnownBeginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
     known = KnownConversations(2**30)
     body = b"x" * MAX_BODY_BYTES
     for number in range(MAX_ALIKE):
@@ -367,7 +367,7 @@ def test_looking_for_a_conversation_reads_a_bounded_number_of_bytes() -> None:
 @pytest.mark.parametrize("num_bytes", [MIN_BODY_BYTES - 1, MAX_BODY_BYTES + 1])
 def test_neither_short_nor_very_long_bodies_are_kept(num_bytes: int) -> None:
     body = b"x" * (num_bytes + 5)
-    beginning = Beginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
+    beginning = KnownBeginning(9, CutBeginning((), (), b""), 1, b"", NOTHING_SEEN)
     entry = KnownConversation(num_bytes, 100, 200, 6, {}, beginning)
     known = KnownConversations(2**30)
     known.add(body, BodyDigest(body), UNSCOPED, "chat", entry)

@@ -62,7 +62,7 @@ def context_of(path: Path, kind: str, template: str, max_known_bytes: int) -> Di
     async def info() -> ModelInfo:
         return INFO
 
-    return DialectContext(model, SimpleNamespace(info=info), RequestLimits(8, 64))  # type: ignore[arg-type]
+    return DialectContext(model, SimpleNamespace(get=info), RequestLimits(8, 64))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", CHAT_TOKENIZERS)

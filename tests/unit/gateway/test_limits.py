@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem.gateway.anthropic.caching import BreakpointList
+from tandem.gateway.anthropic.breakpoints import BreakpointList
 from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.tools import read_tools as read_messages_tools
 from tandem.gateway.errors import RequestError

@@ -22,7 +22,7 @@ COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
 
 def test_it_shows_processes_the_model_and_decisions(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        await eventually(lambda: cluster.gateway.gateway.model_info.known is not None)
         cluster.routers[0].decided = [Decision(request_id="one", age_s=1.0, policy="first", decode_id="decode-0")]
         told = (await client.get("/admin/overview")).json()
         assert [entry["role"] for entry in told["processes"]] == ["gateway", "router", "decode", "decode"]

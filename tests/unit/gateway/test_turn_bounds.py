@@ -32,7 +32,7 @@ def demo_context(max_known_bytes: int) -> DialectContext:
     async def info() -> ModelInfo:
         return long
 
-    return DialectContext(model, SimpleNamespace(info=info), RequestLimits(8, 100_000))  # type: ignore[arg-type]
+    return DialectContext(model, SimpleNamespace(get=info), RequestLimits(8, 100_000))  # type: ignore[arg-type]
 
 
 def body_of(messages: list[dict[str, Any]]) -> bytes:

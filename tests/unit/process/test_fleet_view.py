@@ -49,7 +49,7 @@ class Seen:
         return {listing.status.worker.worker_id: listing.is_alive for listing in self.view.listings()}
 
 
-def test_news_are_dated_by_the_routers_own_clock() -> None:
+def test_updates_are_dated_by_the_routers_own_clock() -> None:
     seen = Seen()
     seen.view.update("h:1", status("p", reported_at_s=-5e9))
     snapshot = seen.fleet.snapshot("p")
@@ -255,7 +255,7 @@ STEP = StepSample(num_running=4, num_context_tokens=2000, duration_s=FAST.decode
 
 
 def run(seen: Seen, duration_s: float, slowness: dict[str, float], incarnation: str = "1") -> None:
-    """News of three decode workers for a while, each with some steps."""
+    """Updates of three decode workers for a while, each with some steps."""
     for _ in range(round(duration_s / 0.25)):
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1", "d2"):

@@ -262,7 +262,7 @@ LEASE = st.builds(
     is_last=BOOL,
     ttl_s=AMOUNT,
 )
-PREFILL_NEWS = st.builds(
+PREFILL_UPDATE = st.builds(
     PrefillUpdate,
     maybe(LEASE),
     maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))),
@@ -352,7 +352,7 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
     methods.DRAIN: (st.none(), st.none()),
     methods.GENERATE: (GENERATE_CALL, st.builds(GenerateUpdate, OUTPUT, tuples(STAGE))),
     methods.SERVE: (SERVE_CALL, SERVE_UPDATE),
-    methods.PREFILL: (PREFILL_CALL, PREFILL_NEWS),
+    methods.PREFILL: (PREFILL_CALL, PREFILL_UPDATE),
     methods.GREET: (GREETING, GREETING),
     methods.LEASE: (st.builds(LeaseCall, reader=ADDRESS, lease_id=NAME, block_hashes=tuples(HASH)), LEASE),
     methods.RENEW: (tuples(TEXT), tuples(TEXT)),

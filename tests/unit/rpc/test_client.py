@@ -19,7 +19,7 @@ from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.routing.settlement import Settlement
-from tandem.rpc import encryption, methods, sessions
+from tandem.rpc import encryption, methods, session_opener
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import WORKER_ROLES
@@ -283,7 +283,7 @@ def test_a_connection_that_died_without_a_word_is_left_for_a_new_one() -> None:
 
 
 def test_a_handshake_that_is_not_answered_is_made_anew_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(session_opener, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def check() -> None:
         has_asked = asyncio.Event()

@@ -80,7 +80,7 @@ def test_a_class_of_its_own_names_gets_a_form() -> None:
 
     told = common_pb2.ProcessUsage(memory_bytes=3).SerializeToString()
     assert Forms().add(Usage, common_pb2.ProcessUsage).decode(told) == Usage(3, 0.5)
-    ruled = Forms().add(Usage, common_pb2.ProcessUsage, cpu_cores=FieldRule(unsaid=0.25))
+    ruled = Forms().add(Usage, common_pb2.ProcessUsage, cpu_cores=FieldRule(if_absent=0.25))
     assert ruled.decode(told) == Usage(3, 0.25)
     assert ruled.decode(ruled.encode(Usage(3, 0.0))) == Usage(3, 0.0)
 

@@ -42,7 +42,7 @@ def stage(**fields: Any) -> worker_pb2.GenerateResponse:
     return worker_pb2.GenerateResponse(output=output, timeline=[worker_pb2.Stage(**fields)])
 
 
-GENERATE, NEWS = methods.GENERATE.request, methods.GENERATE.answer
+GENERATE, UPDATE = methods.GENERATE.request, methods.GENERATE.answer
 STATUS = methods.STATUS.answer
 PAIR, PUBLISH = methods.PAIR.request, methods.PUBLISH.request
 NONSENSE = [
@@ -64,20 +64,20 @@ NONSENSE = [
     (methods.LEASE.request, worker_pb2.LeaseRequest(reader=ADDRESS, lease_id="l", block_hashes=b"x"), "block_hashes"),
     (methods.LEASE.request, worker_pb2.LeaseRequest(lease_id="l"), "reader is missing"),
     (methods.GREET.request, worker_pb2.GreetRequest(), "greeting is missing"),
-    (NEWS, worker_pb2.GenerateResponse(), "output is missing"),
-    (NEWS, answer(token_ids=[2**31]), "token_ids"),
-    (NEWS, answer(metrics=worker_pb2.RequestMetrics(first_token_s=math.inf)), "first_token_s=inf"),
+    (UPDATE, worker_pb2.GenerateResponse(), "output is missing"),
+    (UPDATE, answer(token_ids=[2**31]), "token_ids"),
+    (UPDATE, answer(metrics=worker_pb2.RequestMetrics(first_token_s=math.inf)), "first_token_s=inf"),
     (
-        NEWS,
+        UPDATE,
         answer(logprobs=worker_pb2.TokenLogprobsList(positions=[worker_pb2.TokenLogprobs(logprob=math.nan)])),
         "logprob=nan",
     ),
     (
-        NEWS,
+        UPDATE,
         answer(logprobs=worker_pb2.TokenLogprobsList(positions=[worker_pb2.TokenLogprobs(top_token_ids=[1])])),
         "top_logprobs has 0 entries for 1",
     ),
-    (NEWS, stage(start_s=math.nan), "start_s=nan"),
+    (UPDATE, stage(start_s=math.nan), "start_s=nan"),
     (STATUS, worker_pb2.StatusResponse(), "status is missing"),
     (STATUS, worker_pb2.StatusResponse(status=status(lifecycle=0)), "lifecycle=0 is unknown"),
     (STATUS, worker_pb2.StatusResponse(status=status(state={"role": 7})), "role=7 is unknown"),
@@ -140,8 +140,8 @@ def test_what_is_not_said_has_its_default() -> None:
 
 def test_what_only_a_newer_release_knows_is_left_out_or_read_with_care() -> None:
     """Regression: one attribute of a new kind ended the request; one worker of a new role hid all others."""
-    assert NEWS.decode(answer(finish_reason=9).SerializeToString()).output.finish_reason is FinishReason.STOP
-    (read,) = NEWS.decode(stage(attributes={"a": worker_pb2.Attribute()}).SerializeToString()).timeline
+    assert UPDATE.decode(answer(finish_reason=9).SerializeToString()).output.finish_reason is FinishReason.STOP
+    (read,) = UPDATE.decode(stage(attributes={"a": worker_pb2.Attribute()}).SerializeToString()).timeline
     assert read.attributes == {}
     site = {
         "new": worker_pb2.SiteField(),

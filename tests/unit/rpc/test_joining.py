@@ -28,7 +28,7 @@ def test_whatever_says_more_than_tokens_and_text_is_not_plain(update: GenerateUp
     assert not is_plain(update)
 
 
-def test_plain_news_is_joined_in_order() -> None:
+def test_plain_updates_are_joined_in_order() -> None:
     told = [GenerateUpdate(RequestOutput("r", 0, (i,), chr(97 + i))) for i in range(4)]
     told.append(GenerateUpdate(RequestOutput("r", 0, (4, 5), "")))
     assert all(map(is_plain, told))

@@ -27,7 +27,7 @@ def opened(*numbers: int, credit: int = 100) -> SharedOutbox:
     return outbox
 
 
-def test_plain_news_of_a_request_is_one_entry() -> None:
+def test_plain_updates_of_a_request_are_one_entry() -> None:
     async def check() -> None:
         outbox = opened(1, 2)
         for token_id in (5, 6):
@@ -42,7 +42,7 @@ def test_plain_news_of_a_request_is_one_entry() -> None:
     run(check)
 
 
-def test_other_news_keeps_its_place_among_plain_news() -> None:
+def test_other_updates_keep_their_place_among_plain_ones() -> None:
     async def check() -> None:
         outbox = opened(1)
         said = [update(1), replace(update(2), timeline=(Stage("s", "w", 0.0, 0.0),)), update(3), update(4)]

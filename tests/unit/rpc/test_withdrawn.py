@@ -45,7 +45,7 @@ def credentials(directory: Path, role: ProcessRole, authority: Authority) -> Cre
     ids=["a call of its own", "a shared stream"],
 )
 def test_a_withdrawn_caller_is_cut_off(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(caller_watch, "CHECK_INTERVAL_S", 0.05)
     go_on = asyncio.Event()
 
     class HalfWay(Worker):
@@ -163,7 +163,7 @@ def test_a_certificate_that_has_ended_is_not_accepted_any_more(tmp_path: Path) -
 
 def test_a_client_leaves_a_withdrawn_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that makes no further call: it looks at its files while a stream runs."""
-    monkeypatch.setattr(grpc_connection, "LOOK_S", 0.05)
+    monkeypatch.setattr(grpc_connection, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(grpc_connection, "FORMER_CERTIFICATES_S", 0.1)
 
     async def check() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.text.chat_template import ChatTemplate
-from tandem.text.resumption import ChangedFactsError
+from tandem.text.resumption import ChangedInputsError
 from tandem.text.seen_messages import NotResumableError
 from tests.unit.text.turn_templates import ALTERNATING, CARRIED, LAST_QUESTION, LOOKAHEAD, MACROS
 
@@ -69,7 +69,7 @@ def test_a_next_question_is_rendered_alone(source: str) -> None:
 def test_what_changes_earlier_messages_is_noticed(source: str) -> None:
     """The thoughts between calls are dropped once there is an answer, or another question."""
     found, talk = template(source), [*FIRST, *ROUND, *ROUND, *ROUND]
-    with pytest.raises(ChangedFactsError):
+    with pytest.raises(ChangedInputsError):
         resumed(found, talk, [*talk, ANSWER, NEXT])
     if source != LOOKAHEAD:
         asked = [*FIRST, ANSWER, NEXT]
@@ -79,14 +79,14 @@ def test_what_changes_earlier_messages_is_noticed(source: str) -> None:
 def test_a_date_that_has_changed_is_noticed() -> None:
     talk = [*FIRST, ANSWER, NEXT, ANSWER, NEXT]
     former = template(ALTERNATING, 2025).render_from(talk).resumption
-    with pytest.raises(ChangedFactsError):
+    with pytest.raises(ChangedInputsError):
         template(ALTERNATING, 2026).render_from([*talk, ANSWER, NEXT], len(talk) - 1, None, former)
 
 
 def test_a_variable_that_depends_on_the_end_is_noticed() -> None:
     talk = [*FIRST, ANSWER, NEXT]
     assert resumed(template(LATER), talk, [*talk, ANSWER, NEXT])
-    with pytest.raises(ChangedFactsError):
+    with pytest.raises(ChangedInputsError):
         resumed(template(LATER), talk, [*talk, NEXT, ANSWER])
 
 

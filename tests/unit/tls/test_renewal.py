@@ -44,7 +44,7 @@ def test_old_and_new_files_accept_each_other(tmp_path: Path) -> None:
 
 
 def test_they_are_renewed_after_a_third_of_their_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "LOOK_S", 0.001)
+    monkeypatch.setattr(renewal, "CHECK_INTERVAL_S", 0.001)
     now_s = 0.0
     certificates = RenewedCertificates(tmp_path, "up", LIFE, lambda: now_s)
 
@@ -57,13 +57,13 @@ def test_they_are_renewed_after_a_third_of_their_life(tmp_path: Path, monkeypatc
 
     async def check() -> None:
         nonlocal now_s
-        keeping = asyncio.create_task(certificates.keep())
+        running = asyncio.create_task(certificates.run())
         first, now_s = certificate(), 3599.0
         await asyncio.sleep(0.05)
         assert certificate() == first
         now_s = 3600.0
         await asyncio.wait_for(until(lambda: certificate() != first), 10)
-        keeping.cancel()
+        running.cancel()
 
     asyncio.run(check())
 

@@ -12,7 +12,7 @@ import pytest
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall, PrefillCall
-from tandem.rpc.told_prompts import PromptSizes, RememberedPrompts, current_prompt_sizes
+from tandem.rpc.prompt_reuse import PromptSizes, RememberedPrompts, current_prompt_sizes
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
     GREEDY,

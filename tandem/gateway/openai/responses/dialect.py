@@ -21,7 +21,7 @@ from tandem.gateway.conversation import ToolMode
 from tandem.gateway.dialect import DialectContext, Isolate, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.known_body import KnownBody
-from tandem.gateway.known_conversations import Beginning, KnownConversation
+from tandem.gateway.known_conversations import KnownBeginning, KnownConversation
 from tandem.gateway.message_spans import MessageSpans
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
@@ -74,9 +74,9 @@ class ResponsesDialect:
         model.require(asked.model)
         response_id = new_response_id()
         items = await read_context(asked, response_id, self._store, self._tenant, self._context.limits.max_messages)
-        conversation, kept = read_conversation(asked, items, model, self._context.limits.max_messages, known)
+        conversation, resume_item = read_conversation(asked, items, model, self._context.limits.max_messages, known)
         num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
-        info = await self._context.directory.info()
+        info = await self._context.model_info.get()
         params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
         scope = CacheScope(salt=asked.cache_salt or "")
         assembled = await assemble(
@@ -85,10 +85,10 @@ class ResponsesDialect:
             info,
             isolate(scope),
             beginning=None if known is None else known.beginning,
-            kept=None if kept is None or not is_kept else kept.number,
+            next_start=None if resume_item is None or not is_kept else resume_item.number,
         )
-        if spans is not None and kept is not None and assembled.beginning is not None:
-            known_body.keep(_entry(kept, spans, known, assembled.beginning))
+        if spans is not None and resume_item is not None and assembled.beginning is not None:
+            known_body.keep(_entry(resume_item, spans, known, assembled.beginning))
         params = assembled.params(params)
         result = assembled.new_result(keep=not asked.stream)
         draft = draft_of(asked, response_id, model.name, params, int(time.time()))
@@ -169,7 +169,7 @@ async def count_input_tokens(
         context.model.require(asked.model)
     items = await read_context(asked, new_response_id(), store, tenant, context.limits.max_messages)
     conversation, _ = read_conversation(asked, items, context.model, context.limits.max_messages)
-    info = await context.directory.info()
+    info = await context.model_info.get()
     assembled = await assemble(conversation, context, info, isolate(UNSCOPED), is_only_counted=True)
     return len(assembled.token_ids)
 
@@ -254,11 +254,16 @@ def _may_be_kept(asked: ResponsesBody) -> bool:
 
 
 def _entry(
-    kept: ResumableItem, spans: MessageSpans, known: KnownConversation | None, beginning: Beginning
+    resume_item: ResumableItem, spans: MessageSpans, known: KnownConversation | None, beginning: KnownBeginning
 ) -> KnownConversation:
     shown, left_out = (spans, 0) if known is None else (known.spans(spans), known.num_left_out)
     return KnownConversation.of(
-        shown, kept.places, kept.calls, beginning, num_left_out=left_out, reader=kept.num_unread
+        shown,
+        resume_item.places,
+        resume_item.calls,
+        beginning,
+        num_left_out=left_out,
+        reader_state=resume_item.num_unread,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.gateway.openai.responses.ids import output_item_id
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 
 Event = tuple[str, dict[str, Any]]  # its type, and its fields but for those that every event has
 
@@ -22,11 +22,11 @@ class Output:
         self.items: list[dict[str, Any]] = []
 
     def add(self, part: Part, logprobs: Sequence[Any] = ()) -> list[Event]:
-        """Adds a part and returns its events. `logprobs`: those of the tokens of a `Said`, in this API's format."""
+        """Adds a part and returns its events. `logprobs`: of a `ContentText`'s tokens, in this API's format."""
         if not (isinstance(part, CallBegun) or part.text or logprobs):
             return []
         match part:
-            case Said():
+            case ContentText():
                 return self._more(_OpenText, part.text, logprobs)
             case Thought():
                 return self._more(_OpenThought, part.text)

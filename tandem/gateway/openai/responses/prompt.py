@@ -61,7 +61,7 @@ def read_conversation(
             param="input",
         )
     tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-    messages, breakpoints, kept = _messages(asked, items, max_items, known)
+    messages, breakpoints, resume_item = _messages(asked, items, max_items, known)
     structured = asked.structured_outputs if isinstance(asked, ResponsesBody) else None
     conversation = Conversation(
         messages=messages,
@@ -72,7 +72,7 @@ def read_conversation(
         variables=_variables(asked),
         breakpoints=breakpoints,
     )
-    return conversation, kept
+    return conversation, resume_item
 
 
 def chat_messages(
@@ -124,18 +124,18 @@ def _messages(
     if not messages:
         raise RequestError("input is empty; a response needs at least one item", param="input")
     read: list[Mapping[str, Any]] = [*reader.read(messages, max_items + 1)]
-    kept = _kept(starts, reader, read, num_before, num_unread)
+    resume_item = _resume_item(starts, reader, read, num_before, num_unread)
     head = num_before + 1
     read[head:head] = [UNREAD] * num_unread
-    return read, tuple(moved(point, head, num_unread) for point in reader.breakpoints), kept
+    return read, tuple(moved(point, head, num_unread) for point in reader.breakpoints), resume_item
 
 
 def _num_unread(known: KnownConversation) -> int:
-    assert isinstance(known.reader, int), "entries of one API are its own"
-    return known.reader
+    assert isinstance(known.reader_state, int), "entries of one API are its own"
+    return known.reader_state
 
 
-def _kept(
+def _resume_item(
     starts: Sequence[int],
     reader: MessageReader,
     messages: Sequence[Mapping[str, Any]],

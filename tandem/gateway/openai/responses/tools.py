@@ -61,13 +61,13 @@ def read_format(text_format: Mapping[str, Any] | None, structured_outputs: Any) 
     Raises:
         RequestError: naming what cannot be honoured.
     """
-    said = None if text_format is None else _text_format(text_format)
+    output_format = None if text_format is None else _text_format(text_format)
     other = chat.read_format(None, structured_outputs)
-    if said is not None and other is not None:
+    if output_format is not None and other is not None:
         raise RequestError(
             "text.format and structured_outputs both say what to match; send one", param="structured_outputs"
         )
-    return said or other
+    return output_format or other
 
 
 def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:

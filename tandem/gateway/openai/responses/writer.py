@@ -14,7 +14,7 @@ from tandem.core.types import FinishReason
 from tandem.gateway.errors import Problem
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
 from tandem.gateway.openai.responses.output import Event, Output
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt", 413: "invalid_prompt"}
@@ -74,7 +74,7 @@ class ResponseWriter:
 
     def whole(self) -> bytes:
         for part in _parts(self._result):
-            self._output.add(part, self._taken(self._result.logprobs) if isinstance(part, Said) else ())
+            self._output.add(part, self._taken(self._result.logprobs) if isinstance(part, ContentText) else ())
         self._output.close(is_complete=self._is_complete)
         self.final = self._ended()
         return self._last_words(b"", "")
@@ -108,7 +108,7 @@ class ResponseWriter:
         frames = b""
         for part in update.parts:
             logprobs: Sequence[Any] = ()
-            if isinstance(part, Said):
+            if isinstance(part, ContentText):
                 logprobs, self._pending = self._pending, []
             frames += self._events.frames(self._output.add(part, logprobs))
         return frames
@@ -170,7 +170,7 @@ def _parts(result: ChoiceResult) -> list[Part]:
     """A whole answer as the parts of a stream."""
     parts: list[Part] = [Thought(result.thought)] if result.thought else []
     if result.text:
-        parts.append(Said(result.text))
+        parts.append(ContentText(result.text))
     for index, call in enumerate(result.calls):
         parts += [CallBegun(index, call.call_id, call.name), CallArguments(index, call.arguments)]
     return parts
@@ -182,4 +182,4 @@ def _stored_parts(item: Mapping[str, Any], index: int) -> list[tuple[Part, Seque
         return [(begun, ()), (CallArguments(index, item["arguments"]), ())]
     if item["type"] == "reasoning":
         return [(Thought(part["text"]), ()) for part in item["content"]]
-    return [(Said(part["text"]), part["logprobs"]) for part in item["content"]]
+    return [(ContentText(part["text"]), part["logprobs"]) for part in item["content"]]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.gateway.anthropic.caching import BreakpointList
+from tandem.gateway.anthropic.breakpoints import BreakpointList
 from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.conversation import FormatKind, OutputFormat, Tool, ToolChoice, ToolMode

@@ -8,8 +8,8 @@ import pytest
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
 from tandem.gateway.anthropic.writer import MessageWriter
-from tandem.gateway.caching import LivePins
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought, ToolCall
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought, ToolCall
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tests.unit.gateway.anthropic.talking import events
 
@@ -32,12 +32,13 @@ def blocks(told: list[tuple[str, dict[str, Any]]]) -> list[Any]:
 
 
 def test_parts_open_and_close_blocks() -> None:
+    last = CallArguments(1, "{}"), ContentText(" ")
     told = streamed(
         [Thought("a")],
-        [Thought("b"), Said("\n\n")],
-        [Said("x"), CallBegun(0, "call_1", "f"), CallArguments(0, "{")],
-        [CallArguments(0, "}"), Said("\n"), CallBegun(1, "call_2", "g"), CallArguments(1, "{}"), Said(" ")],
-        [Said("end")],
+        [Thought("b"), ContentText("\n\n")],
+        [ContentText("x"), CallBegun(0, "call_1", "f"), CallArguments(0, "{")],
+        [CallArguments(0, "}"), ContentText("\n"), CallBegun(1, "call_2", "g"), *last],
+        [ContentText("end")],
     )
     called = ["tool_use", "{}"]
     assert blocks(told) == [["thinking", "ab"], ["text", "\n\nx"], called, called, ["text", " end"]]
@@ -48,18 +49,17 @@ def test_parts_open_and_close_blocks() -> None:
 
 def test_an_answer_that_says_nothing_is_one_empty_text() -> None:
     assert blocks(streamed([])) == [["text", ""]]
-    assert blocks(streamed([Said("\n")])) == [["text", "\n"]]
-    assert blocks(streamed([Said("x")], max_tokens=0)) == []
+    assert blocks(streamed([ContentText("\n")])) == [["text", "\n"]]
+    assert blocks(streamed([ContentText("x")], max_tokens=0)) == []
 
 
 def test_white_space_beside_a_call_is_no_block() -> None:
     calls = [ToolCall("call_1", "f", "{}")]
-    assert [block["type"] for block in whole(ChoiceResult(5, True, said=["\n"], calls=calls))["content"]] == [
+    assert [block["type"] for block in whole(ChoiceResult(5, True, texts=["\n"], calls=calls))["content"]] == [
         "tool_use"
     ]
-    assert blocks(streamed([Said("\n"), CallBegun(0, "call_1", "f"), CallArguments(0, "{}"), Said("\n")])) == [
-        ["tool_use", "{}"]
-    ]
+    call = CallBegun(0, "call_1", "f"), CallArguments(0, "{}")
+    assert blocks(streamed([ContentText("\n"), *call, ContentText("\n")])) == [["tool_use", "{}"]]
 
 
 def whole(result: ChoiceResult, max_tokens: int = 9) -> dict[str, Any]:

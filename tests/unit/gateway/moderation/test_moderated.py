@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.moderation.blocklist import Blocklist
 from tandem.gateway.moderation.moderated import ModeratedAnswer
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tandem.gateway.request import ChoiceUpdate
 
 
@@ -37,7 +37,7 @@ def text(parts: Sequence[Part]) -> str:
 @given(st.lists(st.text("abd .w", max_size=6), max_size=12), st.lists(st.integers(0, 2), min_size=12, max_size=12))
 def test_a_text_is_stopped_exactly_when_the_whole_of_it_would_be(texts: list[str], kinds: list[int]) -> None:
     blocklist = Blocklist(["bad", "a b"])
-    makers = (Said, Thought, lambda piece: CallArguments(0, piece))
+    makers = (ContentText, Thought, lambda piece: CallArguments(0, piece))
     pieces = [[makers[kind](piece)] for piece, kind in zip(texts, kinds, strict=False)] + [[]]
     whole = "".join(texts)
     shown, is_stopped = told(blocklist, pieces)
@@ -67,7 +67,7 @@ def test_tokens_tell_nothing_that_the_text_may_not(word: str, lag: int) -> None:
             update = await answer.pass_on(
                 ChoiceUpdate(
                     0,
-                    [Said(piece) for piece in said],
+                    [ContentText(piece) for piece in said],
                     (index,),
                     (scored(index),),
                     finish_reason=FinishReason.STOP if is_last else None,
@@ -88,26 +88,28 @@ def test_tokens_tell_nothing_that_the_text_may_not(word: str, lag: int) -> None:
 
 
 def test_parts_keep_their_order_and_kind() -> None:
-    pieces: list[list[Part]] = [[Thought("hm"), Said("one")], [CallBegun(0, "id", "f"), CallArguments(0, "{}")], []]
+    call: list[Part] = [CallBegun(0, "id", "f"), CallArguments(0, "{}")]
+    pieces: list[list[Part]] = [[Thought("hm"), ContentText("one")], call, []]
     shown, is_stopped = told(Blocklist(["never"]), pieces)
     assert not is_stopped
     merged: list[Part] = []
     for part in shown:
         previous = merged[-1] if merged else None
-        if isinstance(part, Said) and isinstance(previous, Said):
-            merged[-1] = Said(previous.text + part.text)
+        if isinstance(part, ContentText) and isinstance(previous, ContentText):
+            merged[-1] = ContentText(previous.text + part.text)
         elif isinstance(part, Thought) and isinstance(previous, Thought):
             merged[-1] = Thought(previous.text + part.text)
         elif isinstance(part, CallArguments) and isinstance(previous, CallArguments):
             merged[-1] = CallArguments(0, previous.text + part.text)
         else:
             merged.append(part)
-    assert merged == [Thought("hm"), Said("one"), CallBegun(0, "id", "f"), CallArguments(0, "{}")]
+    assert merged == [Thought("hm"), ContentText("one"), CallBegun(0, "id", "f"), CallArguments(0, "{}")]
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
 def test_a_word_across_two_pieces_is_found_before_any_of_it_is_shown(cut: int) -> None:
     whole = "this is a secret of ours"
-    shown, is_stopped = told(Blocklist(["secret"]), [[Said(whole[: 5 + cut])], [Said(whole[5 + cut :])], []])
+    pieces = [[ContentText(whole[: 5 + cut])], [ContentText(whole[5 + cut :])], []]
+    shown, is_stopped = told(Blocklist(["secret"]), pieces)
     assert is_stopped
     assert "s" not in text(shown)[10:]

@@ -11,12 +11,12 @@ from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.types import FinishReason
-from tandem.gateway.caching import LivePins
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.completions import CompletionWriter, EchoedPrompt
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
-from tandem.gateway.parts import Said
+from tandem.gateway.parts import ContentText
+from tandem.gateway.prompt_split import LivePins
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def test_a_chunk_looks_at_the_choices_it_tells_of_alone(kind: str) -> None:
     results = Watched([ChoiceResult(4, False) for _ in range(256)])
     writer = writer_of(kind, results, 1)
     update = results[7].read(output_of(7, (1,), "x"))
-    assert update.parts == [Said("x")]
+    assert update.parts == [ContentText("x")]
     results.seen.clear()
     (usage, *_) = usages(writer.chunk([update]))
     assert usage["total_tokens"] == 4 * 256 + 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tandem.gateway.conversation import Tool
 from tandem.gateway.parsing.tool_formats import find_tool_format
-from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, ContentText, Part, Thought
 
 WEATHER = Tool(
     name="get_weather",
@@ -33,7 +33,7 @@ class Reading:
 
     def _take(self, part: Part) -> None:
         match part:
-            case Said():
+            case ContentText():
                 self.said += part.text
             case Thought():
                 self.thought += part.text

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tandem.gateway.parsing.hermes import HermesFormat
-from tandem.gateway.parts import CallArguments, CallBegun, Said
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText
 from tests.unit.gateway.parsing.reading import TOOLS, ids, parser_of, read, read_every_way
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "東京", "days": 2}}\n</tool_call>'
@@ -16,19 +16,19 @@ def test_text_then_calls() -> None:
     found = read_every_way("hermes", f"I'll look.\n{CALL}\n{CALL}\n")
     assert found.said == "I'll look."
     assert found.calls == [("get_weather", ARGUMENTS)] * 2
-    assert found.order == ["Said", "CallBegun", "CallArguments", "CallBegun", "CallArguments"]
+    assert found.order == ["ContentText", "CallBegun", "CallArguments", "CallBegun", "CallArguments"]
 
 
 def test_a_call_streams_as_it_comes() -> None:
     parser = HermesFormat().parser(TOOLS, ids())
-    assert parser.feed("Hi") == [Said("Hi")]
+    assert parser.feed("Hi") == [ContentText("Hi")]
     assert parser.feed(" <tool") == []
     assert parser.feed('_call>{"name": "f') == []
     assert parser.feed('"') == [CallBegun(0, "id0", "f")]
     assert parser.feed(', "arguments": {"a') == [CallArguments(0, '{"a')]
     assert parser.feed('": 1}') == [CallArguments(0, '": 1}')]
     assert parser.feed("}</tool_call> ") == []
-    assert parser.feed("so") == [Said(" so")]
+    assert parser.feed("so") == [ContentText(" so")]
     assert parser.finish() == []
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.gateway.parsing.llama3_json import LlamaJsonFormat
-from tandem.gateway.parts import CallArguments, CallBegun, Said
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText
 from tests.unit.gateway.parsing.reading import TOOLS, ids, read_every_way
 
 CALL = '{"name": "f", "parameters": {"a": 1}}'
@@ -60,7 +60,7 @@ def test_a_bare_object_is_a_call_when_its_arguments_begin() -> None:
 
 def test_a_marked_one_when_its_name_is_known() -> None:
     parser = LlamaJsonFormat().parser(TOOLS, ids())
-    assert parser.feed(f'ok {TAG}{{"name": "f"') == [Said("ok"), CallBegun(0, "id0", "f")]
+    assert parser.feed(f'ok {TAG}{{"name": "f"') == [ContentText("ok"), CallBegun(0, "id0", "f")]
 
 
 def test_a_broken_call_keeps_the_rest() -> None:

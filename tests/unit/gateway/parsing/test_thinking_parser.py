@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.gateway.parsing.thinking_parser import ThinkingParser
-from tandem.gateway.parts import PlainParser, Said, Thought
+from tandem.gateway.parts import ContentText, PlainParser, Thought
 from tests.unit.gateway.parsing.reading import Reading, parser_of, read
 
 
@@ -66,13 +66,13 @@ def test_thinking_streams() -> None:
     assert found.feed("Hm.\n") == [Thought("Hm.")]
     assert found.feed("So </") == [Thought("\nSo ")]
     assert found.feed("think>\n") == []
-    assert found.feed("\nHi") == [Said("Hi")]
-    assert list(found.feed(" you")) == [Said(" you")]
+    assert found.feed("\nHi") == [ContentText("Hi")]
+    assert list(found.feed(" you")) == [ContentText(" you")]
     assert list(found.finish()) == []
 
 
 def test_an_answer_that_does_not_think_is_not_held_back() -> None:
-    assert parser(is_open=False).feed("<b>") == [Said("<b>")]
+    assert parser(is_open=False).feed("<b>") == [ContentText("<b>")]
 
 
 def test_calls_within_thinking_are_thoughts() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tandem.gateway.openai.responses.ids import new_response_id, response_of
 from tandem.gateway.openai.responses.output import Event, Output
 from tandem.gateway.openai.responses.writer import replayed
-from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.parts import CallArguments, CallBegun, ContentText, Part, Thought
 from tests.unit.gateway.openai.responses.machine import check_stream
 from tests.unit.gateway.openai.responses.stage import frames_of
 
@@ -29,7 +29,7 @@ def answers(draw: st.DrawFn) -> list[Part]:
             ]
             num_calls += 1
         else:
-            parts += [Said(each) for each in pieces]
+            parts += [ContentText(each) for each in pieces]
     return parts
 
 
@@ -58,7 +58,7 @@ def test_a_replay_tells_the_same(parts: list[Part], is_complete: bool) -> None:
 
 
 def _check_said(parts: list[Part], items: list[dict[str, Any]]) -> None:
-    said = "".join(part.text for part in parts if isinstance(part, Said))
+    said = "".join(part.text for part in parts if isinstance(part, ContentText))
     thought = "".join(part.text for part in parts if isinstance(part, Thought))
     texts = {"message": "", "reasoning": ""}
     for item in items:

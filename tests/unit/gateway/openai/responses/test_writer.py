@@ -10,7 +10,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
 from tandem.gateway.openai.responses.writer import ResponseWriter
-from tandem.gateway.parts import Said
+from tandem.gateway.parts import ContentText
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -31,7 +31,7 @@ def test_each_token_is_scored_once_with_the_text_it_came_with_or_before(tmp_path
         entries = tuple(
             TokenLogprobs(token_id, -0.5, 1, ()) for token_id in tokenizer.encode(text, add_special_tokens=False)
         )
-        frames += writer.chunk([ChoiceUpdate(0, [Said(said)] if said else [], (), entries)])
+        frames += writer.chunk([ChoiceUpdate(0, [ContentText(said)] if said else [], (), entries)])
     result.finish_reason = FinishReason.STOP
     events = frames_of((frames + writer.end()).decode())
     response = check_stream(events)
@@ -47,7 +47,7 @@ def test_scores_that_come_after_their_text_are_told_too(tmp_path: Path) -> None:
     entries = tuple(
         TokenLogprobs(token_id, -0.5, 1, ()) for token_id in tokenizer.encode("ab", add_special_tokens=False)
     )
-    frames = writer.chunk([ChoiceUpdate(0, [Said("ab")], ())])
+    frames = writer.chunk([ChoiceUpdate(0, [ContentText("ab")], ())])
     frames += writer.chunk([ChoiceUpdate(0, [], (), entries, finish_reason=FinishReason.STOP)])
     response = check_stream(frames_of((frames + writer.end()).decode()))
     (part,) = response["output"][0]["content"]
@@ -66,7 +66,7 @@ def test_the_last_words_are_said_again_without_the_store() -> None:
         result = ChoiceResult(3, keep=True, finish_reason=FinishReason.STOP)
         writer = ResponseWriter(draft(), result, None)
         if is_stream:
-            first = writer.chunk([ChoiceUpdate(0, [Said("hello")], ())])
+            first = writer.chunk([ChoiceUpdate(0, [ContentText("hello")], ())])
             assert check_stream(frames_of((first + writer.end()).decode()))["store"] is True
             assert check_stream(frames_of((first + writer.unstored()).decode()))["store"] is False
         else:

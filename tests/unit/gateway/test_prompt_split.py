@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.pins import Pin
-from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
+from tandem.gateway.prompt_split import LivePins, PromptSplit, split_prompt
 from tandem.gateway.request import ChoiceResult
 
 SHORT, LONG = 300.0, 3600.0

@@ -1,6 +1,6 @@
 """Cached description of the one model that a gateway serves: context length, vocabulary, sampling defaults.
 
-A task asks the routers for it every second. Invariant: once a description is known, `info` never waits for a router and
+A task asks the routers for it every second. Invariant: once a description is known, `get` never waits for a router and
 may return a stale one. If workers serve several versions of the model, the one with the most decode workers is
 described.
 """
@@ -18,7 +18,7 @@ REFRESH_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class ModelDirectory:
+class ModelInfoCache:
     """Description of the model `name`, reported by its workers through the routers."""
 
     def __init__(self, routers: Routers, name: str) -> None:
@@ -28,7 +28,7 @@ class ModelDirectory:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="model directory")
+        self._task = asyncio.create_task(self._run(), name="model info")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -40,7 +40,7 @@ class ModelDirectory:
         """The latest description, or None before the first one."""
         return self._info
 
-    async def info(self) -> ModelInfo:
+    async def get(self) -> ModelInfo:
         """The latest description; asks the routers if none is known yet.
 
         Raises:
@@ -49,7 +49,7 @@ class ModelDirectory:
         return self._info or await self.fetch()
 
     async def fetch(self) -> ModelInfo:
-        """Asks the routers for a new description; raises as `info`."""
+        """Asks the routers for a new description; raises as `get`."""
         found = await self._routers.models()
         mine = [info for info in found if info.name == self._name]
         if not mine:

@@ -25,8 +25,8 @@ from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_worker
 from tandem.rpc.session import Expected
 from tandem.rpc.session_messages import OpenAnswer
+from tandem.rpc.session_opener import SessionOpener
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
-from tandem.rpc.sessions import Sessions
 from tests.helpers.impostor import impostor
 from tests.helpers.raw_calls import answer_to, ended, handshake, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_WORKER, SECRET, serving_as
@@ -433,17 +433,17 @@ def test_a_session_ends_with_its_connection_though_nobody_called_meanwhile() -> 
     async def check() -> None:
         server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
         async with grpc.aio.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
-            sessions = Sessions(channel, server.address, AS_GATEWAY, Expected(WORKER_ROLES))
-            session = await sessions.opened("")
-            assert sessions.ready("") is session
+            opener = SessionOpener(channel, server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+            session = await opener.opened("")
+            assert opener.ready("") is session
             await server.stop()
             async with impostor(forged(), server.address) as (_, called):
                 await connected_again(channel)
-                assert sessions.ready("") is None
+                assert opener.ready("") is None
                 with pytest.raises(UntrustedPeerError, match="does not prove"):
-                    await sessions.opened("")
+                    await opener.opened("")
                 assert called == ["Open"]
-            await sessions.close()
+            await opener.close()
 
     run(check)
 
@@ -476,12 +476,12 @@ def test_a_session_whose_connection_broke_as_it_was_opened_is_opened_again() -> 
 
     async def check() -> None:
         channel: Any = Breaking(1)
-        sessions = Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES))
-        assert await sessions.opened("") is sessions.ready("")
+        opener = SessionOpener(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES))
+        assert await opener.opened("") is opener.ready("")
         assert channel.num_handshakes == 2
         channel = Breaking(9)
         with pytest.raises(WorkerLostError, match="breaks whenever a session is open"):
-            await Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES)).opened("")
+            await SessionOpener(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES)).opened("")
         assert channel.num_handshakes == 3
 
     run(check)
@@ -491,15 +491,15 @@ def test_a_stale_pairing_ends_no_session() -> None:
     """Regression: calls of others waited for another handshake, or failed with it."""
 
     async def story(scene: Scene) -> None:
-        sessions = Sessions(scene.channel, scene.server.address, AS_GATEWAY, Expected(WORKER_ROLES))
-        session = await sessions.opened("")
-        asked = asyncio.create_task(sessions.opened("former"))
+        opener = SessionOpener(scene.channel, scene.server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+        session = await opener.opened("")
+        asked = asyncio.create_task(opener.opened("former"))
         await asyncio.sleep(0)
-        assert sessions.ready(AS_WORKER.incarnation) is session
+        assert opener.ready(AS_WORKER.incarnation) is session
         with pytest.raises(AnotherIncarnationError):
             await asked
-        assert sessions.ready(AS_WORKER.incarnation) is not None
-        await sessions.close()
+        assert opener.ready(AS_WORKER.incarnation) is not None
+        await opener.close()
 
     told(story)
 

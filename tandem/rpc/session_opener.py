@@ -22,7 +22,7 @@ _MAX_HANDSHAKES = 3  # in a row, each on a connection that broke before its sess
 _READY = grpc.ChannelConnectivity.READY
 
 
-class Sessions:
+class SessionOpener:
     """The current session of one channel. Must be used in one event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, credentials: Credentials, expected: Expected) -> None:

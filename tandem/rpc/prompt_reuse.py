@@ -21,12 +21,12 @@ from tandem.core.scope import CacheScope
 from tandem.core.token_ids import packed
 from tandem.rpc.form import TOKEN_BYTES
 from tandem.rpc.messages import ComputeCall, GenerateCall, PairCall, PrefillCall
-from tandem.rpc.prompt_messages import ToldPrompt
+from tandem.rpc.prompt_messages import NamedPrompt
 
 MIN_TOKENS = 4096  # shorter prompts are not stored; sending them costs no more than finding them
 _MAX_ALIKE = 4  # prompts that are compared with a new one
 _COMPARED = 16 * 1024  # tokens at once, which fit into the processor's caches
-_KEEPER_BYTES = 16  # of a caller's random identifier
+_CALLER_KEY_BYTES = 16  # of a caller's random identifier
 _OVERHEAD_BYTES = 512  # memory of a stored prompt beside its tokens
 
 Key = tuple[str, CacheScope, int, bytes]
@@ -69,25 +69,25 @@ class RememberedPrompts:
             UnknownPromptError: the prompt it refers to is not kept (any more).
             InvalidRequestError: it has no prompt, or a name that is none.
         """
-        told, prompt = call.told, _prompt_of(call)
-        if told is not None and len(told.keeper) != _KEEPER_BYTES:
-            raise InvalidRequestError(f"told.keeper has {len(told.keeper)} bytes; {_KEEPER_BYTES} are needed")
-        if told is not None and told.known is not None:
-            prompt = self._grown(told, told.known)
+        named, prompt = call.told, _prompt_of(call)
+        if named is not None and len(named.keeper) != _CALLER_KEY_BYTES:
+            raise InvalidRequestError(f"told.keeper has {len(named.keeper)} bytes; {_CALLER_KEY_BYTES} are needed")
+        if named is not None and named.known is not None:
+            prompt = self._grown(named, named.known)
         if not prompt:
             raise InvalidRequestError("the prompt has 0 token ids; at least 1 is needed")
-        if told is None:
+        if named is None:
             return call
-        self._keep((told.keeper, told.keep_as), packed(prompt))
+        self._keep((named.keeper, named.keep_as), packed(prompt))
         return _with_prompt(call, prompt, None)
 
-    def _grown(self, told: ToldPrompt, known: int) -> "array[int]":
-        kept = self._prompts.get((told.keeper, known))
-        if kept is None or len(kept) < told.num_known:
+    def _grown(self, named: NamedPrompt, known: int) -> "array[int]":
+        kept = self._prompts.get((named.keeper, known))
+        if kept is None or len(kept) < named.num_known:
             raise UnknownPromptError("the prompt that this call goes on from is not kept here; send the whole")
-        self._prompts.move_to_end((told.keeper, known))
-        grown = kept[: told.num_known]
-        grown.extend(packed(told.more_token_ids))
+        self._prompts.move_to_end((named.keeper, known))
+        grown = kept[: named.num_known]
+        grown.extend(packed(named.more_token_ids))
         return grown
 
     def _keep(self, name: tuple[bytes, int], prompt: "array[int]") -> None:
@@ -102,7 +102,7 @@ class RememberedPrompts:
 
 
 @dataclass(slots=True)
-class _Told:
+class _SentPrompt:
     """A prompt that was sent. `keys`: its samples; `was_received`: the receiver has answered, so it has the prompt."""
 
     prompt: "array[int]"
@@ -114,14 +114,14 @@ class _Told:
         return _OVERHEAD_BYTES + TOKEN_BYTES * len(self.prompt)
 
 
-class ToldPrompts:
+class ReusablePrompts:
     """Caller's side: prompts that this process has sent. Shared by its clients, and owned by one event loop."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._sizes = current_prompt_sizes.get()
         self._max_bytes = self._sizes.max_bytes if max_bytes is None else max_bytes
         self._numbers = count(1)
-        self._told: OrderedDict[int, _Told] = OrderedDict()
+        self._sent: OrderedDict[int, _SentPrompt] = OrderedDict()
         self._alike: dict[Key, list[int]] = {}
         self._unable: set[str] = set()
         self.num_bytes = 0
@@ -147,26 +147,26 @@ class ToldPrompts:
         )
         number = next(self._numbers)
         known, num_known = (None, 0) if is_whole else self._longest(keys, prompt)
-        self._add(number, _Told(prompt, keys))
-        told = ToldPrompt(self._keeper, number)
+        self._add(number, _SentPrompt(prompt, keys))
+        named = NamedPrompt(self._caller_key, number)
         if known is None:
-            return _with_prompt(call, prompt, told)
-        told = replace(told, known=known, num_known=num_known, more_token_ids=prompt[num_known:])
-        return _with_prompt(call, (), told)
+            return _with_prompt(call, prompt, named)
+        named = replace(named, known=known, num_known=num_known, more_token_ids=prompt[num_known:])
+        return _with_prompt(call, (), named)
 
     @cached_property
-    def _keeper(self) -> bytes:
-        return random_bytes(_KEEPER_BYTES)
+    def _caller_key(self) -> bytes:
+        return random_bytes(_CALLER_KEY_BYTES)
 
-    def note_received(self, told: ToldPrompt) -> None:
+    def note_received(self, named: NamedPrompt) -> None:
         """Records that the process has answered, so it has the prompt."""
-        if (entry := self._told.get(told.keep_as)) is not None:
+        if (entry := self._sent.get(named.keep_as)) is not None:
             entry.was_received = True
 
-    def note_lost(self, told: ToldPrompt) -> None:
+    def note_lost(self, named: NamedPrompt) -> None:
         """Records that the process no longer has the prompt to which the call refers."""
-        if told.known is not None and told.known in self._told:
-            self._drop(told.known)
+        if named.known is not None and named.known in self._sent:
+            self._drop(named.known)
 
     def note_unable(self, process: str) -> None:
         """Records that the process stores no prompts: it accepted a whole call after it had refused a shortened one."""
@@ -177,27 +177,27 @@ class ToldPrompts:
         best: tuple[int | None, int] = (None, 0)
         for key in reversed(keys):
             for number in self._alike.get(key, ())[: -_MAX_ALIKE - 1 : -1]:
-                entry = self._told[number]
+                entry = self._sent[number]
                 shared = min(_num_shared(entry.prompt, prompt), len(prompt) - 1) if entry.was_received else 0
                 if shared >= self._sizes.least_shared and shared > best[1]:
                     best = number, shared
                 if shared == len(entry.prompt):  # NOTE: the latest turn, of which earlier ones are beginnings
                     break
             if best[0] is not None:
-                self._told.move_to_end(best[0])
+                self._sent.move_to_end(best[0])
                 return best
         return best
 
-    def _add(self, number: int, entry: _Told) -> None:
-        self._told[number] = entry
+    def _add(self, number: int, entry: _SentPrompt) -> None:
+        self._sent[number] = entry
         self.num_bytes += entry.num_bytes
         for key in entry.keys:
             self._alike.setdefault(key, []).append(number)
         while self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._told)))
+            self._drop(next(iter(self._sent)))
 
     def _drop(self, number: int) -> None:
-        entry = self._told.pop(number)
+        entry = self._sent.pop(number)
         self.num_bytes -= entry.num_bytes
         for key in entry.keys:
             alike = self._alike[key]
@@ -212,7 +212,7 @@ class PromptSender(Generic[C]):
     Call `next` for what is to be sent, then `note_answer` or `note_error`.
     """
 
-    def __init__(self, prompts: ToldPrompts, process: str, call: C) -> None:
+    def __init__(self, prompts: ReusablePrompts, process: str, call: C) -> None:
         self._prompts = prompts
         self._process = process
         self._call: C = call
@@ -242,22 +242,22 @@ class PromptSender(Generic[C]):
 
     def note_error(self, error: TandemError) -> None:
         """Records that the process refused the call. Raises `error` unless sending the whole call may help."""
-        told = None if self._sent is None else self._sent.told
-        if self._was_answered or told is None or told.known is None:
+        named = None if self._sent is None else self._sent.told
+        if self._was_answered or named is None or named.known is None:
             raise error
         self._refusal = error
         if isinstance(error, UnknownPromptError):
-            self._prompts.note_lost(told)
+            self._prompts.note_lost(named)
 
 
 def _prompt_of(call: PairCall | ComputeCall) -> Sequence[int]:
     return call.token_ids if isinstance(call, PairCall) else call.prompt_token_ids
 
 
-def _with_prompt(call: C, prompt: Sequence[int], told: ToldPrompt | None) -> C:
+def _with_prompt(call: C, prompt: Sequence[int], named: NamedPrompt | None) -> C:
     if isinstance(call, PairCall):
-        return replace(call, token_ids=prompt, told=told)
-    return replace(call, prompt_token_ids=prompt, told=told)
+        return replace(call, token_ids=prompt, told=named)
+    return replace(call, prompt_token_ids=prompt, told=named)
 
 
 def _num_shared(first: "array[int]", second: "array[int]") -> int:
