@@ -28,7 +28,7 @@ class LayerSpec:
 
     Args:
         output_scale: [1], multiplies the stream at the end of the layer.
-        beside: further mixers with the same input as `mixer`, whose outputs are added to its output before
+        parallel_mixers: further mixers with the same input as `mixer`, whose outputs are added to its output before
             `after_mixer`.
         connections: how mixers and feed-forward block read and write the residual streams of a model with several; such
             a layer has neither scales nor a per-layer embedding. None = plain addition to one stream.
@@ -43,13 +43,15 @@ class LayerSpec:
     residual_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingSpec | None = None
     output_scale: TensorSpec | None = None
-    beside: tuple[MixerSpec, ...] = field(default=(), repr=False)  # NOTE: fingerprints add both where there are any
+    parallel_mixers: tuple[MixerSpec, ...] = field(
+        default=(), repr=False
+    )  # NOTE: fingerprints add both where there are any
     connections: tuple[HyperConnectionSpec, HyperConnectionSpec] | None = field(default=None, repr=False)
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """`mixer` and those of `beside`, in the order in which their outputs are added."""
-        return (self.mixer, *self.beside)
+        """`mixer` and those of `parallel_mixers`, in the order in which their outputs are added."""
+        return (self.mixer, *self.parallel_mixers)
 
     def tensors(self) -> Iterator[TensorSpec]:
         for mixer in self.mixers:
@@ -271,10 +273,10 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
     length = model.max_position_embeddings if max_model_len is None else max_model_len
 
     def chosen(layer: LayerSpec) -> LayerSpec:
-        mixer, *beside = (
+        mixer, *parallel_mixers = (
             mixer if mixer.rope is None else mixer.with_rope(mixer.rope.for_length(length)) for mixer in layer.mixers
         )
-        return replace(layer, mixer=mixer, beside=tuple(beside))
+        return replace(layer, mixer=mixer, parallel_mixers=tuple(parallel_mixers))
 
     return replace(model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers)))
 
@@ -296,7 +298,7 @@ def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
         replace(
             layer,
             mixer=layer.mixer.limited(length),
-            beside=tuple(mixer.limited(length) for mixer in layer.beside),
+            parallel_mixers=tuple(mixer.limited(length) for mixer in layer.parallel_mixers),
         )
         for layer in model.layers
     )

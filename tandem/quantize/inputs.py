@@ -44,7 +44,7 @@ def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
     """Inputs of the layer whose weights are quantised. The input of a block's output map comes before the block's own
     input, so that AWQ scales a map's outputs before its inputs.
     """
-    norm = layer.before_mixer if not layer.beside else None  # NOTE: others read what it gives, too
+    norm = layer.before_mixer if not layer.parallel_mixers else None  # NOTE: others read what it gives, too
     mixers = [shared for mixer in layer.mixers for shared in _of_mixer(mixer, norm)]
     return (*mixers, *_of_block(layer.feed_forward, layer.before_feed_forward))
 
@@ -87,8 +87,8 @@ def _of_recurrence(mixer: LinearRecurrenceSpec, norm: NormSpec | None) -> Iterat
     linears = (*mixer.qkv, mixer.gate_in or mixer.gate)
     fused = {linear.weight_source.tensor for linear in linears if linear.weight_source is not None}
     small = tuple(filter(None, (mixer.a_in or mixer.a, mixer.b)))
-    beside = tuple(linear for linear in small if linear.weight_source and linear.weight_source.tensor in fused)
-    yield SharedInput((*linears, *beside), norm if len(beside) == len(small) else None)
+    small_fused = tuple(linear for linear in small if linear.weight_source and linear.weight_source.tensor in fused)
+    yield SharedInput((*linears, *small_fused), norm if len(small_fused) == len(small) else None)
 
 
 def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[SharedInput]:

@@ -16,7 +16,7 @@ from tandem.compute.codes import TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.four_bit_floats import e2m1_table
-from tandem.compute.weights.parts import beside, source_of
+from tandem.compute.weights.parts import part_spec, source_of
 from tandem.core.errors import CorruptCheckpointError
 
 _PIECE_BYTES = 1 << 20  # of blocks that are decoded at once
@@ -190,7 +190,7 @@ class GgufBlocks:
                 f"{self.type_name}'s blocks of {size}; convert or download the model again"
             )
         row_bytes = inputs // size * self._type.num_bytes
-        return (beside(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)
+        return (part_spec(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape

@@ -38,7 +38,7 @@ def tensor_name(weight: TensorSpec, suffix: str) -> str:
     return f"{module_of(weight)}{'.' if source.tensor.endswith(_WEIGHT) else '_'}{suffix}"
 
 
-def beside(
+def part_spec(
     weight: TensorSpec,
     suffix: str,
     shape: tuple[int, ...],

@@ -17,9 +17,9 @@ from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.parts import (
     FLOATS,
-    beside,
     check_scales,
     part_name,
+    part_spec,
     rows_of,
     scalar,
     tensor_name,
@@ -70,14 +70,14 @@ class PlainCodes:
 
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         codes = str(CODE_DTYPES[self.kind]).removeprefix("torch.")
-        found = [beside(weight, "weight", weight.shape, (codes,), self.stored)]
+        found = [part_spec(weight, "weight", weight.shape, (codes,), self.stored)]
         if self.blocks.is_one:
             return (*found, scalar(weight, self.scale, self.stored))
         rows, shape = self._rows(weight), self._scales_shape(weight)
-        found.append(beside(weight, self.scale, shape, _SCALES, self.stored, rows=rows, can_share=True))
+        found.append(part_spec(weight, self.scale, shape, _SCALES, self.stored, rows=rows, can_share=True))
         if self.has_zeros:
             dtypes = ("int8", "uint8")
-            found.append(beside(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows, can_share=True))
+            found.append(part_spec(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows, can_share=True))
         return tuple(found)
 
     def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:

@@ -19,7 +19,7 @@ from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
-from tandem.models.fingerprint import fingerprint_beside
+from tandem.models.fingerprint import compute_head_fingerprint
 from tandem.models.heads.base import LoadedHead
 from tandem.models.heads.eagle3 import Eagle3Head
 from tandem.models.heads.mtp import MtpHead
@@ -78,7 +78,7 @@ def load_mtp(
         whole_head, head_bytes = _load_whole_head(checkpoint, model.spec, formats, names, device)
         num_bytes += head_bytes
     head = MtpHead(spec, model.decoder, parameters, kernels, whole_head)
-    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    fingerprint = compute_head_fingerprint(model.spec, spec, checkpoint, plan, sources)
     return LoadedHead(head, num_bytes, model.spec.max_position_embeddings, fingerprint)
 
 
@@ -141,5 +141,5 @@ def load_eagle3(
     sources = match_plan(checkpoint, plan, formats, names)
     parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
     head = Eagle3Head(spec, model.decoder, parameters, kernels)
-    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    fingerprint = compute_head_fingerprint(model.spec, spec, checkpoint, plan, sources)
     return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings, fingerprint)
