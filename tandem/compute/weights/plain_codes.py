@@ -20,8 +20,8 @@ from tandem.compute.weights.parts import (
     check_scales,
     part_name,
     part_spec,
-    rows_of,
     scalar,
+    shared_row_span,
     tensor_name,
 )
 
@@ -122,7 +122,7 @@ class PlainCodes:
         rows, outputs = self._rows(weight), weight.shape[0]
         if rows == 1 or self.blocks.is_one:
             return scales
-        _, others = rows_of(weight, rows)
+        _, others = shared_row_span(weight, rows)
         return (
             scales.view(torch.uint8 if scales.itemsize == 1 else scales.dtype)
             .repeat_interleave(rows, dim=0)[others : others + outputs]
@@ -137,5 +137,5 @@ class PlainCodes:
         return inputs if self.blocks.columns is None else min(self.blocks.columns, inputs)
 
     def _scales_shape(self, weight: TensorSpec) -> tuple[int, int]:
-        num_rows, _ = rows_of(weight, self._rows(weight))
+        num_rows, _ = shared_row_span(weight, self._rows(weight))
         return num_rows, -(-weight.shape[1] // self._columns(weight))
