@@ -86,7 +86,7 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NextNames:
+class MtpNames:
     """Names of the tensors that a multi-token prediction module has besides those of its layer, see `heads.MtpSpec`."""
 
     embedding_norm: str
@@ -106,11 +106,11 @@ class ModelSpec:
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
         streams: several parallel residual streams, to which all layers have `connections`; None = a single stream.
-        unserved: prefixes of a checkpoint's tensors that are not part of the model, such as those of `next_layers`.
+        unserved: prefixes of a checkpoint's tensors that are not part of the model, such as those of `mtp_layers`.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
-        next_layers: layers among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
+        mtp_layers: layers among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
             is served.
-        next_names: names of that module's other tensors.
+        mtp_names: names of that module's other tensors.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
         has_embedding: whether it begins with tokens; a stage but the first begins with the stream of the one before.
         has_head: whether it ends with final norm and head; a stage but the last ends with the residual stream.
@@ -132,8 +132,8 @@ class ModelSpec:
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
-    next_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
-    next_names: NextNames | None = field(default=None, repr=False)
+    mtp_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
+    mtp_names: MtpNames | None = field(default=None, repr=False)
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
     has_embedding: bool = field(default=True, repr=False)
@@ -278,7 +278,7 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
         )
         return replace(layer, mixer=mixer, parallel_mixers=tuple(parallel_mixers))
 
-    return replace(model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers)))
+    return replace(model, layers=tuple(map(chosen, model.layers)), mtp_layers=tuple(map(chosen, model.mtp_layers)))
 
 
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
