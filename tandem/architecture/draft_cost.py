@@ -44,10 +44,10 @@ class DrafterCost:
         """Number of parameters that one guess is multiplied by."""
         return self.network.num_active_parameters + self.num_further_parameters
 
-    def swept_weight_bytes(self, num_running: float) -> float:
+    def expected_step_weight_bytes(self, num_running: float) -> float:
         """Weight bytes read for one guess for each of `num_running` requests."""
         further = self.num_further_parameters * self.network.weight_bits / 8
-        return self.network.swept_weight_bytes(num_running) + further
+        return self.network.expected_step_weight_bytes(num_running) + further
 
     def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Operations of the drafter's KV of a prompt whose first `num_cached_tokens` are cached, without any guess."""
