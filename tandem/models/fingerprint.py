@@ -45,7 +45,7 @@ def compute_head_fingerprint(
 
 def _with_tensors(digest: "hashlib._Hash", checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources) -> str:
     for weight, weight_format in plan.weights:
-        if weight_format.wants(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
+        if weight_format.checkpoint_tensors(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
             digest.update(f"\0{weight.name}\0{weight_format.name}".encode())
     parameters: dict[str, str] = {}  # of each stored tensor, the first that is made of it
     for name in sorted(sources):

@@ -36,7 +36,7 @@ class AwqIntegers:
     def name(self) -> str:
         return f"awq-gemm-int4-{'channels' if self.group_size is None else f'groups-of-{self.group_size}'}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         words, groups = -(-outputs // _PER_WORD), -(-inputs // self._group(weight))
         return (
@@ -47,7 +47,7 @@ class AwqIntegers:
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         return CodedLayout(CodeKind.TABLE4, (outputs, inputs), self._group(weight), scales, torch.float32)
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:

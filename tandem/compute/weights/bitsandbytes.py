@@ -44,7 +44,7 @@ class BlocksInARow:
     def name(self) -> str:
         return f"bitsandbytes-{self.kind}{'-nested' if self.is_nested else ''}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         if inputs % _BLOCK:
             raise UnsupportedCheckpointError(

@@ -53,7 +53,7 @@ class FourBitFloats:
     def _block(self) -> int:
         return MX_BLOCK if self.factor is None else NV_BLOCK
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         scales = _MX_SCALES if self.factor is None else _NV_SCALES
         shape = (outputs, -(-inputs // self._block))
@@ -102,7 +102,7 @@ class ExpertBlocks:
     def name(self) -> str:
         return "mxfp4-experts"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         blocks = -(-inputs // MX_BLOCK)
         return (

@@ -182,7 +182,7 @@ class GgufBlocks:
     def _type(self) -> BlockType:
         return TYPES[self.type_name]
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         (outputs, inputs), size = weight.shape, self._type.size
         if inputs % size:
             raise CorruptCheckpointError(

@@ -64,7 +64,7 @@ class GptqIntegers:
         order, zeros = "-ordered" if self.has_order else "", "" if self.is_symmetric else "-zeros"
         return f"gptq-int{self.bits}-{groups}{order}{zeros}-shift-{self.zero_shift}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
         shapes = {
@@ -82,7 +82,7 @@ class GptqIntegers:
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         offsets = None if self.is_symmetric else torch.float32
         kind, group_size = integer_kind(self.bits), self._group(weight)
         return CodedLayout(kind, (outputs, inputs), group_size, scales, offsets, self._is_permuted)

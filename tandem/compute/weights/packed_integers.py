@@ -48,7 +48,7 @@ class PackedIntegers:
         groups = "channels" if self.group_size is None else f"groups-of-{self.group_size}"
         return f"packed-int{self.bits}-{groups}{'' if self.is_symmetric else '-zeros'}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
         found = [
@@ -68,7 +68,7 @@ class PackedIntegers:
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         offsets = None if self.is_symmetric else torch.float32
         return CodedLayout(
             integer_kind(self.bits), (outputs, inputs), self._group(weight), scales, offsets, self._is_permuted

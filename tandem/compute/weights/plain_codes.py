@@ -68,7 +68,7 @@ class PlainCodes:
     def name(self) -> str:
         return f"{_NAMES[self.kind]}-{self.blocks}{'-zeros' if self.has_zeros else ''}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         codes = str(CODE_DTYPES[self.kind]).removeprefix("torch.")
         found = [part_spec(weight, "weight", weight.shape, (codes,), self.stored)]
         if self.blocks.is_one:
@@ -90,7 +90,7 @@ class PlainCodes:
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        stored = str(self.wants(weight)[1].code_dtype)
+        stored = str(self.checkpoint_tensors(weight)[1].code_dtype)
         dtype: torch.dtype = getattr(torch, "float8_e8m0fnu" if stored in _POWERS else stored)
         scales = torch.float32 if self.blocks.is_one else dtype
         offsets = torch.float32 if self.has_zeros else None
