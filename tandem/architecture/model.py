@@ -101,7 +101,10 @@ class ModelSpec:
     activations and KV.
 
     Args:
+        family: name of the model family, which only messages and fingerprints contain.
         max_position_embeddings: longest sequence, tokens.
+        final_norm: norm of the residual stream before the head.
+        tie_word_embeddings: the head's weight is the embedding table.
         embedding_scale: multiplies the embeddings; where `rounds_embedding_scale`, rounded to the dtype, as in Gemma.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
