@@ -137,7 +137,7 @@ def latent_rows(directory: Path, bandwidth: float) -> Iterator[Row]:
     for name, system in systems.items():
         cost = ModelCost(name, system.spec)
         for context in contexts:
-            ms, num_bytes = next(times), cost.swept_weight_bytes(1) + cost.read_bytes(context)
+            ms, num_bytes = next(times), cost.expected_step_weight_bytes(1) + cost.read_bytes(context)
             floor = 1000 * num_bytes / bandwidth
             yield Row(f"decode at {context}", name, "bytes read", num_bytes, "B")
             yield Row(f"decode at {context}", name, "time of a token", ms, "ms", floor, floor / ms)
@@ -201,7 +201,7 @@ def flat_rows() -> Iterator[Row]:
     """Bytes that a token of published hybrids reads of weights and states at 131,072 tokens, beside those at 1,024."""
     for name in ("nemotron-3-super", "jamba-v0.1", "falcon-h1-7b"):
         cost = find_cost(name)
-        short, long = (cost.swept_weight_bytes(1) + cost.read_bytes(context) for context in (1024, 131_072))
+        short, long = (cost.expected_step_weight_bytes(1) + cost.read_bytes(context) for context in (1024, 131_072))
         yield Row("decode at 131072", name, "bytes read beside those at 1024", long, "B", short, long / short)
 
 

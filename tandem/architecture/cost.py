@@ -109,7 +109,7 @@ class ModelCost:
         return self.num_parameters * self.weight_bits / 8
 
     @cached_property
-    def step_weight_bytes(self) -> float:
+    def max_step_weight_bytes(self) -> float:
         """Weight bytes that a decode step reads at most: all except tables of per-layer embeddings, of which it reads
         single rows.
 
@@ -123,15 +123,15 @@ class ModelCost:
         """Bytes of the weights of all routed experts."""
         return self.num_expert_parameters * self.weight_bits / 8
 
-    def swept_weight_bytes(self, num_running: float) -> float:
-        """Weight bytes that one decode step of `num_running` requests reads: of the experts only those that some
-        request chose, if choices are independent and even.
+    def expected_step_weight_bytes(self, num_running: float) -> float:
+        """Weight bytes that one step of `num_running` tokens reads, one of each request that decodes: of the experts
+        only those that some token chose, if choices are independent and even.
         """
         idle = sum(
             count * routed.num_experts * routed.expert_size * routed.idle_share(num_running)
             for routed, count in self._routed.items()
         )
-        return self.step_weight_bytes - idle * self.weight_bits / 8
+        return self.max_step_weight_bytes - idle * self.weight_bits / 8
 
     @cached_property
     def kv_bytes_per_token(self) -> float:

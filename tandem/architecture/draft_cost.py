@@ -44,10 +44,10 @@ class DrafterCost:
         """Number of parameters that one guess is multiplied by."""
         return self.network.num_active_parameters + self.num_further_parameters
 
-    def swept_weight_bytes(self, num_running: float) -> float:
+    def expected_step_weight_bytes(self, num_running: float) -> float:
         """Weight bytes read for one guess for each of `num_running` requests."""
         further = self.num_further_parameters * self.network.weight_bits / 8
-        return self.network.swept_weight_bytes(num_running) + further
+        return self.network.expected_step_weight_bytes(num_running) + further
 
     def prompt_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Operations of the drafter's KV of a prompt whose first `num_cached_tokens` are cached, without any guess."""
@@ -67,8 +67,8 @@ def mtp_cost(model: ModelCost) -> DrafterCost:
         ConfigurationError: it declares none, or several, which are not served.
     """
     spec = mtp_of(model.model)
-    if spec is None or len(model.model.next_layers) > 1:
-        found = f"{len(model.model.next_layers)} modules, and one is served" if spec else "no module that is served"
+    if spec is None or len(model.model.mtp_layers) > 1:
+        found = f"{len(model.model.mtp_layers)} modules, and one is served" if spec else "no module that is served"
         raise ConfigurationError(f"the configuration of {model.name} has {found}; use another drafter")
     network = _one_layer(model.model, spec.layer, model.model.hidden_size, model.model.vocab_size)
     return DrafterCost(
@@ -116,7 +116,7 @@ def _one_layer(model: ModelSpec, layer: LayerSpec, hidden_size: int, num_tokens:
     return replace(
         model,
         layers=(layer,),
-        next_layers=(),
+        mtp_layers=(),
         hidden_size=hidden_size,
         vocab_size=num_tokens,
         tie_word_embeddings=True,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.mixer_base import BareMixer
 from tandem.architecture.mixer_cost import MixerCost
 from tandem.architecture.rope import RopeSpec
@@ -100,8 +100,8 @@ class PoolSpec:
         yield self.bias
 
     def states(self, dtype: str) -> tuple[StateSpec, ...]:
-        """Contents and gates of the tokens whose entries are not made yet, each a `PartsSpec`."""
-        parts = PartsSpec(self.series * self.size, dtype, self.span, self.series)
+        """Contents and gates of the tokens whose entries are not made yet, each a `EntryInputsSpec`."""
+        parts = EntryInputsSpec(self.series * self.size, dtype, self.span, self.series)
         return (parts, parts)
 
     @property

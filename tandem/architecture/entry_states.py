@@ -1,5 +1,5 @@
 """States of the attention of DeepSeek-V4 (`entry_mixers`): a row per token within a window, one compressed entry for
-each span of tokens for good, and the parts of entries that are not complete yet.
+each span of tokens for good, and the inputs of entries that are not complete yet.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class RowsSpec(StateSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class PartsSpec(StateSpec):
-    """Parts from which entries of `span` tokens are computed: `size` numbers per token. An entry is made of the parts
-    of the last `num_spans` spans, up to its own, and each part is kept until the last entry that needs it is made.
+class EntryInputsSpec(StateSpec):
+    """Inputs ("parts") from which entries of `span` tokens are computed: `size` numbers per token. An entry is made of
+    the parts of the last `num_spans` spans, up to its own; a part is kept until the last entry that needs it is made.
     """
 
     size: int

@@ -96,6 +96,7 @@ class RouterSpec:
 
     Args:
         linear: map from the hidden size to one logit per expert.
+        score: how logits become scores, by which experts are chosen; the scores of the chosen are their weights.
         norm: norm of the input of `linear`.
         logit_scale: multiplies the output of `linear`.
         correction: [experts], added to scores for the choice, not for the weights (DeepSeek-V3, arXiv:2412.19437).

@@ -39,17 +39,17 @@ class MtpSpec:
 
 
 def mtp_of(model: ModelSpec) -> MtpSpec | None:
-    """Spec of the prediction module made of the model's first layer in `next_layers`; None = the model has no such
+    """Spec of the prediction module made of the model's first layer in `mtp_layers`; None = the model has no such
     module that is served.
     """
-    names = model.next_names
-    if not model.next_layers or names is None:
+    names = model.mtp_names
+    if not model.mtp_layers or names is None:
         return None
     return MtpSpec(
         embedding_norm=replace(model.final_norm, name=names.embedding_norm),
         hidden_norm=replace(model.final_norm, name=names.hidden_norm),
         projection=LinearSpec(names.projection, model.hidden_size, 2 * model.hidden_size),
-        layer=model.next_layers[0],
+        layer=model.mtp_layers[0],
         final_norm=replace(model.final_norm, name=names.final_norm),
     )
 

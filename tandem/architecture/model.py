@@ -28,7 +28,7 @@ class LayerSpec:
 
     Args:
         output_scale: [1], multiplies the stream at the end of the layer.
-        beside: further mixers with the same input as `mixer`, whose outputs are added to its output before
+        parallel_mixers: further mixers with the same input as `mixer`, whose outputs are added to its output before
             `after_mixer`.
         connections: how mixers and feed-forward block read and write the residual streams of a model with several; such
             a layer has neither scales nor a per-layer embedding. None = plain addition to one stream.
@@ -43,13 +43,15 @@ class LayerSpec:
     residual_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingSpec | None = None
     output_scale: TensorSpec | None = None
-    beside: tuple[MixerSpec, ...] = field(default=(), repr=False)  # NOTE: fingerprints add both where there are any
+    parallel_mixers: tuple[MixerSpec, ...] = field(
+        default=(), repr=False
+    )  # NOTE: fingerprints add both where there are any
     connections: tuple[HyperConnectionSpec, HyperConnectionSpec] | None = field(default=None, repr=False)
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """`mixer` and those of `beside`, in the order in which their outputs are added."""
-        return (self.mixer, *self.beside)
+        """`mixer` and those of `parallel_mixers`, in the order in which their outputs are added."""
+        return (self.mixer, *self.parallel_mixers)
 
     def tensors(self) -> Iterator[TensorSpec]:
         for mixer in self.mixers:
@@ -84,7 +86,7 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NextNames:
+class MtpNames:
     """Names of the tensors that a multi-token prediction module has besides those of its layer, see `heads.MtpSpec`."""
 
     embedding_norm: str
@@ -99,16 +101,19 @@ class ModelSpec:
     activations and KV.
 
     Args:
+        family: name of the model family, which only messages and fingerprints contain.
         max_position_embeddings: longest sequence, tokens.
+        final_norm: norm of the residual stream before the head.
+        tie_word_embeddings: the head's weight is the embedding table.
         embedding_scale: multiplies the embeddings; where `rounds_embedding_scale`, rounded to the dtype, as in Gemma.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
         streams: several parallel residual streams, to which all layers have `connections`; None = a single stream.
-        unserved: prefixes of a checkpoint's tensors that are not part of the model, such as those of `next_layers`.
+        unserved: prefixes of a checkpoint's tensors that are not part of the model, such as those of `mtp_layers`.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
-        next_layers: layers among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
+        mtp_layers: layers among `unserved` that predict further tokens, see `heads.MtpSpec`; none where no such module
             is served.
-        next_names: names of that module's other tensors.
+        mtp_names: names of that module's other tensors.
         head_tokens: of a shard, the first token that its head gives a logit of, and the one after the last; None = all.
         has_embedding: whether it begins with tokens; a stage but the first begins with the stream of the one before.
         has_head: whether it ends with final norm and head; a stage but the last ends with the residual stream.
@@ -130,8 +135,8 @@ class ModelSpec:
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     unserved: tuple[str, ...] = ()
-    next_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
-    next_names: NextNames | None = field(default=None, repr=False)
+    mtp_layers: tuple[LayerSpec, ...] = field(default=(), repr=False)  # NOTE: no KV depends on them
+    mtp_names: MtpNames | None = field(default=None, repr=False)
     fingerprint: str = ""
     head_tokens: tuple[int, int] | None = field(default=None, repr=False)
     has_embedding: bool = field(default=True, repr=False)
@@ -271,12 +276,12 @@ def choose_rope_factors(model: ModelSpec, max_model_len: int | None) -> ModelSpe
     length = model.max_position_embeddings if max_model_len is None else max_model_len
 
     def chosen(layer: LayerSpec) -> LayerSpec:
-        mixer, *beside = (
+        mixer, *parallel_mixers = (
             mixer if mixer.rope is None else mixer.with_rope(mixer.rope.for_length(length)) for mixer in layer.mixers
         )
-        return replace(layer, mixer=mixer, beside=tuple(beside))
+        return replace(layer, mixer=mixer, parallel_mixers=tuple(parallel_mixers))
 
-    return replace(model, layers=tuple(map(chosen, model.layers)), next_layers=tuple(map(chosen, model.next_layers)))
+    return replace(model, layers=tuple(map(chosen, model.layers)), mtp_layers=tuple(map(chosen, model.mtp_layers)))
 
 
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
@@ -296,7 +301,7 @@ def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
         replace(
             layer,
             mixer=layer.mixer.limited(length),
-            beside=tuple(mixer.limited(length) for mixer in layer.beside),
+            parallel_mixers=tuple(mixer.limited(length) for mixer in layer.parallel_mixers),
         )
         for layer in model.layers
     )

@@ -64,11 +64,11 @@ def read_config(directory: Path) -> Fields:
     Raises:
         CorruptCheckpointError: one of the files cannot be read.
     """
-    config, beside = read_json_object(directory / _CONFIG), directory / _MODELOPT_CONFIG
-    if beside.is_file() and not any(config.get(key) for key in FORMAT_KEYS):
-        found = Fields(read_json_object(beside), str(beside)).get("quantization")
+    config, modelopt_config = read_json_object(directory / _CONFIG), directory / _MODELOPT_CONFIG
+    if modelopt_config.is_file() and not any(config.get(key) for key in FORMAT_KEYS):
+        found = Fields(read_json_object(modelopt_config), str(modelopt_config)).get("quantization")
         if not isinstance(found, dict):
-            raise CorruptCheckpointError(f"{beside} has no object `quantization`; download it again")
+            raise CorruptCheckpointError(f"{modelopt_config} has no object `quantization`; download it again")
         config[FORMAT_KEYS[0]] = {"quant_method": "modelopt", **found}
     return Fields(config, str(directory / _CONFIG))
 

@@ -128,9 +128,13 @@ class LinearRecurrenceSpec(RecurrentMixer):
             of `conv_order`.
         gate, a, b: maps to the gate of `num_heads * value_dim` elements, to a and to b. With `gate_in` or `a_in`, the
             map is a product of two, of which that one is applied first.
-        skip: [num_heads] (D of Mamba-2).
-        conv_order: parts of the convolution's channels: "q", "k", "v".
-        are_normed: queries and keys are divided by their length.
+        conv: causal convolution of the outputs of `qkv`; its outputs are q, k and v.
+        conv_order: parts of the convolution's channels, in order: the letters q, k and v.
+        a_log, a_bias: constants of the decay. `a_log` has one number of each head; so has `a_bias`, or one of each of a
+            head's columns where `a` has columns.
+        skip: [num_heads] (D of Mamba-2); None = zeros.
+        are_normed: queries and keys are divided by their length, queries also by the square root of `key_dim`.
+        gating: how the gate and `out_norm` change y before `out`, the map to the hidden size.
         out_norm: norm over the `value_dim` elements of a head, or over each of `num_norm_groups` groups of channels.
     """
 

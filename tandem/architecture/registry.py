@@ -10,7 +10,7 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServedArchitecture:
     """A served architecture: its module in `families` and its `model_type`. `others`: further accepted model types."""
 
     module: str
@@ -18,54 +18,54 @@ class Entry:
     others: tuple[str, ...] = ()
 
 
-ARCHITECTURES: Mapping[str, Entry] = {
-    "LlamaForCausalLM": Entry("llama", "llama"),
-    "MistralForCausalLM": Entry("mistral", "mistral"),
-    "Qwen2ForCausalLM": Entry("qwen2", "qwen2"),
-    "MixtralForCausalLM": Entry("mixtral", "mixtral"),
-    "Qwen3ForCausalLM": Entry("qwen3", "qwen3"),
-    "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
-    "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
-    "DeepseekV32ForCausalLM": Entry("deepseek_v32", "deepseek_v32"),
-    "DeepseekV4ForCausalLM": Entry("deepseek_v4", "deepseek_v4"),
-    "FalconH1ForCausalLM": Entry("falcon_h1", "falcon_h1"),
-    "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
-    "Glm4MoeLiteForCausalLM": Entry("glm4_moe_lite", "glm4_moe_lite"),
-    "GlmMoeDsaForCausalLM": Entry("glm_moe_dsa", "glm_moe_dsa"),
-    "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
-    "GraniteForCausalLM": Entry("granite", "granite"),
-    "GraniteMoeForCausalLM": Entry("granite_moe", "granitemoe"),
-    "GraniteMoeHybridForCausalLM": Entry("granite_hybrid", "granitemoehybrid"),
-    "JambaForCausalLM": Entry("jamba", "jamba"),
-    "KimiLinearForCausalLM": Entry("kimi_linear", "kimi_linear"),
-    "Lfm2ForCausalLM": Entry("lfm2", "lfm2"),
-    "Lfm2MoeForCausalLM": Entry("lfm2_moe", "lfm2_moe"),
-    "Mamba2ForCausalLM": Entry("mamba2", "mamba2"),
-    "NemotronHForCausalLM": Entry("nemotron_h", "nemotron_h"),
-    "MiniMaxM2ForCausalLM": Entry("minimax_m2", "minimax_m2"),
-    "MiniMaxM3VLForCausalLM": Entry("minimax_m3", "minimax_m3_vl_text"),
-    "Ministral3ForCausalLM": Entry("ministral3", "ministral3"),
-    "Mistral4ForCausalLM": Entry("mistral4", "mistral4"),
-    "Olmo2ForCausalLM": Entry("olmo2", "olmo2"),
-    "Olmo3ForCausalLM": Entry("olmo3", "olmo3"),
-    "Phi3ForCausalLM": Entry("phi3", "phi3"),
-    "Qwen2MoeForCausalLM": Entry("qwen2_moe", "qwen2_moe"),
-    "Qwen3NextForCausalLM": Entry("qwen3_next", "qwen3_next"),
-    "Qwen3_5ForCausalLM": Entry("qwen3_5", "qwen3_5_text"),
-    "Qwen3_5MoeForCausalLM": Entry("qwen3_5_moe", "qwen3_5_moe_text"),
-    "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
-    "TandemMobaForCausalLM": Entry("moba", "tandem_moba"),
-    "TandemNsaForCausalLM": Entry("nsa", "tandem_nsa"),
-    "Gemma2ForCausalLM": Entry("gemma2", "gemma2"),
-    "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
-    "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
-    "Gemma4ForCausalLM": Entry("gemma4", "gemma4_text"),
-    "Gemma4ForConditionalGeneration": Entry("gemma4_conditional", "gemma4"),
-    "MiniMaxM3SparseForConditionalGeneration": Entry("minimax_m3_conditional", "minimax_m3_vl"),
-    "Mistral3ForConditionalGeneration": Entry("mistral3_conditional", "mistral3"),
-    "Qwen3_5ForConditionalGeneration": Entry("qwen3_5_conditional", "qwen3_5"),
-    "Qwen3_5MoeForConditionalGeneration": Entry("qwen3_5_conditional", "qwen3_5_moe"),
+ARCHITECTURES: Mapping[str, ServedArchitecture] = {
+    "LlamaForCausalLM": ServedArchitecture("llama", "llama"),
+    "MistralForCausalLM": ServedArchitecture("mistral", "mistral"),
+    "Qwen2ForCausalLM": ServedArchitecture("qwen2", "qwen2"),
+    "MixtralForCausalLM": ServedArchitecture("mixtral", "mixtral"),
+    "Qwen3ForCausalLM": ServedArchitecture("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": ServedArchitecture("qwen3_moe", "qwen3_moe"),
+    "DeepseekV2ForCausalLM": ServedArchitecture("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": ServedArchitecture("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
+    "DeepseekV32ForCausalLM": ServedArchitecture("deepseek_v32", "deepseek_v32"),
+    "DeepseekV4ForCausalLM": ServedArchitecture("deepseek_v4", "deepseek_v4"),
+    "FalconH1ForCausalLM": ServedArchitecture("falcon_h1", "falcon_h1"),
+    "Glm4MoeForCausalLM": ServedArchitecture("glm4_moe", "glm4_moe"),
+    "Glm4MoeLiteForCausalLM": ServedArchitecture("glm4_moe_lite", "glm4_moe_lite"),
+    "GlmMoeDsaForCausalLM": ServedArchitecture("glm_moe_dsa", "glm_moe_dsa"),
+    "GptOssForCausalLM": ServedArchitecture("gpt_oss", "gpt_oss"),
+    "GraniteForCausalLM": ServedArchitecture("granite", "granite"),
+    "GraniteMoeForCausalLM": ServedArchitecture("granite_moe", "granitemoe"),
+    "GraniteMoeHybridForCausalLM": ServedArchitecture("granite_hybrid", "granitemoehybrid"),
+    "JambaForCausalLM": ServedArchitecture("jamba", "jamba"),
+    "KimiLinearForCausalLM": ServedArchitecture("kimi_linear", "kimi_linear"),
+    "Lfm2ForCausalLM": ServedArchitecture("lfm2", "lfm2"),
+    "Lfm2MoeForCausalLM": ServedArchitecture("lfm2_moe", "lfm2_moe"),
+    "Mamba2ForCausalLM": ServedArchitecture("mamba2", "mamba2"),
+    "NemotronHForCausalLM": ServedArchitecture("nemotron_h", "nemotron_h"),
+    "MiniMaxM2ForCausalLM": ServedArchitecture("minimax_m2", "minimax_m2"),
+    "MiniMaxM3VLForCausalLM": ServedArchitecture("minimax_m3", "minimax_m3_vl_text"),
+    "Ministral3ForCausalLM": ServedArchitecture("ministral3", "ministral3"),
+    "Mistral4ForCausalLM": ServedArchitecture("mistral4", "mistral4"),
+    "Olmo2ForCausalLM": ServedArchitecture("olmo2", "olmo2"),
+    "Olmo3ForCausalLM": ServedArchitecture("olmo3", "olmo3"),
+    "Phi3ForCausalLM": ServedArchitecture("phi3", "phi3"),
+    "Qwen2MoeForCausalLM": ServedArchitecture("qwen2_moe", "qwen2_moe"),
+    "Qwen3NextForCausalLM": ServedArchitecture("qwen3_next", "qwen3_next"),
+    "Qwen3_5ForCausalLM": ServedArchitecture("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5MoeForCausalLM": ServedArchitecture("qwen3_5_moe", "qwen3_5_moe_text"),
+    "SmolLM3ForCausalLM": ServedArchitecture("smollm3", "smollm3"),
+    "TandemMobaForCausalLM": ServedArchitecture("moba", "tandem_moba"),
+    "TandemNsaForCausalLM": ServedArchitecture("nsa", "tandem_nsa"),
+    "Gemma2ForCausalLM": ServedArchitecture("gemma2", "gemma2"),
+    "Gemma3ForCausalLM": ServedArchitecture("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": ServedArchitecture("gemma3_conditional", "gemma3"),
+    "Gemma4ForCausalLM": ServedArchitecture("gemma4", "gemma4_text"),
+    "Gemma4ForConditionalGeneration": ServedArchitecture("gemma4_conditional", "gemma4"),
+    "MiniMaxM3SparseForConditionalGeneration": ServedArchitecture("minimax_m3_conditional", "minimax_m3_vl"),
+    "Mistral3ForConditionalGeneration": ServedArchitecture("mistral3_conditional", "mistral3"),
+    "Qwen3_5ForConditionalGeneration": ServedArchitecture("qwen3_5_conditional", "qwen3_5"),
+    "Qwen3_5MoeForConditionalGeneration": ServedArchitecture("qwen3_5_conditional", "qwen3_5_moe"),
 }
 
 
@@ -81,28 +81,28 @@ def find_family(fields: Fields) -> Family:
         UnsupportedCheckpointError: none of them is served.
         CorruptCheckpointError: architecture and model type contradict each other.
     """
-    entry = _find_entry(fields)
-    model_type = fields.text("model_type", entry.model_type)
-    if model_type not in (entry.model_type, *entry.others):
-        raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
-    family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
+    served = _find_architecture(fields)
+    model_type = fields.text("model_type", served.model_type)
+    if model_type not in (served.model_type, *served.others):
+        raise fields.wrong("model_type", f"{served.model_type!r} as architectures implies")
+    family: Family = import_module(f"tandem.architecture.families.{served.module}").FAMILY
     return family
 
 
-def _find_entry(fields: Fields) -> Entry:
+def _find_architecture(fields: Fields) -> ServedArchitecture:
     names = fields.texts("architectures")
     supported = ", ".join(supported_architectures())
     if names:
-        entry = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
-        if entry is None:
+        served = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+        if served is None:
             raise fields.unsupported("architectures", supported)
-        return entry
+        return served
     model_type = fields.text("model_type")
     if model_type is None:
         raise CorruptCheckpointError(f"{fields.where}: neither architectures nor model_type says what this model is")
-    for entry in ARCHITECTURES.values():
-        if model_type in (entry.model_type, *entry.others):
-            return entry
+    for served in ARCHITECTURES.values():
+        if model_type in (served.model_type, *served.others):
+            return served
     raise UnsupportedCheckpointError(
         f"{fields.where}: model_type={model_type!r} is not served; supported architectures: {supported}"
     )

@@ -105,7 +105,7 @@ class _Shard:
         return replace(
             layer,
             mixer=split_mixer(layer.mixer, self.part),
-            beside=tuple(split_mixer(mixer, self.part) for mixer in layer.beside),
+            parallel_mixers=tuple(split_mixer(mixer, self.part) for mixer in layer.parallel_mixers),
             feed_forward=self._of_feed_forward(layer.feed_forward),
         )
 

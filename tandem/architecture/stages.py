@@ -124,8 +124,8 @@ def _forbidden_cuts(model: ModelSpec) -> Iterator[int]:
 
 def _moved(layer: LayerSpec, first: int) -> LayerSpec:
     """The layer with its indices of other layers counted from layer `first`."""
-    mixer, *beside = (_mixer_moved(mixer, first) for mixer in layer.mixers)
-    return replace(layer, mixer=mixer, beside=tuple(beside))
+    mixer, *parallel_mixers = (_mixer_moved(mixer, first) for mixer in layer.mixers)
+    return replace(layer, mixer=mixer, parallel_mixers=tuple(parallel_mixers))
 
 
 def _mixer_moved(mixer: MixerSpec, first: int) -> MixerSpec:

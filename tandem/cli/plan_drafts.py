@@ -60,7 +60,7 @@ def _drafter(name: str, directory: str, model: ModelCost, path: Path, weight_bit
         return DrafterCost(named_model(directory, weight_bits, int(model.kv_bits)))
     if name == EAGLE:
         return _eagle(directory, model, weight_bits)
-    if name == MTP or (name == AUTO and len(model.model.next_layers) == 1):
+    if name == MTP or (name == AUTO and len(model.model.mtp_layers) == 1):
         return mtp_cost(model)
     return _eagle_beside(path, model, weight_bits) if name == AUTO else None
 

@@ -85,7 +85,8 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 Backends = Mapping[type[StateSpec], Any]
 """Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`, an
 `IndexedLatentBackend` for `IndexedLatentSpec`, a `ChosenKVBackend` for `ChosenKVSpec`, a `RowsBackend` for `RowsSpec`,
-an `EntriesBackend` for `EntriesSpec`, a `RecurrentBackend` for `RecurrentSpec`. `PartsSpec` has one that only prepares.
+an `EntriesBackend` for `EntriesSpec`, a `RecurrentBackend` for `RecurrentSpec`. `EntryInputsSpec` has one that
+only prepares.
 """
 
 

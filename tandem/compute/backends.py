@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.compute.attention import Backends, StateBackend
 from tandem.compute.block_sparse import BlocksAsKV
-from tandem.compute.entries import PartsBackend, RowsAsKV
+from tandem.compute.entries import EntryInputsBackend, RowsAsKV
 from tandem.compute.latents import LatentsAsKV
 from tandem.compute.torch.entries import EntriesAsKV
 from tandem.core.errors import ConfigurationError
@@ -86,9 +86,9 @@ BACKENDS: BackendTable = {
         ),
         "cuda": (replace(_REFERENCE, wrapper=EntriesAsKV),),
     },
-    PartsSpec: {
-        "cpu": (replace(_NATIVE, wrapper=PartsBackend), replace(_REFERENCE, wrapper=PartsBackend)),
-        "cuda": (replace(_REFERENCE, wrapper=PartsBackend),),
+    EntryInputsSpec: {
+        "cpu": (replace(_NATIVE, wrapper=EntryInputsBackend), replace(_REFERENCE, wrapper=EntryInputsBackend)),
+        "cuda": (replace(_REFERENCE, wrapper=EntryInputsBackend),),
     },
     RecurrentSpec: {
         "cpu": (

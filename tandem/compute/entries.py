@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.state import KVSpec
 from tandem.compute.attention import AttentionBackend, AttentionParams, StateBackend
 from tandem.compute.layer_states import LayerEntries, LayerKV, LayerRows
@@ -89,16 +89,16 @@ class RowsAsKV:
         return self._inner.attend(queries, rows.as_kv, batch.of_window, params)
 
 
-class PartsBackend:
-    """Backend of the parts from which entries are made: it does nothing, since layers read these themselves. `inner`
-    provides its name.
+class EntryInputsBackend:
+    """Backend of the inputs of entries: it does nothing, since layers read these themselves. `inner` provides its
+    name.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
         self.name = inner.name
         self.graph_safe = False
 
-    def refuses(self, spec: PartsSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+    def refuses(self, spec: EntryInputsSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """It serves every spec."""
         return None
 

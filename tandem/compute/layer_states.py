@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec, StateSpec
 from tandem.kvcache.spec import KVLayout
 
@@ -49,7 +49,7 @@ class LayerChosenKV(LayerKV):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """State of one layer with one row per token (`RowsSpec` and `PartsSpec`)."""
+    """State of one layer with one row per token (`RowsSpec` and `EntryInputsSpec`)."""
 
     rows: torch.Tensor  # [num_blocks, block_size, size]
 
@@ -228,7 +228,7 @@ _VIEWS: Mapping[type[StateSpec], View] = {
         lambda spec, planes: LayerIndexedLatents(planes["latent"], spec.rank, planes.get("index"))
     ),
     RowsSpec: _in_one_page(lambda spec, planes: LayerRows(planes["rows"])),
-    PartsSpec: _in_one_page(lambda spec, planes: LayerRows(planes["parts"])),
+    EntryInputsSpec: _in_one_page(lambda spec, planes: LayerRows(planes["parts"])),
     EntriesSpec: _entries,
     RecurrentSpec: _recurrent,
 }

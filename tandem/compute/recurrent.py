@@ -2,8 +2,8 @@
 
 A request's state is in the pages of the block of its last computed token. A step reads it there and writes the state
 after each of its blocks that has pages: those kept for later requests, and the last one. For a request with draft
-tokens it writes the state before the drafts; `settle` then advances it past the accepted ones, from inputs that the
-layers kept.
+tokens it writes the state before the drafts; `advance_past_accepted` then computes the state after the accepted ones,
+from inputs that the layers kept.
 """
 
 from collections.abc import Sequence
@@ -125,26 +125,26 @@ class _RecurrentDrafts:
     x: torch.Tensor
     recurrence: tuple[RecurrenceInputs, RecurrenceParams] | None
 
-    def settle(self, backend: RecurrentBackend, batch: RecurrentBatch, rows: torch.Tensor) -> None:
+    def advance_past_accepted(self, backend: RecurrentBackend, batch: RecurrentBatch, rows: torch.Tensor) -> None:
         batch.keep_columns(batch.with_columns(self.x[rows], self.state), self.state)
         if self.recurrence is not None:
             inputs, params = self.recurrence
             backend.recur(inputs.take(rows), params, self.state, batch)
 
 
-def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, state: Any) -> None:
+def advance_past_accepted(batch: AttentionBatch, num_accepted: Sequence[int], backends: Backends, state: Any) -> None:
     """Advances the states of a KV group past the draft tokens of a step that were accepted.
 
     Args:
         batch: the step's batch of the KV group.
-        num_right: number of accepted drafts of each request.
+        num_accepted: number of accepted drafts of each request.
         backends: by kind of state.
         state: state of any layer of the KV group.
     """
     drafted = batch.drafted
-    if drafted is None or not any(num_right):
+    if drafted is None or not any(num_accepted):
         return
-    counts, device = np.asarray(num_right, dtype=np.int64), batch.block_tables.device
+    counts, device = np.asarray(num_accepted, dtype=np.int64), batch.block_tables.device
     going_on = np.flatnonzero(counts)
     first_drafts, counts = (np.cumsum(drafted.num_drafts) - drafted.num_drafts)[going_on], counts[going_on]
     starts = np.concatenate(([0], np.cumsum(counts)))
@@ -164,7 +164,7 @@ def settle(batch: AttentionBatch, num_right: Sequence[int], backends: Backends, 
     backend: StateBackend[RecurrentSpec] = backends[RecurrentSpec]
     prepared, own = backend.prepare(accepted, state, ()), torch.from_numpy(rows).to(device)
     for layer in drafted.layers:
-        layer.settle(backend, prepared, own)
+        layer.advance_past_accepted(backend, prepared, own)
 
 
 def prepare_recurrent(batch: AttentionBatch, state: LayerRecurrent) -> RecurrentBatch:

@@ -19,7 +19,7 @@ choice others follow adds its own.
 class DraftedLayer(Protocol):
     """Inputs of a step's draft tokens in one layer whose state cannot be rewound."""
 
-    def settle(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
+    def advance_past_accepted(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
         """Advances the layer's state past accepted drafts.
 
         Args:

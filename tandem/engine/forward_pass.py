@@ -15,7 +15,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.collectives import RankLinks
-from tandem.compute.recurrent import settle
+from tandem.compute.recurrent import advance_past_accepted
 from tandem.compute.step import AttentionBatch, HiddenStates, LayerTurns, WantedTokens
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
@@ -161,31 +161,33 @@ class ForwardPass:
             input_ids, positions, self._arena.layers, by_state, self._backends, wanted, states, received, turns
         )
 
-    def settle(self, step: SchedulerOutput, inputs: ModelInputs, num_right: Sequence[int] | None) -> None:
+    def advance_past_accepted(
+        self, step: SchedulerOutput, inputs: ModelInputs, num_accepted: Sequence[int] | None
+    ) -> None:
         """Advance states that cannot be rewound (recurrent layers) past the accepted drafts; until then they are as
         before the drafts. Call it before the next step, and before others read the step's blocks.
 
         Args:
             inputs: of this step.
-            num_right: number of accepted drafts of each scheduled request; None = this rank is not the leader.
+            num_accepted: number of accepted drafts of each scheduled request; None = this rank is not the leader.
         """
         if self.layout.can_rewind or not any(item.num_drafts for item in step.scheduled):
             return
-        counts = self._as_led(num_right, len(step.scheduled))
+        counts = self._as_led(num_accepted, len(step.scheduled))
         if not counts.any():
             return
         if self._links is None or self._links.has_last_tokens:  # NOTE: no other context has computed any draft
-            self._carry_on(inputs.parts or (inputs,), counts)
+            self._advance(inputs.parts or (inputs,), counts)
         if self._links is not None:  # NOTE: others may read the states of all ranks then
             self._links.group.add(torch.zeros(1, 1), None, torch.float32)
 
-    def _carry_on(self, parts: Sequence[ModelInputs], counts: npt.NDArray[np.int64]) -> None:
+    def _advance(self, parts: Sequence[ModelInputs], counts: npt.NDArray[np.int64]) -> None:
         ends = np.cumsum([part.num_ended for part in parts])
         for part, own in zip(parts, np.split(counts, ends[:-1]), strict=True):
             in_batch = np.append(own, [0] * part.goes_on)[np.argsort(part.first_tokens)].tolist()
             for group, batch in zip(self.layout.groups, part.batches, strict=True):
                 if batch.drafted is not None and group.layers:
-                    settle(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
+                    advance_past_accepted(batch, in_batch, self._backends, self._arena.layers[group.layers[0]])
                     self.await_kernels()
 
     def _as_led(self, counts: Sequence[int] | None, num_requests: int) -> npt.NDArray[np.int64]:

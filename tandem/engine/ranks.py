@@ -159,7 +159,7 @@ class ShardRunner:
         inputs, hidden = self._forward.run(step, HiddenStates(self._layers_read) if self._layers_read else None)
         if self._links.is_last:
             self._take_part_in_logits(step, inputs, hidden)
-        self._forward.settle(step, inputs, None)
+        self._forward.advance_past_accepted(step, inputs, None)
         await_kv(step, self._links)
 
     def _take_part_in_logits(self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor) -> None:

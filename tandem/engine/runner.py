@@ -78,8 +78,8 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(step, inputs, hidden)
         if self._speculation is None:
             return ExecutorOutput(sampled, prompt_logprobs)
-        num_right = [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled]
-        self._forward.settle(step, inputs, num_right)
+        num_accepted = [len(sampled.get(item.request_id, (None,))) - 1 for item in step.scheduled]
+        self._forward.advance_past_accepted(step, inputs, num_accepted)
         step_s = time.perf_counter() - began_s
         self._speculation.begin(step)
         if states_read is not None:

@@ -18,7 +18,7 @@ from tandem.compute.layer_states import LayerState
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, Choices, HiddenStates, LayerTurns, WantedTokens
 from tandem.compute.weights.base import Weight
-from tandem.models.layers.connections import build_connections, build_ends
+from tandem.models.layers.connections import build_connections, build_stream_ends
 from tandem.models.layers.embedding import TokenEmbedding
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.mixers import Queries, build_mixer, of_states, params_by_state, take_queries
@@ -111,7 +111,7 @@ class DecoderLayer:
         state. `turns`: coordination of ranks that have other tokens of the same requests; None = all tokens of the step
         are here. NOTE: `residual` is overwritten.
         """
-        normed, residual, kept = self._around_mixer.take(self._before_mixer, residual, x)
+        normed, residual, kept = self._around_mixer.read(self._before_mixer, residual, x)
         if turns is not None:
             turns.take()
         batches = tokens.batches
@@ -129,11 +129,11 @@ class DecoderLayer:
         if not len(residual):
             return residual, None, tokens
         mixed = _normed(self._after_mixer, self._attend(queries, tokens, kv, backends))
-        residual, x = self._around_mixer.put(residual, mixed, kept)
+        residual, x = self._around_mixer.write(residual, mixed, kept)
         if self._feed_forward is not None:
-            normed, residual, kept = self._around_feed_forward.take(self._before_feed_forward, residual, x)
+            normed, residual, kept = self._around_feed_forward.read(self._before_feed_forward, residual, x)
             y = _normed(self._after_feed_forward, self._feed_forward(normed, tokens.input_ids))
-            residual, x = self._around_feed_forward.put(residual, y, kept)
+            residual, x = self._around_feed_forward.write(residual, y, kept)
         residual, x = self._add_embedding(residual, x, tokens)
         if self._output_scale is None:
             return residual, x, tokens
@@ -190,7 +190,7 @@ class Decoder:
             self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
         self._head = None if spec.head is None else parameters.weights[HEAD]
         self._final_norm = None if spec.head is None else Norm.take(spec.final_norm, parameters, kernels)
-        self._ends = build_ends(spec, parameters, kernels)
+        self._stream_ends = build_stream_ends(spec, parameters, kernels)
         ropes = [mixer.rope for mixer in spec.mixers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, parameters.device)
         self._layers = tuple(
@@ -234,7 +234,7 @@ class Decoder:
             turns: coordination of ranks that have other tokens of the same requests; None = all tokens of the step are
                 here.
         """
-        residual = self._ends.begin(self.embed(input_ids)) if received is None else received
+        residual = self._stream_ends.begin(self.embed(input_ids)) if received is None else received
         if not len(residual):
             return self._none_of(residual)
         if wanted is not None and self._num_prompt_layers > len(self._layers):
@@ -267,7 +267,7 @@ class Decoder:
                 return self._none_of(residual)
         if self._final_norm is None:
             return added(residual, x)
-        return self._noted(self._ends.end(self._final_norm, residual, x), states)
+        return self._noted(self._stream_ends.end(self._final_norm, residual, x), states)
 
     @property
     def embedding(self) -> TokenEmbedding:

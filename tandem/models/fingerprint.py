@@ -29,14 +29,14 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sour
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
     for layer in shaping.layers:
-        for further in filter(None, (layer.beside, layer.connections)):
+        for further in filter(None, (layer.parallel_mixers, layer.connections)):
             digest.update(f"\0{further}".encode())
     if shaping.streams is not None:
         digest.update(f"\0{shaping.streams}".encode())
     return _with_tensors(digest, checkpoint, plan, sources)
 
 
-def fingerprint_beside(
+def compute_head_fingerprint(
     model: ModelSpec, spec: object, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources
 ) -> str:
     """Fingerprint of a network described by `spec` that reads hidden states of `model`, whole or one rank's part."""
@@ -45,7 +45,7 @@ def fingerprint_beside(
 
 def _with_tensors(digest: "hashlib._Hash", checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources) -> str:
     for weight, weight_format in plan.weights:
-        if weight_format.wants(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
+        if weight_format.checkpoint_tensors(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
             digest.update(f"\0{weight.name}\0{weight_format.name}".encode())
     parameters: dict[str, str] = {}  # of each stored tensor, the first that is made of it
     for name in sorted(sources):

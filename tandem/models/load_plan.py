@@ -50,13 +50,13 @@ class LoadingPlan:
         """All tensors that the checkpoint must have. A tied head and the embedding have the same source."""
         yield from self.tensors
         for weight, weight_format in self.weights:
-            yield from weight_format.wants(weight)
+            yield from weight_format.checkpoint_tensors(weight)
 
     def num_bytes(self, dtype: str) -> int:
         """Bytes in memory, for a model of that dtype."""
         kept = [*self.tensors]
         for weight, weight_format in self.weights:
-            kept += weight_format.keeps(weight)
+            kept += weight_format.memory_tensors(weight)
         sizes = {tensor.source or Source(tensor.name): num_bytes_of(tensor, dtype) for tensor in kept}
         return sum(sizes.values())
 

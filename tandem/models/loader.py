@@ -217,7 +217,7 @@ def _plan_shard(
     whole: LoadingPlan, spec: ModelSpec, formats: Sequence[WeightFormat], sources: Sources, links: RankLinks
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """One rank's part of a model: its spec, its plan, and the sources of its tensors."""
-    coded = {weight.name for weight, each in whole.weights if each.wants(weight) != (weight,)}
+    coded = {weight.name for weight, each in whole.weights if each.checkpoint_tensors(weight) != (weight,)}
     shard = shard_model(spec, links.shard.rank, links.shard.num_ranks, coded=coded)
     shard = stage_of(shard, links.stage, links.num_stages)
     plan = LoadingPlan.of(shard, formats)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 _ALIGNMENT = 4096
 
 
-Entry = tuple[str, tuple[int, ...], str, int]
+HeaderEntry = tuple[str, tuple[int, ...], str, int]
 """Name, shape, safetensors' name of the dtype, and bytes of a tensor."""
 
 
-def safetensors_header(tensors: Iterable[Entry], metadata: Mapping[str, str], least_bytes: int = 0) -> bytes:
+def safetensors_header(tensors: Iterable[HeaderEntry], metadata: Mapping[str, str], least_bytes: int = 0) -> bytes:
     """The header, padded so that the first tensor begins at a page.
 
     Args:

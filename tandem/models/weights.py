@@ -258,7 +258,7 @@ def load_pieces(
     """
     for piece in weight_format.pieces(weight):
         parts = {}
-        for tensor in weight_format.wants(piece):
+        for tensor in weight_format.checkpoint_tensors(piece):
             source = replace(tensor.source or Source(tensor.name), tensor=sources[tensor.name].tensor)
             parts[tensor.name] = load(tensor, sources[tensor.name] if piece is weight else source)
         num_bytes = sum(part.nbytes for part in parts.values())

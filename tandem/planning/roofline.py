@@ -127,7 +127,7 @@ class Roofline:
     def prefill_bytes(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Bytes moved by one prompt: weights and cached KV read once, new KV written once; activations stay on chip."""
         missing = num_tokens - num_cached_tokens
-        return self.model.swept_weight_bytes(missing) + self.model.kv_bytes(num_tokens)
+        return self.model.expected_step_weight_bytes(missing) + self.model.kv_bytes(num_tokens)
 
     def prefill_ms(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Time of one prompt alone, from its first chunk to its first token."""
@@ -139,7 +139,7 @@ class Roofline:
         memory_s = self.prefill_bytes(num_tokens, num_cached_tokens) / self._reached_bytes_per_s
         if passes.num_parts > 1:  # NOTE: each reads all weights
             num_parts = passes.num_parts * max(1.0, missing / self.chunk_tokens)
-            swept = num_parts * self.model.swept_weight_bytes(missing / num_parts)
+            swept = num_parts * self.model.expected_step_weight_bytes(missing / num_parts)
             memory_s = (swept + self.model.kv_bytes(num_tokens)) / self._reached_bytes_per_s
         computed_ms = 1000 * max(compute_s, memory_s) * passes.num_passes / passes.num_parts
         reduce_ms = missing * self._reduce_ms_per_token + self._reduce_latency_ms
@@ -153,7 +153,7 @@ class Roofline:
 
     def step_bytes(self, num_running: float, context_tokens: float) -> float:
         """Bytes that one decode step reads: the weights once, and every request's KV."""
-        return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
+        return self.model.expected_step_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
         """Mean milliseconds per output token of a request: the time of a step; with drafts, if shorter, the time of
@@ -178,7 +178,7 @@ class Roofline:
         if drafter is None:
             return 0.0
         bytes_per_s = self.hardware.memory_bytes_per_s * self.assumptions.mbu
-        sweep_s = drafter.swept_weight_bytes(num_running) / bytes_per_s
+        sweep_s = drafter.expected_step_weight_bytes(num_running) / bytes_per_s
         compute_s = 2.0 * num_running * drafter.num_active_parameters / (self.hardware.flops * self.assumptions.mfu)
         kv_s = num_running * drafter.network.read_bytes(context_tokens) / bytes_per_s
         return self.assumptions.step_overhead_ms + 1000 * (max(sweep_s, compute_s) + kv_s)
@@ -277,7 +277,7 @@ class Roofline:
 
     def _decode_speed(self) -> DecodeSpeed:
         model, to_ms = self.model, 1000 / self._reached_bytes_per_s
-        sweep_ms = model.step_weight_bytes * to_ms
+        sweep_ms = model.max_step_weight_bytes * to_ms
         chord_ms = max(0.0, self._products_ms(_NUM_RUNNING_OF_LINE) - sweep_ms) / _NUM_RUNNING_OF_LINE
         bounded_ms = (model.window_bytes + model.token_state_bytes) * to_ms
         return DecodeSpeed(
@@ -326,7 +326,7 @@ class Roofline:
 
     def _products_ms(self, num_running: float) -> float:
         """Time of a step's matrix products: every weight is read once, and multiplied once per request."""
-        sweep_s = self.model.swept_weight_bytes(num_running) / self._reached_bytes_per_s
+        sweep_s = self.model.expected_step_weight_bytes(num_running) / self._reached_bytes_per_s
         compute_s = 2.0 * num_running * self.model.num_active_parameters / (self._product_flops * self.assumptions.mfu)
         return 1000 * max(sweep_s, compute_s)
 

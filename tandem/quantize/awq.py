@@ -25,12 +25,10 @@ def scale_inputs(
 ) -> Moments:
     """Folds the best factors for the input `shared` into a layer's `tensors`, in place. Returns the moments of the
     scaled inputs, or `moments` itself if nothing can absorb the factors.
-
-    `moments` themselves where nothing can take the factors.
     """
     if shared.norm is not None and shared.norm.tensor_name is None:
         return moments
-    if shared.norm is None and shared.rows_of is None:
+    if shared.norm is None and shared.producer is None:
         return moments
     factors = _search([tensors[name] for name in shared.weights], grid, moments)
     for name in shared.weights:
@@ -39,10 +37,10 @@ def scale_inputs(
         assert shared.norm.tensor_name is not None
         offset = float(shared.norm.unit_offset)
         tensors[shared.norm.tensor_name] = (tensors[shared.norm.tensor_name] + offset) / factors - offset
-    elif shared.rows_of is not None:
-        producer = shared.rows_of.name
+    elif shared.producer is not None:
+        producer = shared.producer.name
         tensors[f"{producer}.weight"] = tensors[f"{producer}.weight"] / factors.unsqueeze(1)
-        if shared.rows_of.bias:
+        if shared.producer.bias:
             tensors[f"{producer}.bias"] = tensors[f"{producer}.bias"] / factors
     return moments.divided_by(factors)
 

@@ -26,13 +26,13 @@ from tandem.core.errors import ConfigurationError
 class SharedInput:
     """One input of a layer. `linears` all multiply its rows, and readers of the checkpoint fuse them into one map.
 
-    `norm`: norm whose weight multiplies the rows, if only `linears` read its output. `rows_of`: linear map whose
+    `norm`: norm whose weight multiplies the rows, if only `linears` read its output. `producer`: linear map whose
     outputs are the rows, or factors of them, so that scaling an output scales an input of `linears`. Both serve AWQ.
     """
 
     linears: tuple[LinearSpec, ...]
     norm: NormSpec | None = None
-    rows_of: LinearSpec | None = None
+    producer: LinearSpec | None = None
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
     """Inputs of the layer whose weights are quantised. The input of a block's output map comes before the block's own
     input, so that AWQ scales a map's outputs before its inputs.
     """
-    norm = layer.before_mixer if not layer.beside else None  # NOTE: others read what it gives, too
+    norm = layer.before_mixer if not layer.parallel_mixers else None  # NOTE: others read what it gives, too
     mixers = [shared for mixer in layer.mixers for shared in _of_mixer(mixer, norm)]
     return (*mixers, *_of_block(layer.feed_forward, layer.before_feed_forward))
 
@@ -54,7 +54,7 @@ def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
     match mixer:
         case AttentionSpec():
             has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads
-            yield SharedInput((mixer.o,), rows_of=mixer.v if has_plain_values else None)
+            yield SharedInput((mixer.o,), producer=mixer.v if has_plain_values else None)
             yield SharedInput(tuple(filter(None, (mixer.q, mixer.k, mixer.v))), norm)
         case SparseLatentAttentionSpec():  # NOTE: its indexer reads what the norms give and is not coded, too
             yield SharedInput((mixer.o,))
@@ -87,14 +87,14 @@ def _of_recurrence(mixer: LinearRecurrenceSpec, norm: NormSpec | None) -> Iterat
     linears = (*mixer.qkv, mixer.gate_in or mixer.gate)
     fused = {linear.weight_source.tensor for linear in linears if linear.weight_source is not None}
     small = tuple(filter(None, (mixer.a_in or mixer.a, mixer.b)))
-    beside = tuple(linear for linear in small if linear.weight_source and linear.weight_source.tensor in fused)
-    yield SharedInput((*linears, *beside), norm if len(beside) == len(small) else None)
+    small_fused = tuple(linear for linear in small if linear.weight_source and linear.weight_source.tensor in fused)
+    yield SharedInput((*linears, *small_fused), norm if len(small_fused) == len(small) else None)
 
 
 def _of_block(block: FeedForwardSpec | None, norm: NormSpec | None) -> Iterator[SharedInput]:
     match block:
         case GatedSpec():
-            yield SharedInput((block.down,), rows_of=block.up if block.clamp is None else None)
+            yield SharedInput((block.down,), producer=block.up if block.clamp is None else None)
             yield SharedInput((block.gate, block.up), norm)
         case SquaredReluSpec():
             yield SharedInput((block.down,))

@@ -117,7 +117,7 @@ def _signed(size: int) -> torch.Tensor:
 
 
 def _refusal(layer: LayerSpec) -> str | None:
-    if layer.beside:
+    if layer.parallel_mixers:
         return "has several mixers side by side"
     if not isinstance(layer.mixer, AttentionSpec):
         return "does not attend over keys and values"

@@ -57,7 +57,7 @@ class SimulatedForward:
         """Takes part in the exchange of logits. NOTE: it comes after the step's KV, as in a real model."""
         self._exchange.share(None)
 
-    def settle(self, step: object, inputs: object, counts: object) -> None:
+    def advance_past_accepted(self, step: object, inputs: object, counts: object) -> None:
         """No effect: the simulated model has no recurrent state."""
 
     def _work(self, seconds: float) -> None:

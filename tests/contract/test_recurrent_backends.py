@@ -17,7 +17,7 @@ from tandem.compute.arena import Arena
 from tandem.compute.cuda.recurrent import TritonRecurrentBackend
 from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.native.recurrent import NativeRecurrentBackend
-from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, settle
+from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, advance_past_accepted
 from tandem.compute.step import AttentionBatch, Drafted
 from tandem.compute.torch.recurrent import ReferenceRecurrentBackend
 from tandem.kvcache.spec import build_layout
@@ -197,14 +197,14 @@ def test_no_bit_depends_on_cuts_or_on_what_shares_the_step(backend_name: str, fo
 
 
 @pytest.mark.parametrize("backend_name", ["reference", "native", pytest.param("triton", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("num_right", [0, 1, 9])
+@pytest.mark.parametrize("num_accepted", [0, 1, 9])
 @pytest.mark.parametrize("form", Form)
-def test_a_state_goes_on_behind_right_drafts(backend_name: str, form: Form, num_right: int) -> None:
-    """A token and nine drafts, which go beyond a block's end; the states are those of the right tokens alone."""
+def test_a_state_goes_on_past_accepted_drafts(backend_name: str, form: Form, num_accepted: int) -> None:
+    """A token and nine drafts, which go beyond a block's end; the states are those of the accepted tokens alone."""
     params, backend, drafted, plain = params_of(form), backend_of(backend_name), state_of(), state_of()
     start, kept = 20, 21
     columns = torch.randn(TOKENS, drafted.columns.shape[2], generator=torch.Generator().manual_seed(9))
-    for state, stop in ((drafted, start), (plain, start), (plain, kept + num_right)):
+    for state, stop in ((drafted, start), (plain, start), (plain, kept + num_accepted)):
         at = 0 if stop == start else start
         batch = backend.prepare(batch_of(at, stop), state, ())
         batch.keep_columns(batch.with_columns(columns[at:stop], state), state)
@@ -214,9 +214,9 @@ def test_a_state_goes_on_behind_right_drafts(backend_name: str, form: Form, num_
     batch.keep_columns(batch.with_columns(columns[start : kept + 9], drafted), drafted)
     batch.note_drafts(drafted, columns[start : kept + 9], (inputs, params))
     backend.recur(inputs, params, drafted, batch)
-    settle(step, [num_right], {RecurrentSpec: backend}, drafted)
-    page = 1 + (kept + num_right - 1) // BLOCK_SIZE
-    blocks = range(page - (num_right == 9), page + 1)  # with the state at the end of the block before
+    advance_past_accepted(step, [num_accepted], {RecurrentSpec: backend}, drafted)
+    page = 1 + (kept + num_accepted - 1) // BLOCK_SIZE
+    blocks = range(page - (num_accepted == 9), page + 1)  # with the state at the end of the block before
     assert torch.equal(columns_of(drafted, blocks), columns_of(plain, blocks))
     exact = 0.0 if backend_name != "reference" else 1e-5
     torch.testing.assert_close(matrices_of(drafted, blocks), matrices_of(plain, blocks), rtol=exact, atol=exact)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec
 from tandem.architecture.state import StateSpec
 from tandem.core.events import BlockStored
 from tandem.core.hashing import extend_hashes
@@ -199,7 +199,7 @@ def mixture(rng: random.Random) -> KVLayout:
         replace(ATTENTION, window=rng.choice((3, 6, 13))),
         ToyLatentSpec(6),
         EntriesSpec(6, "float32", 10, 2),
-        PartsSpec(4, "float32", rng.choice((3, 8, 10)), rng.choice((1, 2))),
+        EntryInputsSpec(4, "float32", rng.choice((3, 8, 10)), rng.choice((1, 2))),
         ToyRecurrentSpec(4, 10**6),
         ToyRecurrentSpec(5, rng.choice((2, 3)) * BLOCK_SIZE),
     ]

@@ -109,8 +109,8 @@ class Batch:
             answer, position = self._answers[prompt], self._positions[name]
             guess = self._drafts.get(name, ())[: len(answer) - position]
             scheduled.append(ScheduledRequest(name, 0, [1, *guess], True, num_drafts=len(guess)))
-            num_right = next((i for i, token in enumerate(guess) if answer[position + i] != token), len(guess))
-            chosen = answer[position : position + num_right + 1]
+            num_accepted = next((i for i, token in enumerate(guess) if answer[position + i] != token), len(guess))
+            chosen = answer[position : position + num_accepted + 1]
             self._positions[name] += len(chosen)
             sampled[name] = [SampledToken(token_id) for token_id in chosen]
         step = SchedulerOutput(tuple(self._new), tuple(scheduled), tuple(self._released))

@@ -100,14 +100,14 @@ class MixerSteps:
         self.end(request)
         return torch.cat(found)
 
-    def verify(self, request: Request, x: torch.Tensor, num_right: int) -> torch.Tensor:
+    def verify(self, request: Request, x: torch.Tensor, num_accepted: int) -> torch.Tensor:
         """As `step` of one request, of which only the first tokens stay."""
         kept, request.keeps = request.keeps, True
         (found,) = self.step((request, x))
-        request.length -= len(x) - num_right
+        request.length -= len(x) - num_accepted
         request.keeps = kept
         self._release(request)
-        return found[:num_right]
+        return found[:num_accepted]
 
     def end(self, request: Request) -> None:
         """Release all blocks of its own."""

@@ -6,12 +6,12 @@ It stands in for the engine where only the model is under test.
 import numpy as np
 import torch
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.state import ChosenKVSpec, IndexedLatentSpec, KVSpec, LatentSpec, RecurrentSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import Backends
 from tandem.compute.block_sparse import BlocksAsKV
-from tandem.compute.entries import PartsBackend, RowsAsKV
+from tandem.compute.entries import EntryInputsBackend, RowsAsKV
 from tandem.compute.latents import LatentsAsKV
 from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
@@ -29,7 +29,7 @@ REFERENCE: Backends = {
     RecurrentSpec: ReferenceRecurrentBackend(),
     RowsSpec: RowsAsKV(ReferenceBackend()),
     EntriesSpec: EntriesAsKV(ReferenceBackend()),
-    PartsSpec: PartsBackend(ReferenceBackend()),
+    EntryInputsSpec: EntryInputsBackend(ReferenceBackend()),
 }
 
 

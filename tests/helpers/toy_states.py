@@ -5,7 +5,7 @@ without knowing.
 import math
 from dataclasses import dataclass
 
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.state import KVSpec, Plane, StateSpec
 from tandem.kvcache.spec import KVGroup, KVLayout
 from tandem.scheduler.output import SampledToken, ScheduledRequest
@@ -67,7 +67,7 @@ LAYOUTS = {
     "latent": toy_layout(ToyLatentSpec(6)),
     "latent+sliding": toy_layout(ToyLatentSpec(6), SLIDING),
     "entries+parts+rows": toy_layout(
-        EntriesSpec(6, "float32", 10, 2), PartsSpec(4, "float32", 5, 2), RowsSpec(6, "float32", 6)
+        EntriesSpec(6, "float32", 10, 2), EntryInputsSpec(4, "float32", 5, 2), RowsSpec(6, "float32", 6)
     ),
     "recurrent": toy_layout(ToyRecurrentSpec(4, 2 * BLOCK_SIZE)),
     "full+recurrent": toy_layout(ATTENTION, ToyRecurrentSpec(4, 3 * BLOCK_SIZE)),

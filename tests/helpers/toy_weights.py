@@ -101,7 +101,7 @@ class ToyFormat:
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         source = weight.source or Source(weight.name)
         scales = replace(source, tensor=f"{source.tensor}_scale", transposed=False)
         return (
@@ -109,8 +109,8 @@ class ToyFormat:
             TensorSpec(f"{weight.name}_scale", weight.shape[:1], scales),
         )
 
-    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        return self.wants(weight)
+    def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.checkpoint_tensors(weight)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
@@ -134,7 +134,7 @@ class ToyPacked:
         return None
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        codes, scales = self.of.wants(weight)
+        codes, scales = self.of.checkpoint_tensors(weight)
         return replace(codes, shape=codes.shape[::-1]), scales
 
     def pack(self, weight: TensorSpec, pieces: Pieces) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Final
 from tandem.architecture.feed_forward import Activation, FeedForwardSpec, GatedSpec
 from tandem.architecture.fields import REQUIRED, Fields, shown_items
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
-from tandem.architecture.model import LayerSpec, ModelSpec, NextNames
+from tandem.architecture.model import LayerSpec, ModelSpec, MtpNames
 from tandem.architecture.rope import DEFAULT_THETA, RopeSpec, flat_rope
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis
 
@@ -297,8 +297,8 @@ def build_model(
     logit_softcap: float = 0.0,
     logit_scale: float = 1.0,
     unserved: tuple[str, ...] = (),
-    next_layers: tuple[LayerSpec, ...] = (),
-    next_names: NextNames | None = None,
+    mtp_layers: tuple[LayerSpec, ...] = (),
+    mtp_names: MtpNames | None = None,
 ) -> ModelSpec:
     """The model with these layers; special tokens, and whether embedding and head are tied, are read from `fields`."""
     defaults = sizes.defaults
@@ -317,8 +317,8 @@ def build_model(
         logit_softcap=logit_softcap,
         logit_scale=logit_scale,
         unserved=unserved,
-        next_layers=next_layers,
-        next_names=next_names,
+        mtp_layers=mtp_layers,
+        mtp_names=mtp_names,
     )
 
 

@@ -9,14 +9,14 @@ from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes, 
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec, MixerSpec
-from tandem.architecture.model import LayerSpec, ModelSpec, NextNames
+from tandem.architecture.model import LayerSpec, ModelSpec, MtpNames
 from tandem.architecture.renaming import renamed
 from tandem.architecture.rope import RopeSpec
 
 LINEAR: Final = "linear_attention"
-_FURTHER = "mtp"  # prefix of the tensors of layers that predict further tokens
-_FURTHER_NAMES = NextNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
-_NUM_FURTHER_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+_MTP_PREFIX = "mtp"  # prefix of the tensors of layers that predict further tokens
+_MTP_NAMES = MtpNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+_NUM_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def read_mixers(
@@ -39,19 +39,19 @@ def read_mixers(
     return [mixer(index, kind) for index, kind in enumerate(_read_kinds(fields, sizes.num_layers))]
 
 
-def build_model_with_further(family: str, fields: Fields, sizes: base.Sizes, layers: Sequence[LayerSpec]) -> ModelSpec:
+def build_model_with_mtp(family: str, fields: Fields, sizes: base.Sizes, layers: Sequence[LayerSpec]) -> ModelSpec:
     """Builds the model of `layers`, with its layers for multi-token prediction, if it has any."""
-    further = _read_further(fields, layers)
-    names = _FURTHER_NAMES if further else None
-    unserved = (f"{_FURTHER}.",)
-    return base.build_model(family, fields, sizes, layers, unserved=unserved, next_layers=further, next_names=names)
+    mtp_layers = _read_mtp_layers(fields, layers)
+    names = _MTP_NAMES if mtp_layers else None
+    unserved = (f"{_MTP_PREFIX}.",)
+    return base.build_model(family, fields, sizes, layers, unserved=unserved, mtp_layers=mtp_layers, mtp_names=names)
 
 
-def _read_further(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+def _read_mtp_layers(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Reads the layers for multi-token prediction, built like the model's attention layers, with experts if the model
     has any. Empty if these layers have their own embedding, or if no layer of the model has attention.
     """
-    num_further = max(fields.count(name, 1, low=0) for name in _NUM_FURTHER_KEYS)
+    num_mtp_layers = max(fields.count(name, 1, low=0) for name in _NUM_MTP_KEYS)
     own_embedding = fields.flag("mtp_use_dedicated_embeddings", False)
     with_attention = [index for index, layer in enumerate(layers) if isinstance(layer.mixer, AttentionSpec)]
     with_experts = [i for i, layer in enumerate(layers) if isinstance(layer.feed_forward, MixtureOfExpertsSpec)]
@@ -60,13 +60,13 @@ def _read_further(fields: Fields, layers: Sequence[LayerSpec]) -> tuple[LayerSpe
     attention = with_attention[0]
     block = with_experts[0] if with_experts else attention
 
-    def further(index: int) -> LayerSpec:
-        own = f"{_FURTHER}.layers.{index}."
+    def mtp_layer(index: int) -> LayerSpec:
+        own = f"{_MTP_PREFIX}.layers.{index}."
         feed_forward = renamed(layers[block].feed_forward, f"{base.layer_prefix(block)}.", own)
         like = replace(layers[attention], feed_forward=None)
         return replace(renamed(like, f"{base.layer_prefix(attention)}.", own), feed_forward=feed_forward)
 
-    return tuple(map(further, range(num_further)))
+    return tuple(map(mtp_layer, range(num_mtp_layers)))
 
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:

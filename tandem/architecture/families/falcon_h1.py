@@ -47,11 +47,11 @@ def _read_layers(fields: Fields, sizes: base.Sizes) -> list[LayerSpec]:
     def layer(index: int) -> LayerSpec:
         prefix = base.layer_prefix(index)
         attention = base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias)
-        beside = (replace(attention, o=attention.o.times(out)),)
+        others = (replace(attention, o=attention.o.times(out)),)
         block = base.gated(sizes, f"{prefix}.feed_forward", bias=mlp_bias)
         block = replace(block, gate=block.gate.times(gate), down=block.down.times(down))
         plain = base.pre_norm_layer(sizes, index, state_space.mixer(f"{prefix}.mamba"), block)
-        return replace(plain, beside=beside, before_feed_forward=sizes.norm(f"{prefix}.pre_ff_layernorm"))
+        return replace(plain, parallel_mixers=others, before_feed_forward=sizes.norm(f"{prefix}.pre_ff_layernorm"))
 
     return [layer(index) for index in range(sizes.num_layers)]
 

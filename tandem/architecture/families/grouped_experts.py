@@ -16,7 +16,7 @@ from tandem.architecture.families.experts import (
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.mixers import MixerSpec
-from tandem.architecture.model import ModelSpec, NextNames
+from tandem.architecture.model import ModelSpec, MtpNames
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
 UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
@@ -82,7 +82,7 @@ def read_blocks(
     *,
     dense: Sequence[bool] | None = None,
     are_stacked: bool = False,
-    num_further: int = 0,
+    num_mtp_layers: int = 0,
 ) -> list[MixtureOfExpertsSpec | None]:
     """Reads the experts of each layer; None = a gated block of the usual size.
 
@@ -90,7 +90,7 @@ def read_blocks(
         router: the router, whose names have no prefix.
         dense: for each layer, whether it has no experts; None = the number of first ones is read.
         are_stacked: the experts of a layer are stored as one stack.
-        num_further: additional layers after the last one, all with experts.
+        num_mtp_layers: additional layers after the last one, all with experts.
     """
     fields.only("moe_layer_freq", (1,), "1 (experts in every layer behind the dense ones)")
     width = fields.count("moe_intermediate_size", defaults.width, high=1 << 20)
@@ -100,7 +100,7 @@ def read_blocks(
         dense = [index < num_dense for index in range(sizes.num_layers)]
     return [
         None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
-        for index, is_dense in enumerate([*dense, *[False] * num_further])
+        for index, is_dense in enumerate([*dense, *[False] * num_mtp_layers])
     ]
 
 
@@ -121,10 +121,10 @@ def read_dense(fields: Fields, num_layers: int, num_dense: int) -> list[bool]:
     return [name == _DENSE for name in types]
 
 
-def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
+def mtp_layer_prefixes(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
     """Prefixes of the tensors of additional layers that predict further tokens (MTP)."""
-    num_further = max(fields.count(name, 1, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
-    return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
+    num_mtp_layers = max(fields.count(name, 1, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
+    return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_mtp_layers))
 
 
 def build_model(
@@ -135,29 +135,29 @@ def build_model(
     routing: RoutingDefaults,
     *,
     dense: Sequence[bool] | None = None,
-    is_further_served: bool = True,
+    serves_mtp: bool = True,
 ) -> ModelSpec:
     """The model with the mixers that `attention` returns by layer index, and experts chosen by `sigmoid_router`.
 
     Args:
         dense: as in `read_blocks`.
-        is_further_served: additional layers after the last one may predict further tokens; else they are left out.
+        serves_mtp: additional layers after the last one may predict further tokens; else they are left out.
     """
-    router, unserved = sigmoid_router(fields, sizes, routing), further_layers(fields, sizes)
-    num_further = len(unserved) if is_further_served else 0
-    blocks = read_blocks(fields, sizes, router, routing, dense=dense, num_further=num_further)
+    router, unserved = sigmoid_router(fields, sizes, routing), mtp_layer_prefixes(fields, sizes)
+    num_mtp_layers = len(unserved) if serves_mtp else 0
+    blocks = read_blocks(fields, sizes, router, routing, dense=dense, num_mtp_layers=num_mtp_layers)
     layers = tuple(base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks))
-    served, further = layers[: sizes.num_layers], layers[sizes.num_layers :]
+    served, mtp_layers = layers[: sizes.num_layers], layers[sizes.num_layers :]
     prefix = base.layer_prefix(sizes.num_layers)
-    names = NextNames(f"{prefix}.enorm", f"{prefix}.hnorm", f"{prefix}.eh_proj", f"{prefix}.shared_head.norm")
+    names = MtpNames(f"{prefix}.enorm", f"{prefix}.hnorm", f"{prefix}.eh_proj", f"{prefix}.shared_head.norm")
     return base.build_model(
         family,
         fields,
         sizes,
         served,
         unserved=unserved,
-        next_layers=further,
-        next_names=names if is_further_served else None,
+        mtp_layers=mtp_layers,
+        mtp_names=names if serves_mtp else None,
     )
 
 

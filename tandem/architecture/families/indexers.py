@@ -97,5 +97,5 @@ def build_sparse_model(
         lambda index: sparse(index, attention(index)),
         routing,
         dense=dense,
-        is_further_served=False,
+        serves_mtp=False,
     )

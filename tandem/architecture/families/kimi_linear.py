@@ -6,7 +6,7 @@ from tandem.architecture.families import base
 from tandem.architecture.families.grouped_experts import (
     UNUSED_KEYS,
     RoutingDefaults,
-    further_layers,
+    mtp_layer_prefixes,
     read_blocks,
     read_dense,
     sigmoid_router,
@@ -59,7 +59,7 @@ def _read_model(file: Fields) -> ModelSpec:
         base.pre_norm_layer(sizes, index, latent(index) if kind == base.FULL else delta(index), block)
         for index, (kind, block) in enumerate(zip(read_kinds(fields, sizes.num_layers), blocks, strict=True))
     ]
-    model = base.build_model("kimi_linear", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    model = base.build_model("kimi_linear", fields, sizes, layers, unserved=mtp_layer_prefixes(fields, sizes))
     base.check_unread(fields, (*UNUSED_KEYS, *_NO_POSITIONS), _LATER_KEYS)
     return model
 

@@ -4,7 +4,7 @@ tensor for each map of a DeltaNet layer.
 
 from tandem.architecture.families import base
 from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes
-from tandem.architecture.families.delta_rule import build_model_with_further, read_mixers
+from tandem.architecture.families.delta_rule import build_model_with_mtp, read_mixers
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import MixerSpec
@@ -40,7 +40,7 @@ def build_text_model(
 ) -> ModelSpec:
     """The model with these mixers and blocks; a block None = the usual gated block."""
     layers = base.pre_norm_layers(sizes, mixers, blocks)
-    return build_model_with_further(family, fields, sizes, layers)
+    return build_model_with_mtp(family, fields, sizes, layers)
 
 
 def parameter_name(name: str) -> str | None:

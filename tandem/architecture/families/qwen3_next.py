@@ -5,7 +5,7 @@ The maps of a DeltaNet layer are stored group by group: rows of q, k, v and the 
 
 from tandem.architecture.families import base
 from tandem.architecture.families.delta_net import DeltaNetMaps, DeltaNetSizes
-from tandem.architecture.families.delta_rule import build_model_with_further, read_mixers
+from tandem.architecture.families.delta_rule import build_model_with_mtp, read_mixers
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.qwen2_moe import with_shared
 from tandem.architecture.families.qwen3_moe import read_blocks
@@ -35,7 +35,7 @@ def _read_model(fields: Fields) -> ModelSpec:
         base.pre_norm_layer(sizes, index, mixer, with_shared(sizes, index, block, width))
         for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
     ]
-    model = build_model_with_further("qwen3_next", fields, sizes, layers)
+    model = build_model_with_mtp("qwen3_next", fields, sizes, layers)
     base.check_unread(fields, TRAINING_KEYS)
     return model
 

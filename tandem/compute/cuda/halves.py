@@ -56,7 +56,7 @@ def halved(matrix: CodedMatrix) -> CodedMatrix:
     return replace(matrix, codes=(lower | upper << 4).flatten(1), order=Order.STRIPS)
 
 
-def rows_of(matrix: CodedMatrix, rows: torch.Tensor | None = None) -> CodedMatrix:
+def unpacked_rows(matrix: CodedMatrix, rows: torch.Tensor | None = None) -> CodedMatrix:
     """A packed matrix in `Order.ROWS` again, all rows or those with the indices `rows`, int64."""
     assert matrix.order is Order.STRIPS
     found = {name: value if rows is None else value[rows] for name, value in matrix.tensors() if name in _BY_OUTPUT}

@@ -16,7 +16,7 @@ from tandem.compute.codes import CodedMatrix
 from tandem.compute.cuda import rows
 from tandem.compute.cuda.coded import CodedProducts
 from tandem.compute.cuda.experts import TritonExperts, experts_refusal
-from tandem.compute.cuda.halves import refusal, rows_of
+from tandem.compute.cuda.halves import refusal, unpacked_rows
 from tandem.compute.ops import Experts, ExpertWeights
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
@@ -55,7 +55,7 @@ class TritonKernels(TorchKernels):
     def coded_rows(self, matrix: CodedMatrix, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if matrix.order is Order.ROWS:
             return super().coded_rows(matrix, indices, dtype)
-        return rows_of(matrix, indices).decode(dtype)
+        return unpacked_rows(matrix, indices).decode(dtype)
 
     def coded_linear(
         self,

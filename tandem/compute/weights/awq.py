@@ -17,7 +17,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat, CodedLayout
 from tandem.compute.weights.modules import checked_group, except_for, where_stored
-from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
+from tandem.compute.weights.parts import FLOATS, check_scales, part_name, part_spec, tensor_name
 from tandem.compute.weights.words import integer_codes, integer_matrix
 
 _BITS, _PER_WORD = 4, 8
@@ -36,18 +36,18 @@ class AwqIntegers:
     def name(self) -> str:
         return f"awq-gemm-int4-{'channels' if self.group_size is None else f'groups-of-{self.group_size}'}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         words, groups = -(-outputs // _PER_WORD), -(-inputs // self._group(weight))
         return (
-            beside(weight, "qweight", (words, inputs), ("int32",), self.stored, rows=_PER_WORD, transposed=True),
-            beside(weight, "scales", (outputs, groups), FLOATS, self.stored, transposed=True),
-            beside(weight, "qzeros", (words, groups), ("int32",), self.stored, rows=_PER_WORD, transposed=True),
+            part_spec(weight, "qweight", (words, inputs), ("int32",), self.stored, rows=_PER_WORD, transposed=True),
+            part_spec(weight, "scales", (outputs, groups), FLOATS, self.stored, transposed=True),
+            part_spec(weight, "qzeros", (words, groups), ("int32",), self.stored, rows=_PER_WORD, transposed=True),
         )
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         return CodedLayout(CodeKind.TABLE4, (outputs, inputs), self._group(weight), scales, torch.float32)
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:

@@ -181,7 +181,7 @@ class WeightFormat(Protocol):
         """Whether a stored tensor that is not needed has no effect on weights of the format, as activation ranges."""
         ...
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """Specs of the checkpoint's tensors from which the weight is made: codes, scales and the like."""
         ...
 
@@ -191,7 +191,7 @@ class WeightFormat(Protocol):
         """
         ...
 
-    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """Specs of the tensors that a loaded weight has in memory, to count their bytes."""
         ...
 

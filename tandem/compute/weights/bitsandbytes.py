@@ -20,7 +20,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat, CodedLayout
 from tandem.compute.weights.modules import except_for, where_stored
-from tandem.compute.weights.parts import beside, check_scales, part_name, source_of, tensor_name
+from tandem.compute.weights.parts import check_scales, part_name, part_spec, source_of, tensor_name
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
 _BLOCK, _NESTED_BLOCK, _NESTED_TABLE = 64, 256, 256
@@ -44,7 +44,7 @@ class BlocksInARow:
     def name(self) -> str:
         return f"bitsandbytes-{self.kind}{'-nested' if self.is_nested else ''}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         if inputs % _BLOCK:
             raise UnsupportedCheckpointError(
@@ -135,7 +135,7 @@ class BlocksInARow:
         found = None if self.stored is None else self.stored.get(tensor_name(weight, suffix))
         is_free = not shape or (suffix == "weight.nested_absmax" and not source_of(weight).is_whole)
         shape = found.shape if found is not None and is_free else shape
-        return beside(weight, suffix, shape, (dtype,), self.stored, is_shared=True)
+        return part_spec(weight, suffix, shape, (dtype,), self.stored, is_shared=True)
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:

@@ -86,7 +86,7 @@ class Coding(Protocol):
         """Name in fingerprints and messages; different for codings that give the same bytes different meanings."""
         ...
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """Specs of the checkpoint's tensors from which the weight is made, see `WeightFormat`."""
         ...
 
@@ -95,7 +95,7 @@ class Coding(Protocol):
         ...
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
-        """The weight's matrix, from the tensors of `wants`.
+        """The weight's matrix, from the tensors of `checkpoint_tensors`.
 
         Raises:
             CorruptCheckpointError: numbers in them are impossible, or contradict the configuration.
@@ -188,10 +188,10 @@ class CodedFormat:
         is_harmless = name.endswith(_RANGES) or (name.endswith(".bias") and not tensor.any())
         return is_harmless or self.rotations.holds(name, tensor)
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        return self.coding.wants(weight)
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.coding.checkpoint_tensors(weight)
 
-    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.packed.stored(weight)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -239,7 +239,7 @@ class PackedCoded:
         )
         try:
             for piece in found:
-                self.coding.wants(piece)
+                self.coding.checkpoint_tensors(piece)
         except UnsupportedCheckpointError:
             return (weight,)
         return found if len(found) > 1 else (weight,)

@@ -81,10 +81,10 @@ class DenseFormat:
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         return False
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
-    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def memory_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
     def pieces(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -14,7 +14,7 @@ from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
-from tandem.compute.weights.parts import beside, check_scales, part_name, scalar, tensor_name
+from tandem.compute.weights.parts import check_scales, part_name, part_spec, scalar, tensor_name
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MX_BLOCK, NV_BLOCK = 32, 16
@@ -53,13 +53,13 @@ class FourBitFloats:
     def _block(self) -> int:
         return MX_BLOCK if self.factor is None else NV_BLOCK
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         scales = _MX_SCALES if self.factor is None else _NV_SCALES
         shape = (outputs, -(-inputs // self._block))
         found = (
-            beside(weight, self.codes, (outputs, -(-inputs // 2)), self.code_dtypes, self.stored),
-            beside(weight, self.scale, shape, scales, self.stored),
+            part_spec(weight, self.codes, (outputs, -(-inputs // 2)), self.code_dtypes, self.stored),
+            part_spec(weight, self.scale, shape, scales, self.stored),
         )
         return found if self.factor is None else (*found, scalar(weight, self.factor, self.stored))
 
@@ -102,12 +102,12 @@ class ExpertBlocks:
     def name(self) -> str:
         return "mxfp4-experts"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         blocks = -(-inputs // MX_BLOCK)
         return (
-            beside(weight, "blocks", (outputs, blocks, MX_BLOCK // 2), ("uint8",), self.stored),
-            beside(weight, "scales", (outputs, blocks), ("uint8",), self.stored),
+            part_spec(weight, "blocks", (outputs, blocks, MX_BLOCK // 2), ("uint8",), self.stored),
+            part_spec(weight, "scales", (outputs, blocks), ("uint8",), self.stored),
         )
 
     def layout(self, weight: TensorSpec) -> CodedLayout:

@@ -16,7 +16,7 @@ from tandem.compute.codes import TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.four_bit_floats import e2m1_table
-from tandem.compute.weights.parts import beside, source_of
+from tandem.compute.weights.parts import part_spec, source_of
 from tandem.core.errors import CorruptCheckpointError
 
 _PIECE_BYTES = 1 << 20  # of blocks that are decoded at once
@@ -182,7 +182,7 @@ class GgufBlocks:
     def _type(self) -> BlockType:
         return TYPES[self.type_name]
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         (outputs, inputs), size = weight.shape, self._type.size
         if inputs % size:
             raise CorruptCheckpointError(
@@ -190,7 +190,7 @@ class GgufBlocks:
                 f"{self.type_name}'s blocks of {size}; convert or download the model again"
             )
         row_bytes = inputs // size * self._type.num_bytes
-        return (beside(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)
+        return (part_spec(weight, "weight", (outputs, row_bytes), ("uint8",), self.stored),)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape

@@ -19,7 +19,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
 from tandem.compute.weights.coded import CodedFormat, CodedLayout
 from tandem.compute.weights.modules import checked_group, compiled, names_of, renamed_modules, where_stored
-from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
+from tandem.compute.weights.parts import FLOATS, check_scales, part_name, part_spec, tensor_name
 from tandem.compute.weights.words import (
     aligned,
     integer_kind,
@@ -64,7 +64,7 @@ class GptqIntegers:
         order, zeros = "-ordered" if self.has_order else "", "" if self.is_symmetric else "-zeros"
         return f"gptq-int{self.bits}-{groups}{order}{zeros}-shift-{self.zero_shift}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
         shapes = {
@@ -73,16 +73,16 @@ class GptqIntegers:
             "qzeros": ((num_words(outputs, self.bits), groups), _WORDS, aligned(self.bits)),
         }
         found = [
-            beside(weight, suffix, shape, dtypes, self.stored, rows=rows, words=words, transposed=True)
+            part_spec(weight, suffix, shape, dtypes, self.stored, rows=rows, words=words, transposed=True)
             for suffix, (shape, dtypes, (rows, words)) in shapes.items()
         ]
         if self._is_permuted or (self.stored is not None and tensor_name(weight, "g_idx") in self.stored):
-            found.append(beside(weight, "g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
+            found.append(part_spec(weight, "g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
         return tuple(found)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         offsets = None if self.is_symmetric else torch.float32
         kind, group_size = integer_kind(self.bits), self._group(weight)
         return CodedLayout(kind, (outputs, inputs), group_size, scales, offsets, self._is_permuted)

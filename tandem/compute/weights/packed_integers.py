@@ -15,7 +15,7 @@ from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
-from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
+from tandem.compute.weights.parts import FLOATS, check_scales, part_name, part_spec, tensor_name
 from tandem.compute.weights.words import (
     aligned,
     integer_kind,
@@ -48,27 +48,27 @@ class PackedIntegers:
         groups = "channels" if self.group_size is None else f"groups-of-{self.group_size}"
         return f"packed-int{self.bits}-{groups}{'' if self.is_symmetric else '-zeros'}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.shape
         groups = -(-inputs // self._group(weight))
         found = [
-            beside(weight, "weight_packed", (outputs, num_words(inputs, self.bits)), ("int32",), self.stored),
-            beside(weight, "weight_scale", (outputs, groups), FLOATS, self.stored),
+            part_spec(weight, "weight_packed", (outputs, num_words(inputs, self.bits)), ("int32",), self.stored),
+            part_spec(weight, "weight_scale", (outputs, groups), FLOATS, self.stored),
         ]
         if not self.is_symmetric:
             rows, words = aligned(self.bits)
             shape = (num_words(outputs, self.bits), groups)
-            found.append(beside(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows, words=words))
+            found.append(part_spec(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows, words=words))
         if self._is_permuted:
-            found.append(beside(weight, "weight_g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
+            found.append(part_spec(weight, "weight_g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
         shape_name = tensor_name(weight, "weight_shape")
         if self.stored is not None and shape_name in self.stored:
-            found.append(beside(weight, "weight_shape", (2,), ("int64", "int32"), self.stored, is_shared=True))
+            found.append(part_spec(weight, "weight_shape", (2,), ("int64", "int32"), self.stored, is_shared=True))
         return tuple(found)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        scales: torch.dtype = getattr(torch, str(self.checkpoint_tensors(weight)[1].code_dtype))
         offsets = None if self.is_symmetric else torch.float32
         return CodedLayout(
             integer_kind(self.bits), (outputs, inputs), self._group(weight), scales, offsets, self._is_permuted

@@ -38,7 +38,7 @@ def tensor_name(weight: TensorSpec, suffix: str) -> str:
     return f"{module_of(weight)}{'.' if source.tensor.endswith(_WEIGHT) else '_'}{suffix}"
 
 
-def beside(
+def part_spec(
     weight: TensorSpec,
     suffix: str,
     shape: tuple[int, ...],
@@ -56,7 +56,7 @@ def beside(
     Args:
         dtypes: supported dtypes; the tensor keeps the one in which it is stored.
         rows: number of outputs that share `words` rows of the tensor.
-        can_share: the first and the last row may also belong to outputs of other weights, see `rows_of`.
+        can_share: the first and the last row may also belong to outputs of other weights, see `shared_row_span`.
         transposed: outputs are the tensor's last dimension.
         is_shared: the tensor has no dimension of outputs: it belongs as a whole to all parts of a fused weight.
 
@@ -74,7 +74,7 @@ def beside(
     return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=_dtype(name, dtypes, stored))
 
 
-def rows_of(weight: TensorSpec, rows: int) -> tuple[int, int]:
+def shared_row_span(weight: TensorSpec, rows: int) -> tuple[int, int]:
     """If each row of a tensor belongs to `rows` outputs of a fused weight: the number of rows with outputs of this
     weight, and the number of another weight's outputs in the first of them.
     """

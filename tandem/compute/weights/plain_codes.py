@@ -17,11 +17,11 @@ from tandem.compute.weights.base import StoredTensors
 from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.parts import (
     FLOATS,
-    beside,
     check_scales,
     part_name,
-    rows_of,
+    part_spec,
     scalar,
+    shared_row_span,
     tensor_name,
 )
 
@@ -68,16 +68,16 @@ class PlainCodes:
     def name(self) -> str:
         return f"{_NAMES[self.kind]}-{self.blocks}{'-zeros' if self.has_zeros else ''}"
 
-    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+    def checkpoint_tensors(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         codes = str(CODE_DTYPES[self.kind]).removeprefix("torch.")
-        found = [beside(weight, "weight", weight.shape, (codes,), self.stored)]
+        found = [part_spec(weight, "weight", weight.shape, (codes,), self.stored)]
         if self.blocks.is_one:
             return (*found, scalar(weight, self.scale, self.stored))
         rows, shape = self._rows(weight), self._scales_shape(weight)
-        found.append(beside(weight, self.scale, shape, _SCALES, self.stored, rows=rows, can_share=True))
+        found.append(part_spec(weight, self.scale, shape, _SCALES, self.stored, rows=rows, can_share=True))
         if self.has_zeros:
             dtypes = ("int8", "uint8")
-            found.append(beside(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows, can_share=True))
+            found.append(part_spec(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows, can_share=True))
         return tuple(found)
 
     def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:
@@ -90,7 +90,7 @@ class PlainCodes:
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape
-        stored = str(self.wants(weight)[1].code_dtype)
+        stored = str(self.checkpoint_tensors(weight)[1].code_dtype)
         dtype: torch.dtype = getattr(torch, "float8_e8m0fnu" if stored in _POWERS else stored)
         scales = torch.float32 if self.blocks.is_one else dtype
         offsets = torch.float32 if self.has_zeros else None
@@ -122,7 +122,7 @@ class PlainCodes:
         rows, outputs = self._rows(weight), weight.shape[0]
         if rows == 1 or self.blocks.is_one:
             return scales
-        _, others = rows_of(weight, rows)
+        _, others = shared_row_span(weight, rows)
         return (
             scales.view(torch.uint8 if scales.itemsize == 1 else scales.dtype)
             .repeat_interleave(rows, dim=0)[others : others + outputs]
@@ -137,5 +137,5 @@ class PlainCodes:
         return inputs if self.blocks.columns is None else min(self.blocks.columns, inputs)
 
     def _scales_shape(self, weight: TensorSpec) -> tuple[int, int]:
-        num_rows, _ = rows_of(weight, self._rows(weight))
+        num_rows, _ = shared_row_span(weight, self._rows(weight))
         return num_rows, -(-weight.shape[1] // self._columns(weight))

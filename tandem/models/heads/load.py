@@ -19,7 +19,7 @@ from tandem.compute.weights.base import Weight, WeightFormat
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
-from tandem.models.fingerprint import fingerprint_beside
+from tandem.models.fingerprint import compute_head_fingerprint
 from tandem.models.heads.base import LoadedHead
 from tandem.models.heads.eagle3 import Eagle3Head
 from tandem.models.heads.mtp import MtpHead
@@ -35,7 +35,7 @@ _SHARED = re.compile(r".*\.(embed_tokens|shared_head\.head)\.\w+")  # the model'
 def carries_mtp(path: Path, model: LoadedModel, *, allow_pickle: bool = False) -> bool:
     """Whether a model's checkpoint has exactly one module for multi-token prediction, of a kind that is served."""
     spec = mtp_of(model.spec)
-    if spec is None or len(model.spec.next_layers) > 1:
+    if spec is None or len(model.spec.mtp_layers) > 1:
         return False
     fields = read_config(path)
     names = stored_names(open_checkpoint(path, allow_pickle=allow_pickle), find_family(fields).parameter_name)
@@ -59,15 +59,15 @@ def load_mtp(
     """
     spec = mtp_of(model.spec)
     if spec is None or not carries_mtp(path, model, allow_pickle=allow_pickle):
-        num_layers = len(model.spec.next_layers)
+        num_layers = len(model.spec.mtp_layers)
         none = "no module for multi-token prediction that is served"
         found = f"{num_layers} modules, and one is served" if num_layers > 1 else none
         raise ConfigurationError(f"the checkpoint has {found}; use another drafter, or off")
     fields = read_config(path)
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     names = stored_names(checkpoint, find_family(fields).parameter_name)
-    further = model.spec.unserved
-    own = {name: source for name, source in names.items() if name.startswith(further) and not _SHARED.fullmatch(name)}
+    unserved = model.spec.unserved
+    own = {name: source for name, source in names.items() if name.startswith(unserved) and not _SHARED.fullmatch(name)}
     spec = replace(spec, layer=layer_with_stored_blocks(spec.layer, own))
     formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
     plan = LoadingPlan.of_tensors(spec.tensors(), formats)
@@ -78,7 +78,7 @@ def load_mtp(
         whole_head, head_bytes = _load_whole_head(checkpoint, model.spec, formats, names, device)
         num_bytes += head_bytes
     head = MtpHead(spec, model.decoder, parameters, kernels, whole_head)
-    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    fingerprint = compute_head_fingerprint(model.spec, spec, checkpoint, plan, sources)
     return LoadedHead(head, num_bytes, model.spec.max_position_embeddings, fingerprint)
 
 
@@ -141,5 +141,5 @@ def load_eagle3(
     sources = match_plan(checkpoint, plan, formats, names)
     parameters = load_parameters(checkpoint, plan, sources, model.spec.dtype, device)
     head = Eagle3Head(spec, model.decoder, parameters, kernels)
-    fingerprint = fingerprint_beside(model.spec, spec, checkpoint, plan, sources)
+    fingerprint = compute_head_fingerprint(model.spec, spec, checkpoint, plan, sources)
     return LoadedHead(head, plan.num_bytes(model.spec.dtype), model.spec.max_position_embeddings, fingerprint)

@@ -3,7 +3,7 @@
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.compute.ops import Kernels
 from tandem.models.layers.hyper_connections import HyperConnection, ManyStreams
-from tandem.models.layers.residual import Addition, Connection, Ends, OneStream
+from tandem.models.layers.residual import Addition, Connection, OneStream, StreamEnds
 from tandem.models.parameters import Parameters
 
 
@@ -15,7 +15,7 @@ def build_connections(spec: LayerSpec, parameters: Parameters, kernels: Kernels)
     return Addition(spec.residual_scale), Addition(spec.residual_scale)
 
 
-def build_ends(spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> Ends:
+def build_stream_ends(spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> StreamEnds:
     """Begin and end of the residual stream, for a model or a stage of one."""
     if spec.streams is not None:
         return ManyStreams(spec.streams, parameters, kernels, has_end=spec.has_head)

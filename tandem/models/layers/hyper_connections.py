@@ -40,7 +40,7 @@ class HyperConnection:
         counts = spec.num_streams, spec.num_streams, spec.num_streams**2
         self._weights = TokenWeights(spec.weights, counts, parameters, kernels)
 
-    def take(
+    def read(
         self, norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, Kept]:
         assert x is None, "whatever is written to streams is written at once"
@@ -51,7 +51,7 @@ class HyperConnection:
         mix = self._kernels.balanced(found[:, 2 * n :].view(-1, n, n), self._spec.iterations, eps)
         return y if norm is None else norm(y), stream, (2 * gates[:, n:], mix)
 
-    def put(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def write(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:
         write, mix = kept
         total = write.unsqueeze(-1) * y.float().unsqueeze(1)  # [num_tokens, streams, hidden]
         for j, row in enumerate(_streams(stream, self._spec.num_streams).unbind(1)):
@@ -60,7 +60,7 @@ class HyperConnection:
 
 
 class ManyStreams:
-    """Implements `Ends` with the tensors that a `StreamsSpec` names, if this part of the model has them."""
+    """Implements `StreamEnds` with the tensors that a `StreamsSpec` names, if this part of the model has them."""
 
     def __init__(self, spec: StreamsSpec, parameters: Parameters, kernels: Kernels, *, has_end: bool) -> None:
         self._spec = spec

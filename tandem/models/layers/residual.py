@@ -1,6 +1,6 @@
 """Residual stream: how a block (mixer or feed-forward) reads its input from it, and how its output is added back.
 
-Each block of a layer has a `Connection`, and begin and end of the model have an `Ends`. Neither knows what a block
+Each block of a layer has a `Connection`, and begin and end of the model have a `StreamEnds`. Neither knows what a block
 computes. The last addition may be pending: then the stream is the sum of a tensor `stream` and an output `x`.
 """
 
@@ -19,17 +19,17 @@ Kept = tuple[torch.Tensor, ...]
 class Connection(Protocol):
     """Connection of a block to the residual stream."""
 
-    def take(
+    def read(
         self, norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None, /
     ) -> tuple[torch.Tensor, torch.Tensor, Kept]:
         """Reads the block's input. Returns it, normed, [num_tokens, hidden]; the stream with the pending `x` added; and
-        data for `put`.
+        data for `write`.
 
         NOTE: `stream` is updated in place.
         """
         ...
 
-    def put(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept, /) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def write(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept, /) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Adds the block's output `y`. Returns the stream, and the part of `y` that is still to be added; None =
         nothing.
 
@@ -38,7 +38,7 @@ class Connection(Protocol):
         ...
 
 
-class Ends(Protocol):
+class StreamEnds(Protocol):
     """Begin and end of a model's residual stream."""
 
     def begin(self, hidden: torch.Tensor, /) -> torch.Tensor:
@@ -59,17 +59,17 @@ class Addition:
 
     scale: float
 
-    def take(
+    def read(
         self, norm: Norm | None, stream: torch.Tensor, x: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, Kept]:
         return add_and_norm(norm, stream, x), stream, ()
 
-    def put(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def write(self, stream: torch.Tensor, y: torch.Tensor, kept: Kept) -> tuple[torch.Tensor, torch.Tensor | None]:
         return stream, y if self.scale == 1.0 else y.mul_(self.scale)
 
 
 class OneStream:
-    """Implements `Ends`: the stream begins with the embeddings and is normed at the end."""
+    """Implements `StreamEnds`: the stream begins with the embeddings and is normed at the end."""
 
     def begin(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -91,5 +91,5 @@ def added(stream: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
 
 
 def take_tokens(kept: Kept, rows: torch.Tensor, kernels: Kernels) -> Kept:
-    """The tokens `rows`, int64, of the data that `Connection.take` kept."""
+    """The tokens `rows`, int64, of the data that `Connection.read` kept."""
     return tuple(kernels.take_rows(part.flatten(1), rows).view(-1, *part.shape[1:]) for part in kept)

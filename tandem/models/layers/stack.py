@@ -85,7 +85,7 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec, block: GatedSpec) -> bool:
     return (
         is_normed
         and has_own_state
-        and not layer.beside
+        and not layer.parallel_mixers
         and layer.connections is None
         and all(linear.scale == 1.0 for linear in linears)
         and not (layer.per_layer_embedding or layer.output_scale)

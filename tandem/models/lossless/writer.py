@@ -29,7 +29,7 @@ from tandem.models.lossless.file import (
     in_threads,
     num_threads,
 )
-from tandem.models.safetensors_header import Entry, safetensors_header
+from tandem.models.safetensors_header import HeaderEntry, safetensors_header
 
 _PIECE_BYTES: Final = 16 << 20
 _NAMES: Final = {  # safetensors'
@@ -126,7 +126,7 @@ class TensorWriter:
             yield name if is_plain else None
 
     def _header(self, num_stream_bytes: Sequence[int], least_bytes: int = 0) -> bytes:
-        entries: list[Entry] = []
+        entries: list[HeaderEntry] = []
         for name in self._aligned():
             if name is None:
                 for each in self._coded:

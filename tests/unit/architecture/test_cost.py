@@ -77,13 +77,13 @@ def test_tables_are_held_once_when_tied_and_multiplied_only_by_new_tokens() -> N
 
 def test_a_step_sweeps_the_experts_that_someone_chose() -> None:
     shape = find_cost("qwen3-30b-a3b")
-    one, many = shape.swept_weight_bytes(1), shape.swept_weight_bytes(512)
+    one, many = shape.expected_step_weight_bytes(1), shape.expected_step_weight_bytes(512)
     experts = 48 * 3 * 2048 * 768 * 2
     assert shape.weight_bytes - one == pytest.approx(experts * (128 - 8))
     assert many == pytest.approx(shape.weight_bytes)
-    assert one < shape.swept_weight_bytes(2) < many
+    assert one < shape.expected_step_weight_bytes(2) < many
     dense = find_cost("qwen3-8b")
-    assert dense.swept_weight_bytes(1) == dense.weight_bytes
+    assert dense.expected_step_weight_bytes(1) == dense.weight_bytes
 
 
 def test_state_is_as_large_as_its_bits_whatever_the_dtype_of_the_checkpoint() -> None:
@@ -111,8 +111,8 @@ def test_layers_that_share_state_keep_none_and_cost_no_prompt() -> None:
 def test_a_step_reads_no_table_of_per_layer_embeddings() -> None:
     """2.3 billion "effective" parameters."""
     shape = find_cost("gemma-4-e2b")
-    assert shape.weight_bytes - shape.swept_weight_bytes(1) == 2 * 262_144 * 35 * 256
-    assert shape.num_active_parameters == shape.swept_weight_bytes(1) / 2 == pytest.approx(2.3e9, rel=0.02)
+    assert shape.weight_bytes - shape.expected_step_weight_bytes(1) == 2 * 262_144 * 35 * 256
+    assert shape.num_active_parameters == shape.expected_step_weight_bytes(1) / 2 == pytest.approx(2.3e9, rel=0.02)
 
 
 def reads_all_it_keeps(cost: ModelCost) -> bool:
@@ -138,4 +138,4 @@ def test_models_without_shared_state_compute_all_layers_of_a_prompt() -> None:
     for name in ("qwen3-8b", "gemma-3-27b", "gemma-4-31b"):
         shape = find_cost(name)
         assert shape.num_prompt_parameters == shape.num_multiplied_parameters
-        assert shape.step_weight_bytes == shape.weight_bytes
+        assert shape.max_step_weight_bytes == shape.weight_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.architecture.cost import ModelCost
 from tandem.architecture.entry_mixers import EntryAttentionSpec, SharedRowAttentionSpec
-from tandem.architecture.entry_states import EntriesSpec, PartsSpec, RowsSpec
+from tandem.architecture.entry_states import EntriesSpec, EntryInputsSpec, RowsSpec
 from tandem.architecture.families import base
 from tandem.architecture.families.compressed_mixers import read_mixers
 from tandem.architecture.fields import Fields
@@ -68,14 +68,14 @@ def cost_of(found: list[SharedRowAttentionSpec]) -> ModelCost:
 def test_each_kind_of_layer_keeps_its_states() -> None:
     rows, parts, keys = (
         RowsSpec(512, "bfloat16", 128),
-        PartsSpec(1024, "bfloat16", 4, 2),
-        PartsSpec(256, "bfloat16", 4, 2),
+        EntryInputsSpec(1024, "bfloat16", 4, 2),
+        EntryInputsSpec(256, "bfloat16", 4, 2),
     )
     found = mixers()
     assert found[SLIDING].states("bfloat16") == (rows,)
     of_chosen = EntriesSpec(512, "bfloat16", 4, 128)
     assert found[CHOSEN].states("bfloat16") == (rows, of_chosen, parts, parts, keys, keys)
-    of_all, whole_spans = EntriesSpec(512, "bfloat16", 128), PartsSpec(512, "bfloat16", 128, 1)
+    of_all, whole_spans = EntriesSpec(512, "bfloat16", 128), EntryInputsSpec(512, "bfloat16", 128, 1)
     assert found[ALL].states("bfloat16") == (rows, of_all, whole_spans, whole_spans)
     assert str(rows) == "rows of 512 bfloat16, window 128"
     assert str(of_chosen) == "entries of 512 bfloat16 of each 4 tokens, index key 128"
@@ -104,9 +104,10 @@ def test_a_long_context_is_kept_and_read_in_a_small_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [PartsSpec(8, "float32", 4, 2), PartsSpec(8, "float32", 6, 1), PartsSpec(8, "float32", 3, 2)]
+    "spec",
+    [EntryInputsSpec(8, "float32", 4, 2), EntryInputsSpec(8, "float32", 6, 1), EntryInputsSpec(8, "float32", 3, 2)],
 )
-def test_parts_are_needed_until_the_last_entry_that_is_made_of_them(spec: PartsSpec) -> None:
+def test_parts_are_needed_until_the_last_entry_that_is_made_of_them(spec: EntryInputsSpec) -> None:
     """Told naively: by the first token of every entry that a later query makes."""
     for position in range(40):
         ends = range(spec.span - 1, 60, spec.span)

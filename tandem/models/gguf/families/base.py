@@ -187,7 +187,7 @@ ATTENTION: Final[dict[str, Place]] = {
     "attn_output": Place("self_attn.o_proj"),
 }
 # Attention in files where rotated pairs are neighbouring rows of q and k
-IN_TURN: Final[dict[str, Place]] = ATTENTION | {
+ATTENTION_WITH_PAIRED_ROWS: Final[dict[str, Place]] = ATTENTION | {
     "attn_q": Place("self_attn.q_proj", in_halves("num_attention_heads")),
     "attn_k": Place("self_attn.k_proj", in_halves("num_key_value_heads")),
 }

@@ -1,6 +1,14 @@
 """GGUF's dense models without keys of their own: Olmo 2 and SmolLM3."""
 
-from tandem.models.gguf.families.base import ATTENTION, GATED, HEAD_NORMS, IN_TURN, PRE_NORMS, Architecture, Place
+from tandem.models.gguf.families.base import (
+    ATTENTION,
+    ATTENTION_WITH_PAIRED_ROWS,
+    GATED,
+    HEAD_NORMS,
+    PRE_NORMS,
+    Architecture,
+    Place,
+)
 
 _BEHIND = {
     "post_attention_norm": Place("post_attention_layernorm"),
@@ -8,4 +16,6 @@ _BEHIND = {
 }
 
 OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", ATTENTION | HEAD_NORMS | GATED | _BEHIND, has_bias_option=True)
-SMOLLM3 = Architecture("smollm3", "SmolLM3ForCausalLM", PRE_NORMS | IN_TURN | GATED, has_bias_option=True)
+SMOLLM3 = Architecture(
+    "smollm3", "SmolLM3ForCausalLM", PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | GATED, has_bias_option=True
+)

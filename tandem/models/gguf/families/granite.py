@@ -2,8 +2,8 @@
 
 from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import (
+    ATTENTION_WITH_PAIRED_ROWS,
     GATED,
-    IN_TURN,
     PRE_NORMS,
     Architecture,
     Config,
@@ -76,13 +76,15 @@ def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, o
     }
 
 
-_INNER = PRE_NORMS | IN_TURN | state_space("mamba")
+_INNER = PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | state_space("mamba")
 _CLASS = "GraniteMoeHybridForCausalLM"
-GRANITE = Architecture("granite", "GraniteForCausalLM", PRE_NORMS | IN_TURN | GATED, _read, has_bias_option=True)
+GRANITE = Architecture(
+    "granite", "GraniteForCausalLM", PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | GATED, _read, has_bias_option=True
+)
 GRANITE_MOE = Architecture(
     "granitemoe",
     "GraniteMoeForCausalLM",
-    PRE_NORMS | IN_TURN | _EXPERTS,
+    PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | _EXPERTS,
     _read_experts,
     has_bias_option=True,
 )

@@ -1,7 +1,7 @@
 """GGUF's Llama, Mistral without a window and Mixtral: rotated pairs are neighbouring rows of q and k."""
 
 from tandem.architecture.fields import Fields
-from tandem.models.gguf.families.base import GATED, IN_TURN, PRE_NORMS, Architecture, Config, Place
+from tandem.models.gguf.families.base import ATTENTION_WITH_PAIRED_ROWS, GATED, PRE_NORMS, Architecture, Config, Place
 from tandem.models.gguf.file import GgufFile
 
 _EXPERTS = {
@@ -22,7 +22,13 @@ def _read_experts(file: GgufFile, fields: Fields, config: Config) -> dict[str, o
     }
 
 
-MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", PRE_NORMS | IN_TURN | _EXPERTS, _read_experts)
+MIXTRAL = Architecture(
+    "mixtral", "MixtralForCausalLM", PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | _EXPERTS, _read_experts
+)
 LLAMA = Architecture(
-    "llama", "LlamaForCausalLM", PRE_NORMS | IN_TURN | GATED, with_experts=MIXTRAL, has_bias_option=True
+    "llama",
+    "LlamaForCausalLM",
+    PRE_NORMS | ATTENTION_WITH_PAIRED_ROWS | GATED,
+    with_experts=MIXTRAL,
+    has_bias_option=True,
 )

@@ -36,21 +36,21 @@ def _size(config: Config, name: str) -> int:
     return value
 
 
-def _by_groups(rows_of: Callable[[Config], int], *, has_keys: bool = False) -> IndexOrder:
+def _by_groups(rows_per_head: Callable[[Config], int], *, has_keys: bool = False) -> IndexOrder:
     """Order that puts the rows or columns of value heads back by group.
 
     Args:
-        rows_of: number of rows of a head.
+        rows_per_head: number of rows of a head.
         has_keys: the rows of queries and keys come before them.
     """
 
     def order(num_rows: int, config: Config) -> NDArray[np.intp]:
         groups, heads = _size(config, "linear_num_key_heads"), _size(config, "linear_num_value_heads")
         before = 2 * groups * _size(config, "linear_key_head_dim") if has_keys else 0
-        if num_rows != before + heads * rows_of(config):
+        if num_rows != before + heads * rows_per_head(config):
             raise CorruptCheckpointError(
-                f"there are {num_rows} rows or columns and not {before + heads * rows_of(config)}, as {heads} value "
-                "heads have"
+                f"there are {num_rows} rows or columns and not {before + heads * rows_per_head(config)}, as {heads} "
+                "value heads have"
             )
         values = np.arange(before, num_rows).reshape(heads // groups, groups, -1).swapaxes(0, 1)
         return np.concatenate([np.arange(before), values.reshape(-1)])

@@ -10,7 +10,7 @@ import torch
 
 from tandem.compute.choose import choose_kernels
 from tandem.compute.codes import CodedMatrix, CodeKind
-from tandem.compute.cuda.halves import halved, rows_of
+from tandem.compute.cuda.halves import halved, unpacked_rows
 from tandem.compute.cuda.kernels import TritonKernels
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
@@ -99,7 +99,7 @@ def test_halves_hold_the_same_numbers(name: str, inputs: int) -> None:
     matrix = coded(name, (6, inputs))
     packed = TritonKernels().pack_coded(matrix)
     assert packed.order is Order.STRIPS
-    assert torch.equal(rows_of(packed).decode(), matrix.decode())
+    assert torch.equal(unpacked_rows(packed).decode(), matrix.decode())
     rows = torch.tensor([4, 0, 4])
     assert torch.equal(TritonKernels().coded_rows(packed, rows, BFLOAT16), matrix.decode_rows(rows, BFLOAT16))
     on_meta = halved(replace(matrix, **{name: tensor.to("meta") for name, tensor in matrix.tensors()}))  # type: ignore[arg-type]

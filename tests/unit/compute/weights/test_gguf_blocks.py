@@ -23,7 +23,7 @@ NUM_ROWS, BLOCKS = 7, 3
 def matrix_of(type_name: str, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> CodedMatrix:
     coding = GgufBlocks(type_name, None)
     weight = TensorSpec("a.weight", (len(rows), BLOCKS * TYPES[type_name].size))
-    assert [part.shape for part in coding.wants(weight)] == [rows.shape]
+    assert [part.shape for part in coding.checkpoint_tensors(weight)] == [rows.shape]
     matrix = coding.read(weight, {weight.name: torch.from_numpy(rows)})
     assert coding.layout(weight).is_of(matrix)
     return matrix
@@ -70,4 +70,4 @@ def test_rows_that_are_not_made_of_blocks_are_refused() -> None:
     with pytest.raises(
         CorruptCheckpointError, match=r"rows of 300 numbers, which are not made of Q4_K's blocks of 256"
     ):
-        GgufBlocks("Q4_K", None).wants(TensorSpec("a.weight", (2, 300)))
+        GgufBlocks("Q4_K", None).checkpoint_tensors(TensorSpec("a.weight", (2, 300)))

@@ -105,11 +105,11 @@ def test_wrong_drafts_leave_no_trace(kind: str) -> None:
     """At every position five tokens are computed that are taken back, all or but some."""
     runner, x, drafts = steps(oracle_layer(kind)), hidden(), hidden(9)
     whole = runner.whole(x)
-    for num_right in (0, 2):
+    for num_accepted in (0, 2):
         request, found = runner.begin(), list[torch.Tensor]()
         while request.length < LENGTH:
             start = request.length
-            end = min(start + 1 + num_right, LENGTH)
+            end = min(start + 1 + num_accepted, LENGTH)
             found.append(runner.verify(request, torch.cat((x[start:end], drafts[end : end + 5])), end - start))
         runner.end(request)
         assert torch.equal(torch.cat(found), whole)

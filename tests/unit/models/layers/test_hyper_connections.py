@@ -74,10 +74,10 @@ def test_a_block_reads_and_writes_as_in_transformers(kernels: Kernels) -> None:
         streams = stream.view(1, NUM_TOKENS, STREAMS, HIDDEN)
         post, comb, collapsed = module(streams)
         expected = post.unsqueeze(-1) * y.unsqueeze(-2) + comb.transpose(-1, -2) @ streams
-    x, kept_stream, kept = ours.take(None, stream.clone(), None)
+    x, kept_stream, kept = ours.read(None, stream.clone(), None)
     torch.testing.assert_close(x, collapsed[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.take(norm, stream.clone(), None)[0], norm(x), rtol=0, atol=0)
-    written, left = ours.put(kept_stream, y.clone(), kept)
+    torch.testing.assert_close(ours.read(norm, stream.clone(), None)[0], norm(x), rtol=0, atol=0)
+    written, left = ours.write(kept_stream, y.clone(), kept)
     torch.testing.assert_close(written, expected[0].flatten(1), rtol=1e-5, atol=1e-5)
     assert left is None
 
@@ -102,8 +102,8 @@ def test_a_token_has_the_same_bits_alone(dtype: torch.dtype) -> None:
     y = normal(31, 67, HIDDEN, dtype=dtype)
 
     def passed(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        x, own, kept = ours.take(norm, stream[rows].clone(), None)
-        return x, ours.put(own, y[rows].clone(), kept)[0]
+        x, own, kept = ours.read(norm, stream[rows].clone(), None)
+        return x, ours.write(own, y[rows].clone(), kept)[0]
 
     whole = passed(slice(0, 67))
     assert {each.dtype for each in whole} == {dtype}
