@@ -15,7 +15,7 @@ SEEDS ?= 1000
 # Modules are compiled once, also where the environment says otherwise: every process would compile thousands anew.
 unexport PYTHONDONTWRITEBYTECODE
 # One process more than cores, since tests wait two fifths of their time, but no more than share a small machine's memory.
-SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4
+SIDE_BY_SIDE ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --maxprocesses 4
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
