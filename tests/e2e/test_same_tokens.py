@@ -97,6 +97,8 @@ SETUPS = {
     "2p1d-tcp-16-speculating": Setup("gemma4", 2, 1, "tcp", worker_flags=DRAFT_ITSELF),
     "1p1d-tcp-16-eagle": Setup("llama_eagle", 1, 1, "tcp", worker_flags=EAGLE),
     "1p1d-nixl-8-mtp": Setup("deepseek_v3_mtp", 1, 1, "nixl", 8, worker_flags=MTP),
+    "2p2d-tcp-16-eagle": Setup("llama_eagle", 2, 2, "tcp", 16, False, (*NO_LOCAL_PREFILL, "--policy", "random"), EAGLE),
+    "2p2d-nixl-8-mtp": Setup("deepseek_v3_mtp", 2, 2, "nixl", 8, False, (*NO_LOCAL_PREFILL, "--policy", "random"), MTP),
     "aggregated-32-speculating": Setup("gemma3", 0, 1, "auto", 32, worker_flags=SPECULATE),
     "1p1d-tcp-16-experts": Setup("qwen3_moe", 1, 1, "tcp"),
     "1p1d-nixl-16-sinks": Setup("gpt_oss", 1, 1),
@@ -154,7 +156,7 @@ QUICK = ("1p1d-nixl-16", "2p2d-tcp-32-redis")
 """Clusters of which every property is tested by `make test`; of the others the random mix is."""
 SLOW = (
     *("2p2d-tcp-16-latents", "2p2d-tcp-16-sparse", "1p1d-nixl-8-mtp", "1p1d-nixl-16-delta-mtp", "2p2d-tcp-8-delta"),
-    "1p1d-tcp-16-recurrences",
+    *("1p1d-tcp-16-recurrences", "2p2d-tcp-16-eagle", "2p2d-nixl-8-mtp"),
     *OTHER_SETUPS,
     *("1p1d-nixl-16-blocks", "1p1d-tcp-16-means", "2p2d-tcp-8-compressed"),
     *("1p1d-nixl-16-sinks", "2p1d-tcp-8-two-experts", "1p1d-nixl-8-shared-expert", "2p1d-nixl-16-corrected-router"),

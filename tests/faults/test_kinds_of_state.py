@@ -3,7 +3,7 @@
 DeepSeek-V3 keeps latents, Mamba-2 recurrent states alone, Granite 4 either those or K and V, Falcon-H1 both in each
 layer, Kimi-Linear states with decays of columns beside latents, GLM-5 latents and the keys that tokens are chosen by,
 MiniMax-M3 K and V and the keys that blocks are chosen by. Two workers of each role, and one: over NIXL and over TCP.
-One model more keeps K and V, and its answers are drafted.
+Two more models keep K and V; their answers are drafted, by the model itself and by a head.
 """
 
 import time
@@ -32,6 +32,7 @@ from tests.helpers.checkpoints import (
 )
 from tests.helpers.cluster import running_cluster
 from tests.helpers.delta_checkpoints import save_tiny_kimi_linear
+from tests.helpers.heads import save_llama_with_eagle3
 from tests.helpers.hybrid_checkpoints import save_tiny_falcon_h1, save_tiny_granite_hybrid, save_tiny_mamba2
 from tests.helpers.serving_clients import num_drafted
 from tests.helpers.sparse_checkpoints import save_tiny_minimax_m3
@@ -107,7 +108,7 @@ MODELS: dict[str, tuple[Builder, dict[str, Any]]] = {
         },
     ),
 }
-DRAFTED = "drafted"
+DRAFTED, DRAFTED_BY_HEAD = "drafted", "drafted-by-a-head"
 NUM_WHOLE = 992  # tokens of the prompt in whole blocks
 
 
@@ -124,8 +125,8 @@ class Setup:
 
 
 SETUPS = [Setup(kind, number, transport) for number in (2, 1) for transport in ("tcp", "nixl") for kind in MODELS]
-MODELS[DRAFTED] = save_tiny_qwen3, {}
-SETUPS.append(Setup(DRAFTED, 2, "tcp"))
+MODELS |= {DRAFTED: (save_tiny_qwen3, {}), DRAFTED_BY_HEAD: (save_llama_with_eagle3, {})}
+SETUPS += [Setup(DRAFTED, 2, "tcp"), Setup(DRAFTED_BY_HEAD, 2, "tcp")]
 QUICK = Setup("side-by-side", 2, "tcp")
 
 
@@ -148,8 +149,9 @@ def kind(
     setup: Setup = request.param
     build, options = MODELS[setup.kind]
     model = save_slow_model(tmp_path_factory.mktemp("models") / setup.kind, build, **options)
-    is_drafted = setup.kind == DRAFTED
-    drafts = ("--speculate", f"draft={model}", "--draft-always") if is_drafted else ()
+    drafters = {DRAFTED: f"draft={model}", DRAFTED_BY_HEAD: f"eagle={model / 'eagle'}"}
+    is_drafted = setup.kind in drafters
+    drafts = ("--speculate", drafters[setup.kind], "--draft-always") if is_drafted else ()
     flags = (*WORKER_FLAGS, "--kv-cache-gib", "0.8" if is_drafted else "0.4", *drafts)
     extra = {"worker": flags, "router": ROUTER_FLAGS, "gateway": GATEWAY_FLAGS}
     number = setup.num_workers

@@ -220,10 +220,11 @@ def test_logits_are_those_without_drafts_bit_for_bit(case: Case) -> None:
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=3)
     found = []
     for speculate in ("off", case.setting):
-        engine = tiny_engine(case.model, **options, speculate=speculate, max_num_batched_tokens=32)
+        engine = tiny_engine(case.model, **options, speculate=speculate, draft_always=True, max_num_batched_tokens=32)
         request_id = engine.add_request(PROMPTS["grammar"], params)
         found.append([output.logprobs for output in drain(engine)[request_id, 0]])
     assert engine.model.drafter == case.setting.partition("=")[0]
+    assert engine.counters.num_drafted > 0
     assert found[0] == found[1]
 
 

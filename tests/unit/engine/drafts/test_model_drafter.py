@@ -181,10 +181,12 @@ def test_what_another_worker_began_is_drafted_from_the_prompt_on(
     served: Path, small: Path, params: SamplingParams
 ) -> None:
     options = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8, "kv_cache_bytes": 2 << 20}
-    source, destination = Side(served, **options), Side(served, **options, speculate=f"draft={small}")
+    source = Side(served, **options)
+    destination = Side(served, **options, speculate=f"draft={small}", draft_always=True)
     prompt = PROMPTS["grammar"]
     answer = hand_off(source, destination, prompt, params)
     assert answer == serve_alone(served, {"r": prompt}, {"r": params})["r"]
+    assert destination.engine.counters.num_drafted > 0
 
 
 def test_a_setting_names_the_directory(served: Path, small: Path) -> None:
