@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.drafts.speculation import Speculation
 from tandem.engine.resolve import Assembly, assemble
 from tandem.kvcache.block_table import BlockRange
 from tandem.scheduler.output import KVComputed, KVEvent, KVReserved, SampledToken
@@ -13,10 +14,11 @@ from tests.helpers.engines import TINY
 
 
 class Side:
-    """One engine, its arena and the KV events it gave."""
+    """One engine, its arena and the KV events it gave. `speculation`: drafts of the test's own."""
 
-    def __init__(self, path: Path, **overrides: object) -> None:
-        self.assembly: Assembly = assemble(replace(TINY, model=str(path), **overrides))  # type: ignore[arg-type]
+    def __init__(self, path: Path, *, speculation: Speculation | None = None, **overrides: object) -> None:
+        config = replace(TINY, model=str(path), **overrides)  # type: ignore[arg-type]
+        self.assembly: Assembly = assemble(config, speculation=speculation)
         self.engine = self.assembly.engine
         self.events: list[KVEvent] = []
         self.outputs: list[RequestOutput] = []

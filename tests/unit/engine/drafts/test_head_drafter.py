@@ -248,7 +248,7 @@ def test_what_another_worker_began_starts_cold(eagle: Case, name: str) -> None:
     """The states of its prompt stayed there. It is drafted for nevertheless, and exactly."""
     options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8}
     source = Side(eagle.model, **options)
-    destination = Side(eagle.model, **options, speculate=eagle.setting)
+    destination = Side(eagle.model, **options, speculate=eagle.setting, draft_always=True)
     prompt = PROMPTS["grammar"]
     answer = hand_off(source, destination, prompt, PARAMS[name])
     assert answer == serve_alone(eagle.model, {"r": prompt}, {"r": PARAMS[name]})["r"]
