@@ -1,5 +1,7 @@
-"""Interface of the attention of DeepSeek-V4, in which each query attends to a window of rows and to entries compressed
-from several tokens, and adapters to ordinary attention backends. See `tandem.architecture.entry_mixers`.
+"""Interface of the attention of DeepSeek-V4, in which each query attends to a window of rows, one per token, and to
+entries, rows that each stand for a span of several tokens; and adapters to ordinary attention backends.
+
+A row or entry serves as the key and value of all heads. See `tandem.architecture.entry_mixers`.
 """
 
 import math
@@ -44,7 +46,7 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
         """Indices of the entries that each query attends to, [num_tokens, most] int32, ascending: the best of those
-        whose spans end at or before its position. If there are fewer, `NOT_CHOSEN` follows.
+        whose spans end at or before its position. If there are fewer, `NOT_CHOSEN` follows. `most` is at most `top_k`.
         """
         ...
 
@@ -116,10 +118,10 @@ class JointCache:
     this view. Most of its blocks begin in the middle of a real one and are never used.
     """
 
-    kv: LayerKV
-    page_stride: int  # in common divisors, as the others
-    stride: int
-    first_row: int
+    kv: LayerKV  # the view
+    page_stride: int  # in indices of the view, from a page to the next
+    stride: int  # from a row to the next of a page, and from an entry
+    first_row: int  # index of the first row of page 0
     first_entry: int
 
     @classmethod

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 
 Choices = dict[str, torch.Tensor]
-"""Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by what chose them. A mixer whose
-choice others follow adds its own.
+"""Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by the name of the indexer that
+chose them. A mixer whose choice others follow adds its own.
 """
 
 
 class DraftedLayer(Protocol):
-    """Inputs of a step's draft tokens in one layer whose state cannot be rewound."""
+    """Inputs of a step's draft tokens in one layer whose state cannot be rewound to an earlier token (recurrences)."""
 
     def advance_past_accepted(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
         """Advances the layer's state past accepted drafts.
@@ -93,7 +93,11 @@ class LayerTurns(Protocol):
         ...
 
     def pass_on(self) -> None:
-        """Reports that this layer's state is written; raises as `take`."""
+        """Reports that this layer's state is written.
+
+        Raises:
+            EngineStoppedError: a rank is lost or late.
+        """
         ...
 
 

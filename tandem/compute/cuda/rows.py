@@ -11,9 +11,9 @@ import torch
 
 from tandem.architecture.feed_forward import Activation
 
-KERNELS = "tandem.compute.cuda.triton_rows"
+KERNELS = "tandem.compute.cuda.triton_rows"  # imported when first used, since it needs triton
 MAX_ROW = 65536  # numbers of a row, which are in one program's registers
-GATED_TILE = 1024
+GATED_TILE = 1024  # numbers that one program computes of a gated product
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 

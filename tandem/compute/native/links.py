@@ -94,7 +94,7 @@ class SharedLinks:
         self._group.beat()
 
     def open(self, descriptor: int) -> None:
-        """Joins a new group, see `SharedExchange.open`."""
+        """Joins a new group, after the former one has lost a rank. `descriptor`: of its memory."""
         for each in self._own:
             each.open(descriptor)
 

@@ -30,7 +30,7 @@ class AwqIntegers:
     """Implements `Coding`. `group_size`: None = one scale per output."""
 
     group_size: int | None
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def _outputs_of(words: torch.Tensor) -> torch.Tensor:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for all modules whose integers are stored."""
+    """Reads a `quantization_config`: one format, for all modules whose integers are stored."""
     quantisation.only("bits", (_BITS,), "4")
     quantisation.only("version", ("gemm", "GEMM"), "gemm")
     quantisation.only("zero_point", (True,), "true")

@@ -40,7 +40,7 @@ class FourBitFloats:
 
     codes: str
     scale: str
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
     factor: str | None = None
     divides: bool = False
     code_dtypes: tuple[str, ...] = ("uint8",)
@@ -96,7 +96,7 @@ class ExpertBlocks:
     `{name}_blocks` uint8 [experts, out, in / 32, 16] and `{name}_scales` uint8 [experts, out, in / 32].
     """
 
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:

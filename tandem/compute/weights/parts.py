@@ -1,5 +1,7 @@
 """Specs of the tensors that a quantised weight has in a checkpoint (scales and others): names, parts and dtypes; and
 checks of scales.
+
+A fused tensor holds several weights, such as those of q, k and v, one after another along the outputs.
 """
 
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ class PlainCodes:
     kind: CodeKind
     blocks: Blocks
     scale: str
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
     has_zeros: bool = False
 
     @property
