@@ -15,7 +15,9 @@ FILE_NAME = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Sampling options in a file. `defaults`: those it sets of temperature, top_k, top_p, min_p, repetition_penalty."""
+    """Options in a file; all empty if there is none. `defaults`: those it sets of temperature, top_k, top_p, min_p and
+    repetition_penalty. `eos_token_ids`: tokens that end an answer.
+    """
 
     defaults: Mapping[str, object]
     eos_token_ids: tuple[int, ...]
