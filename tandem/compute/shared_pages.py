@@ -2,8 +2,9 @@
 each rank, so that one transfer can fill or read the pages of all.
 
 Pages are in parts, one for each rank's state. If no state has heads to divide (latents), the ranks of a stage share a
-part and all write the same bytes. The sum over ranks (`Collectives.add`) that ends each layer keeps them from running
-ahead. The memory has no name: only processes that inherit its descriptor can map it.
+part: each writes all its bytes, the same ones, before the exchange (`Collectives`) that ends the layer. So what a rank
+reads of a step's own tokens, it has written itself. The memory has no name: only processes that inherit its descriptor
+can map it.
 """
 
 import fcntl
