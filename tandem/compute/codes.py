@@ -24,7 +24,7 @@ SCALE_DTYPES: Final = (
     torch.float8_e8m0fnu,
     torch.int8,
 )
-OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # int8 = multiples of `super_offsets`
 SUPER_DTYPE: Final = torch.float16  # of the units of int8 scales and offsets
 
 

@@ -74,6 +74,7 @@ class RowsAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: RowsSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         of_one_head = KVSpec(1, spec.size, spec.dtype, spec.window)
         reason = self._inner.refuses(of_one_head, block_size, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"

@@ -18,7 +18,7 @@ from tandem.compute.layer_states import LayerIndexedLatents, LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
-NOT_CHOSEN = -1
+NOT_CHOSEN = -1  # fills up rows of fewer choices
 _MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 
@@ -143,6 +143,7 @@ class ChosenRowsAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), 1, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.core.sampling_params import MIN_REPETITION_PENALTY
 
-FILE_NAME = "generation_config.json"
+FILE_NAME = "generation_config.json"  # in a model's directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ KERNELS = "tandem.compute.cuda.triton_coded"  # imported when first used, since 
 TILE_OUTPUTS = 64  # outputs of a tile, which one program computes
 FEW_TOKENS, MANY_TOKENS = 16, 64  # sizes of a tile, for few and for many tokens
 MOST_SPLIT_TOKENS = 64  # above it one program computes all splits, since their partial sums would take too much memory
-SUM_TILE, COMBINE_TILE = 8, 256
+SUM_TILE, COMBINE_TILE = 8, 256  # sums, and outputs, that one program computes
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 

@@ -21,6 +21,7 @@ from tandem.compute.native.codes import DTYPE_CODES
 from tandem.core.errors import RanksLostError
 from tandem.core.expert_rows import ExpertRows
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
 GATHER_FIELDS = "group part out m row_bytes"
@@ -189,7 +190,7 @@ class SharedExchange(_Segment):
         return ExpertRows(tuple(by_rank), busiest)
 
     def beat(self) -> None:
-        """Records a heartbeat of this process; called by one thread only."""
+        """Records a heartbeat, by which the leader sees that this process runs. Only one thread may call it."""
         set_beats(self._map, self._rank, self.beats[self._rank] + 1)
 
     @property

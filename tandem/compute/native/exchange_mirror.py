@@ -20,6 +20,7 @@ from tandem.compute.native.exchange import (
     set_beats,
 )
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 AWAIT_FIELDS = "group size"
 PUBLISH_FIELDS = "group size"
 _COUNT = GROUP_FIELDS.index("count")

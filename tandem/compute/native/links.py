@@ -90,7 +90,7 @@ class SharedLinks:
         return self._group.beats
 
     def beat(self) -> None:
-        """Records a heartbeat of this process; called by one thread only."""
+        """Records a heartbeat, by which the leader sees that this process runs. Only one thread may call it."""
         self._group.beat()
 
     def open(self, descriptor: int) -> None:

@@ -14,10 +14,12 @@ _SMALL_BYTES = 1 << 16  # of a buffer in the exchange of all ranks if there are 
 
 
 class PipeKind(IntEnum):
-    """Kind of a pipe, by what it carries."""
+    """Kind of a pipe: `STREAM` to the next stage, with the residual stream, or `WORD` to the next context, with a short
+    signal.
+    """
 
-    STREAM = 0  # the residual stream, to the next stage
-    WORD = 1  # a short signal, to the next context
+    STREAM = 0
+    WORD = 1
 
 
 def group_buffer_bytes(num_sections: int) -> int:

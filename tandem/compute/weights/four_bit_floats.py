@@ -17,7 +17,7 @@ from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.parts import check_scales, part_name, part_spec, scalar, tensor_name
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-MX_BLOCK, NV_BLOCK = 32, 16
+MX_BLOCK, NV_BLOCK = 32, 16  # inputs that share a scale
 _MX_SCALES = ("float8_e8m0fnu", "uint8")
 _NV_SCALES = ("float8_e4m3fn",)
 

@@ -14,7 +14,7 @@ from tandem.compute.weights.base import StoredTensors
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
 _WEIGHT = ".weight"
-FLOATS = ("float32", "bfloat16", "float16")
+FLOATS = ("float32", "bfloat16", "float16")  # dtypes of scales that are plain floats
 
 
 def source_of(weight: TensorSpec) -> Source:
