@@ -62,7 +62,8 @@ class AttentionBatch:
     max_query_len: int
     max_seq_len: int
     drafted: Drafted | None = field(default=None, kw_only=True)  # None = no drafts, or the state can be rewound
-    block_pages: Mapping[int, npt.NDArray[np.int32]] | None = field(default=None, kw_only=True)  # by id; None = itself
+    # Pages of each block, by its id; None = a block is the page with its id.
+    block_pages: Mapping[int, npt.NDArray[np.int32]] | None = field(default=None, kw_only=True)
 
     @property
     def num_requests(self) -> int:
@@ -78,7 +79,7 @@ class WantedTokens:
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
-    batches: Mapping[int, AttentionBatch]  # their requests with these tokens alone; of each KV group or state read
+    batches: Mapping[int, AttentionBatch]  # with these tokens alone; by KV group, or by state for a `Decoder`
 
 
 class LayerTurns(Protocol):

@@ -30,7 +30,7 @@ class TritonLatentBackend:
 
     Args:
         device: device of the KV cache.
-        split_tokens: as in `TritonBackend`.
+        split_tokens: positions that one program covers, a multiple of 64; later splits are longer, see `TritonBackend`.
     """
 
     name = "triton"

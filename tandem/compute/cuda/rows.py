@@ -70,8 +70,7 @@ def turn(
     unit_offset: bool,
 ) -> bool:
     """See `Kernels.rope_and_write`; without `kv` see `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V.
-
-    False = not supported, and nothing was done.
+    Returns whether it was done; False = not supported, and nothing has changed.
     """
     k, v, slots, k_cache, v_cache = (q, q, positions, q, q) if kv is None else kv
     num_kv_heads, block_size = (0, 1) if kv is None else (k.shape[1], k_cache.shape[2])

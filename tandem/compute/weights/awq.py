@@ -2,7 +2,7 @@
 AutoAWQ 0.2.9).
 
 `qweight` int32 [in, out / 8] and `qzeros` int32 [groups, out / 8]: half byte i of word j belongs to output `8 j +
-ORDER[i]`. `scales` [groups, out]. Zero points are as stored.
+order[i]`, with the order 0, 2, 4, 6, 1, 3, 5, 7. `scales` [groups, out]. Zero points are as stored.
 """
 
 from collections.abc import Mapping, Sequence
