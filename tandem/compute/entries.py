@@ -59,8 +59,9 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
         params: AttentionParams,
         chosen: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `RowsBackend.attend`, to the window of `params` and in the same softmax to the entries in `chosen`; None =
-        to all whose spans end at or before the query's position. `batches`: of rows and of entries.
+        """Causal attention of `queries` [num_tokens, num_heads, size] to the window of `params` and, in the same
+        softmax, to entries; returns the same shape and dtype. `chosen`: indices of the entries, as `choose` returns
+        them; None = all whose spans end at or before the query's position. `batches`: of rows and of entries.
         """
         ...
 

@@ -89,8 +89,8 @@ class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
         params: AttentionParams,
         chosen: torch.Tensor,
     ) -> torch.Tensor:
-        """As `LatentBackend.attend`, to the positions in `chosen` alone, as `choose` returns them: no other row is
-        read.
+        """Attention of `queries` [num_tokens, num_heads, rank + rotary_dim] to the positions in `chosen` alone, as
+        `choose` returns them: no other row is read. Returns sums of latents [num_tokens, num_heads, rank].
         """
         ...
 
