@@ -24,8 +24,8 @@ class BlockChoice:
     included, are always among the chosen.
     """
 
-    size: int
-    top_k: int
+    size: int  # tokens
+    top_k: int  # blocks, those that are always chosen included
     num_first: int = 0
     num_last: int = 1
 

@@ -11,8 +11,8 @@ from typing import Final, TypeGuard
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
-REQUIRED: Final = -1
-MAX_COUNT: Final = 1 << 24
+REQUIRED: Final = -1  # as a default: the key must be present
+MAX_COUNT: Final = 1 << 24  # largest integer accepted, if no other is given
 
 
 def read_json_object(path: Path) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""Table of the served architectures and the module that reads each; a module is imported only when it is needed."""
+"""Table of the served architectures and the module in `families` that reads each, whose `FAMILY` is returned. A module
+is imported only when it is needed.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class HyperConnectionSpec:
 
     weights: StreamWeights
     num_streams: int
-    iterations: int
+    iterations: int  # of the normalisation by columns
     eps: float
 
     def tensors(self) -> Iterator[TensorSpec]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.architecture.fields import MAX_COUNT, Fields
 
-DEFAULT_THETA = 10_000.0
+DEFAULT_THETA = 10_000.0  # if the file has none
 _READ_ELSEWHERE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned")
 
 

@@ -23,7 +23,7 @@ from tandem.architecture.split import IndivisibleError, RankPart
 from tandem.architecture.tensors import MAX_RANKS
 from tandem.core.errors import ConfigurationError
 
-WIDTHS = tuple(1 << level for level in range(MAX_RANKS.bit_length()))
+WIDTHS = tuple(1 << level for level in range(MAX_RANKS.bit_length()))  # numbers of ranks that may divide a model
 """Numbers of ranks that a group may have."""
 
 _HEAD_ROWS = 16  # of the head that begin together, so that each part can be packed

@@ -1,8 +1,9 @@
 """Arena: the memory of the KV cache and of other layer state, one allocation for the life of the process, divided into
 pages.
 
-Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address pages by index alone. Block
-0 is the null block: padding and freed window entries point at it, and it holds no request's tokens.
+Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address pages by index alone. A
+block is one page, or several in some KV groups, and has the first one's number. Page 0 is the null block: padding and
+freed window entries point at it, and it holds no request's tokens.
 """
 
 from dataclasses import dataclass

@@ -20,15 +20,15 @@ Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """Options of one layer's attention. `num_heads`: query heads. `window` as in KVSpec; `softcap` 0 = none.
+    """Options of one layer's attention.
 
     `sinks`: [num_heads] float32, a score for each head that joins the softmax and has no value; None = none.
     """
 
-    num_heads: int
-    scale: float
-    window: int | None = None
-    softcap: float = 0.0
+    num_heads: int  # of queries
+    scale: float  # multiplies the products of queries and keys
+    window: int | None = None  # positions that a query sees, its own included; None = all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0 = they stay
     sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
@@ -43,7 +43,10 @@ class StateBackend(Protocol[Spec]):
     graph_safe: bool
 
     def refuses(self, spec: Spec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
-        """Reason why this backend cannot serve such a layer exactly here (device, dtype, shape); None = it can."""
+        """Reason why this backend cannot serve such a layer exactly here (device, dtype, shape); None = it can.
+
+        `softcap`: of the scores, 0 = none. `sinks`: whether the layer has any.
+        """
         ...
 
     def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[Any]) -> AttentionBatch:

@@ -1,6 +1,8 @@
 """Block scores of block-sparse attention, by which queries choose blocks, and attention to compressed keys, on any
 device.
 
+Here a chosen block is `BlockChoice.size` consecutive tokens of a request, numbered from 0. It need not be a block of
+the KV cache. A summary is a row of the KV cache made from the keys (or values) of a span of tokens, such as their mean.
 Sums are computed in float64 and rounded to float32, so that the order of summation changes them by less than a bit.
 """
 
@@ -21,7 +23,7 @@ _STEPS = 1 << 16  # sums of weights are rounded to 1 / _STEPS
 def choose_by_index(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, choice: BlockChoice) -> torch.Tensor:
     """Blocks chosen by each of the index `queries` [num_tokens, num_sets, index_dim]: a block's score is its highest
     product with the index key of one of its tokens. Returns [num_tokens, num_sets, most] int32, ascending, filled up
-    with `NOT_CHOSEN`.
+    with `NOT_CHOSEN`. `most`: `top_k`, or the number of blocks of the longest request if that is less.
     """
     assert kv.index_keys is not None
     chosen = _nothing(queries, batch, choice)
@@ -36,8 +38,9 @@ def choose_by_index(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch,
 
 
 def choose_by_means(queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, choice: BlockChoice) -> torch.Tensor:
-    """As `choose_by_index`, for each head of `queries` [num_tokens, num_heads, head_dim]: a block's score is the
-    product with the mean of its keys. The query's own block, which has no mean yet, has the score 0.
+    """Blocks chosen by each head of `queries` [num_tokens, num_heads, head_dim]: a block's score is the product with
+    the mean of its keys. The query's own block, which has no mean yet, has the score 0. Returns [num_tokens, num_heads,
+    most] int32, as `choose_by_index`.
     """
     summary, chosen = kv.summary(MEANS), _nothing(queries, batch, choice)
     for rows, blocks in _parts(queries, batch, kv.keys.shape[2]):
@@ -59,8 +62,9 @@ def attend_to_compressed(
     scale: float,
     length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output of `queries` [num_tokens, num_heads, head_dim] over compressed keys and values of `length` tokens each,
-    zero if there are none yet; and the blocks that each KV head chooses by the attention weights, as `choose_by_index`.
+    """Output of `queries` [num_tokens, num_heads, head_dim], of that shape and dtype, over compressed keys and values
+    of `length` tokens each, zero if there are none yet. Also the blocks that each KV head chooses by the weights of
+    this attention, [num_tokens, num_kv_heads, most] int32, as `choose_by_index`.
 
     NOTE: a compressed key that lies in two blocks gives both the same weight, so their sums may differ only by
     rounding. Sums are rounded to 65,536ths, so that such blocks are equal.
@@ -85,8 +89,8 @@ def attend_to_compressed(
 
 
 def closed_spans(batch: QueryBatch, span: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Requests and positions of the step's tokens that complete a span of `span` tokens and have at least `length`
-    tokens up to themselves.
+    """Requests and positions, both int64 [n], of the step's tokens that are the last of a span of `span` tokens and
+    have at least `length` tokens up to themselves, themselves included.
     """
     num_tokens = batch.positions + 1
     is_last = (num_tokens % span == 0) & (num_tokens >= length)
@@ -96,7 +100,9 @@ def closed_spans(batch: QueryBatch, span: int, length: int) -> tuple[torch.Tenso
 def last_rows(
     cache: torch.Tensor, batch: QueryBatch, requests: torch.Tensor, positions: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """The `length` rows of `cache` (K or V) up to each position, [num_positions, length, num_kv_heads, head_dim]."""
+    """The last `length` rows of `cache` (K or V) up to each position, that one included: [num_positions, length,
+    num_kv_heads, head_dim]. `requests` and `positions`: as `closed_spans` returns them.
+    """
     block_size = cache.shape[2]
     tokens = positions[:, None] + torch.arange(1 - length, 1, device=positions.device)
     return cache[batch.block_tables[requests[:, None], tokens // block_size].long(), :, tokens % block_size]
@@ -110,7 +116,9 @@ def write_summary(
     requests: torch.Tensor,
     positions: torch.Tensor,
 ) -> None:
-    """Stores `rows` [num_positions, num_kv_heads, head_dim] as the summaries of the spans that end at `positions`."""
+    """Stores `rows` [num_positions, num_kv_heads, head_dim] as the summaries of the spans that end at `positions`.
+    `name`: of the summary, such as `MEANS`.
+    """
     block_size = kv.keys.shape[2]
     blocks = batch.block_tables[requests, positions // block_size].long()
     kv.summary(name)[blocks, :, positions % block_size // kv.span] = rows.to(kv.keys.dtype)

@@ -1,8 +1,9 @@
 """Interface of block-sparse attention, in which each query attends to chosen blocks of K and V, and its implementation
 with an ordinary attention backend.
 
-A choice is a set of blocks of tokens for each KV head or each head, see `BlockChoice`. Chosen blocks are in ascending
-order, so a query's result depends on the set alone.
+Here a block is `BlockChoice.size` consecutive tokens of a request, numbered from 0; blocks of the KV cache are called
+pages. The layer says which blocks are chosen: a set for each query and KV head, or for each query and head. They are
+listed in ascending order, so a query's result depends on the set alone.
 """
 
 import math
@@ -29,7 +30,9 @@ class ChosenKVBackend(StateBackend[ChosenKVSpec], Protocol):
     def attend(
         self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch, params: AttentionParams
     ) -> torch.Tensor:
-        """As `AttentionBackend.attend`, to all tokens in the window of `params`."""
+        """Causal attention of `queries` [num_tokens, num_heads, head_dim] to all tokens in the window of `params`;
+        returns the same shape and dtype.
+        """
         ...
 
     def attend_to_blocks(
@@ -41,35 +44,37 @@ class ChosenKVBackend(StateBackend[ChosenKVSpec], Protocol):
         chosen: torch.Tensor,
         choice: BlockChoice,
     ) -> torch.Tensor:
-        """As `attend`, to the tokens of the `chosen` blocks up to the query's position: no other row is read.
+        """As `attend`, to the tokens of the `chosen` blocks up to the query's position: K and V of no others are read.
 
-        `chosen`: [num_tokens, num_sets, most] int32, ascending, filled up with `NOT_CHOSEN`. The heads are divided
-        equally among the sets.
+        Args:
+            chosen: block numbers, [num_tokens, num_sets, most] int32, ascending, filled up with `NOT_CHOSEN`. Each set
+                is for `num_heads / num_sets` consecutive heads, so `num_sets` is the number of KV heads or of heads.
+            choice: the rule by which they were chosen; only its `size` matters here.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCache:
-    """View of the K and V of several heads as those of a single head, in blocks of `size` tokens; `numbers` gives the
-    index of a block in it.
+    """View of the K and V of several heads as those of a single head, in parts of `size` tokens; `numbers` gives the
+    index of a part in it.
 
-    All real blocks begin at multiples of a common divisor, which is the distance between neighbouring blocks of this
-    view. Most of its blocks begin in the middle of a real one and are never used.
+    All real parts begin at multiples of a common divisor, which is the distance between neighbouring parts of this
+    view. Most of these begin in the middle of a real one and are never used.
     """
 
-    kv: LayerKV
+    kv: LayerKV  # the view, with one head
     size: int
-    page_stride: int  # in common divisors, as the next two
+    page_stride: int  # in indices of the view, as the next two: from a page to the next
     head_stride: int
-    stride: int  # from a block to the next one of a head in a page
+    stride: int  # from a part to the next one of a head in a page
 
     @classmethod
     def of(cls, kv: LayerKV, size: int) -> "HeadCache":
-        """The view of `kv` in blocks of `size` tokens, a divisor of the block size of `kv`.
+        """The view of `kv` in parts of `size` tokens, a divisor of the tokens of a page.
 
         Raises:
-            ConfigurationError: the KV cache is too large to number its blocks.
+            ConfigurationError: the KV cache is too large to number its parts in int32.
         """
         num_blocks, num_heads, block_size, width = kv.keys.shape
         page, length = kv.keys.stride(0), size * width
@@ -85,8 +90,8 @@ class HeadCache:
         return cls(seen, size, page // unit, block_size * width // unit, length // unit)
 
     def numbers(self, pages: torch.Tensor, heads: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Indices of the blocks of this view with the tokens from `offsets` on, multiples of `size`, of `heads` in
-        `pages`; int32.
+        """Indices in this view, int32, of the parts that begin at token `offsets` of a page, multiples of `size`.
+        `pages`: page numbers; `heads`: KV heads. The three have shapes that broadcast.
         """
         within = heads * self.head_stride + offsets // self.size * self.stride
         return (pages.long() * self.page_stride + within).to(torch.int32)
@@ -105,6 +110,7 @@ class BlocksAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: ChosenKVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer: pages without whole spans, or that of `inner`; None = it can."""
         if block_size % spec.span:
             return f"block_size={block_size} has no whole spans of {spec.span} tokens; choose a multiple of {spec.span}"
         reason = self._inner.refuses(KVSpec(1, spec.head_dim, spec.dtype), block_size, softcap, sinks=sinks)
@@ -152,7 +158,10 @@ def _first_tokens(chosen: torch.Tensor, size: int, part: int) -> torch.Tensor:
 
 
 def num_chosen_tokens(chosen: torch.Tensor, positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Number of tokens in each set's `chosen` blocks up to the query's position, [num_tokens, num_sets]."""
+    """Number of tokens in each set's `chosen` blocks up to the query's position, [num_tokens, num_sets] int64.
+
+    `positions`: of the queries, [num_tokens] int64. `size`: tokens of a block.
+    """
     whole = (chosen != NOT_CHOSEN).sum(dim=2) * size
     has_own = (chosen == (positions // size)[:, None, None]).any(dim=2)
     return whole - has_own * (size - 1 - positions % size)[:, None]

@@ -14,14 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
-    """The compiled kernels on the CPU, Triton's on NVIDIA GPUs, PyTorch's elsewhere.
+    """The compiled kernels on the CPU, Triton's on NVIDIA GPUs; PyTorch's if those cannot run, with a warning in the
+    log.
 
     Args:
         device: device on which the model runs.
         native: True = the compiled kernels are required, False = they are not used, None = used if they can be built.
 
     Raises:
-        ConfigurationError: the compiled kernels are required and not available.
+        ConfigurationError: the compiled kernels are required, and cannot be built or the device is not the CPU.
     """
     if device.type != "cpu":
         if native:

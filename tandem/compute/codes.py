@@ -13,7 +13,7 @@ import torch
 
 from tandem.compute.order import Order
 
-TABLE_SIZE: Final = 16
+TABLE_SIZE: Final = 16  # numbers in a table of 4-bit codes
 SUM_BLOCK: Final = 128
 """Inputs whose products the compiled kernels add up in order, from zero; blocks of them are added in a tree."""
 SCALE_DTYPES: Final = (
@@ -24,8 +24,8 @@ SCALE_DTYPES: Final = (
     torch.float8_e8m0fnu,
     torch.int8,
 )
-OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-SUPER_DTYPE: Final = torch.float16
+OFFSET_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # int8 = multiples of `super_offsets`
+SUPER_DTYPE: Final = torch.float16  # of the units of int8 scales and offsets
 
 
 class CodeKind(IntEnum):

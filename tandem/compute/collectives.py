@@ -1,7 +1,8 @@
 """Interface of exchanges between the ranks of a worker: sums and concatenations of the parts that each rank has
-computed, and pipes between pipeline stages.
+computed, and pipes between pipeline stages or contexts (parts of a prompt's tokens).
 
-All ranks make the same calls in the same order. The bits of a result do not depend on the number of ranks.
+All ranks make the same calls in the same order; a call waits for the others. The bits of a result do not depend on the
+number of ranks.
 """
 
 from collections.abc import Sequence
@@ -67,9 +68,9 @@ class Collectives(Protocol):
 
 
 class StagePipe(Protocol):
-    """One-way connection from a rank of a pipeline stage to the rank of the next stage with the same part of each
-    layer, or from a rank with earlier tokens of a prompt to the one with the next tokens. Rows arrive in order; a few
-    are buffered for a busy receiver.
+    """One-way pipe from a rank of a pipeline stage to the rank of the next stage with the same part of each layer, or
+    from a rank with earlier tokens of a prompt to the one with the next tokens. Rows arrive in order; a few are
+    buffered for a busy receiver.
     """
 
     def send(self, rows: torch.Tensor) -> None:
@@ -91,7 +92,7 @@ class StagePipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
-    """Connections of a rank to the others of its group. The group computes a model in `num_stages` pipeline stages, and
+    """Exchanges and pipes of a rank. Its group computes a model in `num_stages` pipeline stages, and
     prompts in `num_contexts` parts of consecutive tokens (context parallelism). This rank has a part of stage `stage`,
     for the tokens of part `context`. The leader is in the last stage, and has the last tokens.
 

@@ -1,5 +1,7 @@
-"""Interface of the attention of DeepSeek-V4, in which each query attends to a window of rows and to entries compressed
-from several tokens, and adapters to ordinary attention backends. See `tandem.architecture.entry_mixers`.
+"""Interface of the attention of DeepSeek-V4, in which each query attends to a window of rows, one per token, and to
+entries, rows that each stand for a span of several tokens; and adapters to ordinary attention backends.
+
+A row or entry serves as the key and value of all heads. See `tandem.architecture.entry_mixers`.
 """
 
 import math
@@ -44,7 +46,7 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:
         """Indices of the entries that each query attends to, [num_tokens, most] int32, ascending: the best of those
-        whose spans end at or before its position. If there are fewer, `NOT_CHOSEN` follows.
+        whose spans end at or before its position. If there are fewer, `NOT_CHOSEN` follows. `most` is at most `top_k`.
         """
         ...
 
@@ -57,8 +59,9 @@ class EntriesBackend(StateBackend[EntriesSpec], Protocol):
         params: AttentionParams,
         chosen: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `RowsBackend.attend`, to the window of `params` and in the same softmax to the entries in `chosen`; None =
-        to all whose spans end at or before the query's position. `batches`: of rows and of entries.
+        """Causal attention of `queries` [num_tokens, num_heads, size] to the window of `params` and, in the same
+        softmax, to entries; returns the same shape and dtype. `chosen`: indices of the entries, as `choose` returns
+        them; None = all whose spans end at or before the query's position. `batches`: of rows and of entries.
         """
         ...
 
@@ -72,6 +75,7 @@ class RowsAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: RowsSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         of_one_head = KVSpec(1, spec.size, spec.dtype, spec.window)
         reason = self._inner.refuses(of_one_head, block_size, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
@@ -116,10 +120,10 @@ class JointCache:
     this view. Most of its blocks begin in the middle of a real one and are never used.
     """
 
-    kv: LayerKV
-    page_stride: int  # in common divisors, as the others
-    stride: int
-    first_row: int
+    kv: LayerKV  # the view
+    page_stride: int  # in indices of the view, from a page to the next
+    stride: int  # from a row to the next of a page, and from an entry
+    first_row: int  # index of the first row of page 0
     first_entry: int
 
     @classmethod

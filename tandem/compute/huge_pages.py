@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 PIECE_BYTES = 64 << 20  # read at a time
-LEAST_BYTES = 8 << 20
-LEAST_BYTES_PER_S = 200e6
+LEAST_BYTES = 8 << 20  # smaller files and tensors are left as they are
+LEAST_BYTES_PER_S = 200e6  # a file read more slowly is left to be read on use
 _ENOUGH = 0.75  # share of a piece that must be in huge pages; its ends may share one with other data
 _MADV_POPULATE_READ = 22  # NOTE: Python's mmap does not name it yet
 

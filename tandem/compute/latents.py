@@ -22,6 +22,7 @@ class LatentsAsKV:
         self.graph_safe = inner.graph_safe
 
     def refuses(self, spec: LatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), block_size, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 

@@ -1,5 +1,7 @@
 """Views of one layer's state in the arena's pages, one class for each kind of state; layers write through them and
 backends read them.
+
+A slot is the place of a token: block number * block size + offset in the block; -1 = the token is not stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +27,13 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class LayerChosenKV(LayerKV):
-    """K and V of one layer, and the index keys or summaries of K by which blocks are chosen (block-sparse attention). A
-    summary has one row of `head_dim` numbers for each `span` tokens.
+    """K and V of one layer, and the index keys or summaries by which blocks are chosen (block-sparse attention). A
+    summary has one row of `head_dim` numbers for each `span` tokens, such as the mean of their keys.
     """
 
     index_keys: torch.Tensor | None  # [num_blocks, block_size, index_dim]; None = there are none
-    summaries: Mapping[str, torch.Tensor]  # by plane, [num_blocks, num_kv_heads, block_size, head_dim / span]
-    span: int
+    summaries: Mapping[str, torch.Tensor]  # by name, [num_blocks, num_kv_heads, block_size, head_dim / span]
+    span: int  # tokens
 
     def write_index_keys(self, keys: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Stores `keys` [num_tokens, index_dim] at `slot_mapping`, as `LayerRows.write`."""
@@ -91,7 +93,9 @@ class LayerEntries:
     def places(
         self, block_tables: torch.Tensor, requests: torch.Tensor, entries: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks, and offsets in them, of the entries with the given indices, int64, of `requests`."""
+        """Blocks, and offsets in them (in entries), both int64, of a request's entries with indices `entries`, int64.
+        `requests`: their rows of `block_tables`.
+        """
         last = (entries + 1) * self.span - 1
         return block_tables[requests, last // self.block_size].long(), last % self.block_size // self.span
 
@@ -123,9 +127,9 @@ class LayerRecurrent:
     matrices: torch.Tensor | None  # [num_pool_pages, heads_per_page, rows, columns] float32; None = there are none
     columns: torch.Tensor  # [num_pool_pages, taps - 1, channels], oldest first
     block_size: int
-    num_pages: int
-    columns_page: int
-    first_head: int
+    num_pages: int  # of a block
+    columns_page: int  # index of the page in the block, as `head_pages`
+    first_head: int  # number of this layer's first head among those of the KV group
     head_pages: torch.Tensor  # [num_heads]
     head_slots: torch.Tensor  # [num_heads]
 

@@ -19,7 +19,7 @@ from tandem.compute.step import AttentionBatch, HiddenStates, WantedTokens
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Float weight of a linear map, [out, in]. `sum_blocks`: as in `Kernels.linear`."""
+    """Float weight of a linear map, [out, in]. `sum_blocks`: equal blocks of inputs that are summed separately."""
 
     tensor: torch.Tensor
     order: Order = Order.ROWS
@@ -187,7 +187,8 @@ class Kernels(Protocol):
         order: Order = Order.ROWS,
         sum_blocks: int = 1,
     ) -> torch.Tensor:
-        """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once.
+        """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias [out]; accumulated in float32, rounded
+        once to `out_dtype`; None = the dtype of `x`. `order`: of `weight`.
 
         `sum_blocks`: number of equal blocks of inputs, each of an even number, that are summed from zero and then added
         in a binary tree (`LinearSpec.sum_blocks`). Kernels that do not promise bits may add in another order.
@@ -301,6 +302,13 @@ class Kernels(Protocol):
         optional per-head norm) and stores `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
         rotary_dim / 2]; half-split convention. A token with slot -1 is not stored, except perhaps in the null block,
         which is never read.
+
+        Args:
+            v: [num_tokens, num_kv_heads, head_dim].
+            positions, slot_mapping: int64 [num_tokens]; a slot is block number * block size + offset in the block.
+            k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim].
+            q_norm, k_norm: weights of root-mean-square norms, [head_dim]; None = no norm.
+            norm_eps, unit_offset: of both norms, as in `rms_norm`.
         """
         ...
 
@@ -315,7 +323,9 @@ class Kernels(Protocol):
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        """Norms and rotates `q` as `rope_and_write`, for layers without their own K and V. `norm`: a norm's weight."""
+        """Norms and rotates `q` in place, as `rope_and_write`, for layers without their own K and V. `norm`: weight of
+        the norm, [head_dim]; None = no norm.
+        """
         ...
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:

@@ -1,7 +1,8 @@
 """Inspection of KV page contents: CRC-32 checksums (ISO-HDLC, as in zlib) of parts of pages, and checks that numbers
 are finite.
 
-A checksum over parts that lie on several hosts is combined from those of each host (`joined_crc32`).
+Workers use it on blocks that they lend or receive (`tandem.worker.checksums`). A checksum over parts that lie on
+several hosts is combined from those of each host (`joined_crc32`).
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 
 PagePart = tuple[int, int, int, int]
-"""Rank, page of that rank, start and end of bytes there."""
+"""Rank, page of that rank, first byte there, and the byte after the last."""
 
 _POLYNOMIAL = 0xEDB88320  # reflected: the highest bit is the coefficient of x to the power 0
 _ONE = 1 << 31
@@ -30,7 +31,7 @@ class NumberParts:
     pages: tuple[int, ...]
     start: int
     end: int
-    dtype: str
+    dtype: str  # as PyTorch names it, such as "bfloat16"
 
     def first(self) -> PagePart:
         """The part in the first of the pages."""
@@ -49,7 +50,11 @@ class PageBytes(Protocol):
         ...
 
     def are_finite(self, wanted: Sequence[NumberParts]) -> list[bool]:
-        """For each item, whether all its numbers are finite; raises as `crc32s`."""
+        """For each item, whether all its numbers are finite.
+
+        Raises:
+            TransportError: pages of another host cannot be inspected.
+        """
         ...
 
 

@@ -1,4 +1,7 @@
-"""KV pages of all ranks of a worker, and the parts of them that a reader with another number of ranks needs."""
+"""KV pages of all ranks of a worker, and the parts of them that a reader with another number of ranks needs.
+
+A division (`Parts`) is the number of ranks of a worker and its stages. Ranks that share their pages count as one.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +60,7 @@ class RankedPages:
 
     def own(self, group: int, block: Sequence[int], source: Parts) -> Iterator[list[PagePart]]:
         """For each of this worker's ranks, the parts of a block's pages that a transfer from a source with the division
-        `source` fills: whole pages, or their used bytes.
+        `source` fills: whole pages, or their used bytes. `block`: numbers of its pages. `group`: KV group, or `OPAQUE`.
         """
         is_whole = source == self.ranked.parts or group == OPAQUE
         whole = (self.pages.shape[2],) * len(block)

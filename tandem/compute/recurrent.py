@@ -85,13 +85,15 @@ class RecurrentBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceInputs:
-    """Inputs of the recurrence for a step's tokens. `a` is per head, or per column of each head."""
+    """Inputs of the recurrence for a step's tokens, see `LinearRecurrenceSpec`. A head's state is a matrix [rows,
+    columns]. `a` decides how much of it is kept, `b` how much of a token is added to it.
+    """
 
     q: torch.Tensor  # [num_tokens, num_groups, columns]
     k: torch.Tensor  # [num_tokens, num_groups, columns]
     v: torch.Tensor  # [num_tokens, num_heads, rows]
     a: torch.Tensor  # [num_tokens, num_heads] or [num_tokens, num_heads, columns]
-    b: torch.Tensor | None  # [num_tokens, num_heads]; None = a token's step is its beta, and there is no delta
+    b: torch.Tensor | None  # [num_tokens, num_heads]; None = no delta rule (Mamba-2), and `a` decides that too
 
     def take(self, rows: torch.Tensor) -> "RecurrenceInputs":
         """The inputs of the tokens `rows`, int64."""

@@ -1,9 +1,10 @@
-"""Shared memory for the KV pages of all ranks of a worker, mapped by each of them, so that one transfer can fill or
-read them all.
+"""Shared memory for the KV pages of a worker's ranks on one host, mapped by the leader or the host's process and by
+each rank, so that one transfer can fill or read the pages of all.
 
-State without heads is stored once. Every rank writes the same bytes of it, before the exchange that ends the layer, and
-reads only state of a step that it has written itself. The memory has no name: only processes that inherit its
-descriptor can map it. The size is set once, when the leader knows the number of blocks.
+Pages are in parts, one for each rank's state. If no state has heads to divide (latents), the ranks of a stage share a
+part: each writes all its bytes, the same ones, before the exchange (`Collectives`) that ends the layer. So what a rank
+reads of a step's own tokens, it has written itself. The memory has no name: only processes that inherit its descriptor
+can map it.
 """
 
 import fcntl
@@ -21,7 +22,7 @@ def make_memory() -> int:
 
 
 def set_size(descriptor: int, num_bytes: int) -> None:
-    """Sets the size, which cannot be changed later. Memory is allocated when it is first written."""
+    """Sets the size, once, when the leader knows the number of blocks. Memory is allocated when it is first written."""
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
@@ -30,7 +31,9 @@ def map_pages(descriptor: int, num_parts: int, num_blocks: int, page_bytes: int)
     """Maps the pages as [num_parts, num_blocks, page_bytes] uint8, the same bytes in every process. The descriptor may
     be closed afterwards.
 
-    `num_parts`: number of ranks, or 1 if they share one part. `num_blocks`: of each part, including the null block.
+    Args:
+        num_parts: parts of all stages: for each stage the ranks that divide it, or 1 if they share a part.
+        num_blocks: pages of each part, including the null block.
     """
     num_bytes = num_parts * num_blocks * page_bytes
     assert os.fstat(descriptor).st_size == num_bytes, "the leader has another layout"

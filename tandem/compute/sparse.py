@@ -18,7 +18,7 @@ from tandem.compute.layer_states import LayerIndexedLatents, LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
-NOT_CHOSEN = -1
+NOT_CHOSEN = -1  # fills up rows of fewer choices
 _MOST_NUMBER = torch.iinfo(torch.int32).max  # of a block
 
 
@@ -48,8 +48,8 @@ class QueryBatch(AttentionBatch):
 
     @staticmethod
     def of_single_queries(seq_lens: torch.Tensor, block_tables: torch.Tensor, max_seq_len: int) -> AttentionBatch:
-        """A batch of requests with one query each, which see `seq_lens` tokens in the blocks of `block_tables`, a row
-        each; int32.
+        """A batch of requests with one query each, which see `seq_lens` [n] tokens in the blocks of `block_tables` [n,
+        max_blocks], both int32.
         """
         return AttentionBatch(
             query_start=torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device),
@@ -63,8 +63,8 @@ class QueryBatch(AttentionBatch):
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
-    """Index queries of a step, which score index keys. `weights`: of the heads. `scale` multiplies the products of
-    queries and keys.
+    """Index queries of a step. The score of an index key, which all heads share, is the sum over heads of `weights`
+    times the product with the head's query times `scale`, or 0 where that is negative.
     """
 
     queries: torch.Tensor  # [num_tokens, num_heads, index_dim]
@@ -89,7 +89,9 @@ class IndexedLatentBackend(StateBackend[IndexedLatentSpec], Protocol):
         params: AttentionParams,
         chosen: torch.Tensor,
     ) -> torch.Tensor:
-        """As `LatentBackend.attend`, to the positions in `chosen` alone: no other row is read."""
+        """Attention of `queries` [num_tokens, num_heads, rank + rotary_dim] to the positions in `chosen` alone, as
+        `choose` returns them: no other row is read. Returns sums of latents [num_tokens, num_heads, rank].
+        """
         ...
 
 
@@ -101,9 +103,9 @@ class RowCache:
     Most of its blocks begin in the middle of a row and are never used.
     """
 
-    kv: LayerKV
-    page_stride: int  # in common divisors, as the next
-    row_stride: int
+    kv: LayerKV  # the view
+    page_stride: int  # in indices of the view, from a page to the next
+    row_stride: int  # from a row to the next of a page
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> "RowCache":
@@ -125,7 +127,7 @@ class RowCache:
         return cls(LayerKV(blocks, blocks), page // unit, size // unit)
 
     def numbers(self, pages: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Indices in this view of the tokens at `offsets` of `pages`; int32."""
+        """Indices in this view, int32, of the rows at `offsets` of `pages`, integers whose shapes broadcast."""
         return (pages.long() * self.page_stride + offsets * self.row_stride).to(torch.int32)
 
 
@@ -141,6 +143,7 @@ class ChosenRowsAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), 1, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 

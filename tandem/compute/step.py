@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 
 Choices = dict[str, torch.Tensor]
-"""Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by what chose them. A mixer whose
-choice others follow adds its own.
+"""Tokens that a step's queries have chosen in the layers so far, [num_tokens, ...], by the name of the indexer that
+chose them. A mixer whose choice others follow adds its own.
 """
 
 
 class DraftedLayer(Protocol):
-    """Inputs of a step's draft tokens in one layer whose state cannot be rewound."""
+    """Inputs of a step's draft tokens in one layer whose state cannot be rewound to an earlier token (recurrences)."""
 
     def advance_past_accepted(self, backend: Any, batch: Any, rows: torch.Tensor) -> None:
         """Advances the layer's state past accepted drafts.
@@ -62,7 +62,8 @@ class AttentionBatch:
     max_query_len: int
     max_seq_len: int
     drafted: Drafted | None = field(default=None, kw_only=True)  # None = no drafts, or the state can be rewound
-    block_pages: Mapping[int, npt.NDArray[np.int32]] | None = field(default=None, kw_only=True)  # by id; None = itself
+    # Pages of each block, by its id; None = a block is the page with its id.
+    block_pages: Mapping[int, npt.NDArray[np.int32]] | None = field(default=None, kw_only=True)
 
     @property
     def num_requests(self) -> int:
@@ -78,7 +79,7 @@ class WantedTokens:
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
-    batches: Mapping[int, AttentionBatch]  # their requests with these tokens alone; of each KV group or state read
+    batches: Mapping[int, AttentionBatch]  # with these tokens alone; by KV group, or by state for a `Decoder`
 
 
 class LayerTurns(Protocol):
@@ -93,7 +94,11 @@ class LayerTurns(Protocol):
         ...
 
     def pass_on(self) -> None:
-        """Reports that this layer's state is written; raises as `take`."""
+        """Reports that this layer's state is written.
+
+        Raises:
+            EngineStoppedError: a rank is lost or late.
+        """
         ...
 
 

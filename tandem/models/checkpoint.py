@@ -27,7 +27,7 @@ _MOST_RELEASES = 256  # while a checkpoint is read once: after each, the headers
 
 
 class Checkpoint:
-    """Tensors of a model directory by name.
+    """Tensors of a model directory by name. Another name raises `KeyError`.
 
     Args:
         directory: directory of the model, for messages.

@@ -37,7 +37,7 @@ def convert(
 
     Args:
         lossless: bfloat16 tensors are compressed; otherwise all tensors are plain.
-        on_bytes: called with the number of tensor bytes finished since the last call.
+        on_bytes: called on this thread with the number of tensor bytes finished since the last call.
 
     Raises:
         UnsupportedCheckpointError: a tensor cannot be written, or `lossless` and no tensor is bfloat16.

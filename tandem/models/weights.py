@@ -67,7 +67,12 @@ def _other_modules(checkpoint: Checkpoint, stored: Mapping[str, str]) -> set[str
 def match_plan(
     checkpoint: Checkpoint, plan: LoadingPlan, formats: Sequence[WeightFormat], stored: Mapping[str, str]
 ) -> Sources:
-    """Finds the sources of all tensors of a plan; raises as `match_parameters`."""
+    """Finds the sources of all tensors of a plan.
+
+    Raises:
+        CorruptCheckpointError: a tensor is missing or has the wrong shape.
+        UnsupportedCheckpointError: a tensor that the plan does not have, or a dtype that is not served.
+    """
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
     _check_names(checkpoint, stored, {source.tensor for source in wanted.values()}, formats)

@@ -1,4 +1,6 @@
-"""Writer of a quantised checkpoint, one layer at a time; see `OutputDirectory` for how a killed run is continued."""
+"""Writer of a quantised checkpoint, one layer at a time. The same command continues a killed run after the last
+complete layer, see `OutputDirectory`.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.models.output_directory import OutputDirectory
 
-INDEX: Final = "model.safetensors.index.json"
+INDEX: Final = "model.safetensors.index.json"  # file that names the weight file of each tensor
 _RUN, _REST_BYTES = "quantization_run.json", 1 << 30
 
 

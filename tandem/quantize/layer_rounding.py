@@ -17,7 +17,7 @@ from tandem.quantize.recipe import Method
 from tandem.quantize.rounding import Rounded, output_error, round_clipped, round_to_nearest, round_with_feedback
 
 LEAST_ROWS: Final = 32
-"""NOTE: fewer say too little of an expert's inputs: a method would fit its weights to them alone."""
+"""Input rows. NOTE: fewer say too little of an expert's inputs: a method would fit its weights to them alone."""
 
 
 def round_layer(

@@ -30,7 +30,7 @@ from tandem.quantize.source import SourceModel, module_of
 from tandem.quantize.stream import LayerRunner, ResidualStream
 from tandem.quantize.text import Sequences
 
-REPORT: Final = "quantization_report"
+REPORT: Final = "quantization_report"  # file name, without ending
 _ROWS: Final = 4096  # rows of an embedding that are rotated at a time
 
 
@@ -41,7 +41,7 @@ class QuantizationRun:
         name: name of the model, for the report.
         model: the checkpoint to quantise, which `recipe` must suit.
         sequences: text for calibration and evaluation, in sequences no longer than the model's limit.
-        on_layer: called with the number of finished layers.
+        on_layer: called by `write` after each layer, on its thread, with the number of finished layers.
 
     Raises:
         ConfigurationError: the recipe does not suit the model.

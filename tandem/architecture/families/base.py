@@ -22,8 +22,8 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-FULL, SLIDING = "full_attention", "sliding_attention"
-UNRESOLVED_DTYPE = "auto"
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+UNRESOLVED_DTYPE = "auto"  # in a spec, until the loader knows the dtype
 
 _GENERATION_KEYS = """
     max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty

@@ -9,7 +9,7 @@ from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import LinearSpec, ShardAxis
 
-SPARSE = "minimax_m3_sparse"
+SPARSE = "minimax_m3_sparse"  # kind of a layer that attends to chosen blocks
 _MULTIPLE = 8  # an index key has a multiple of so many elements
 
 

@@ -7,7 +7,7 @@ from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.rope import RopeSpec, read_rope
 
-CHOSEN, ALL = "compressed_sparse_attention", "heavily_compressed_attention"
+CHOSEN, ALL = "compressed_sparse_attention", "heavily_compressed_attention"  # kinds of layers, by entries
 _SPANS = {CHOSEN: 4, ALL: 128}
 _OLDER_KEYS = {CHOSEN: "compress_rate_csa", ALL: "compress_rate_hca"}
 _KIND_OF_RATIO = {0: base.SLIDING, 4: CHOSEN, 128: ALL}

@@ -60,4 +60,4 @@ def _read_router(fields: Fields, sizes: base.Sizes) -> RouterSpec:
     )
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -47,4 +47,4 @@ def _read_model(fields: Fields) -> ModelSpec:
     return replace(model, streams=streams.ends())
 
 
-FAMILY = base.Family(_read_model, parameter_name)
+FAMILY = base.Family(_read_model, parameter_name)  # found by `registry`

@@ -13,7 +13,7 @@ from tandem.architecture.model import LayerSpec, ModelSpec, MtpNames
 from tandem.architecture.renaming import renamed
 from tandem.architecture.rope import RopeSpec
 
-LINEAR: Final = "linear_attention"
+LINEAR: Final = "linear_attention"  # kind of a layer with a recurrence
 _MTP_PREFIX = "mtp"  # prefix of the tensors of layers that predict further tokens
 _MTP_NAMES = MtpNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
 _NUM_MTP_KEYS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")

@@ -16,7 +16,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec, ShardAxis, TensorSpec
 from tandem.core.errors import UnsupportedCheckpointError
 
-LAYER = "midlayer"
+LAYER = "midlayer"  # prefix of its layer's tensors
 DIRECTORIES = ("eagle3", "eagle")
 """Where a head lies beside the model's checkpoint, inside its directory; the first is looked into first."""
 _OTHER_LAYER = "layers.0"

@@ -11,7 +11,7 @@ from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, Ro
 from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import LinearSpec, ShardAxis
 
-TRAINING_KEYS: Final = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+TRAINING_KEYS: Final = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # change no result
 _NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # `transformers` takes each for the others
 _MAX_EXPERTS = 1 << 12
 

@@ -77,4 +77,4 @@ def _read_input_scale(fields: Fields, name: str, has_bias: bool) -> float:
     return fields.number(name, 1.0)
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -1,4 +1,6 @@
-"""Gemma 2: windows on every other layer, unit-offset and sandwich norms, softcaps on scores and logits."""
+"""Gemma2ForCausalLM: Gemma 2. Windows on every other layer, unit-offset and sandwich norms, softcaps on scores and
+logits.
+"""
 
 from dataclasses import replace
 
@@ -61,4 +63,4 @@ def _read_bound(fields: Fields, name: str, default: float) -> float:
     return (fields.optional_number(name) or 0.0) if fields.has(name) else default
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -1,4 +1,5 @@
-"""Gemma 3 text: local and global layers, each kind with its own rotary embedding, unit-offset and sandwich norms.
+"""Gemma3ForCausalLM: text model of Gemma 3. Local and global layers, each kind with its own rotary embedding;
+unit-offset and sandwich norms.
 
 `attn_logit_softcapping` is read and, as in transformers, has no effect in this family, which has norms of q and k
 instead.
@@ -69,4 +70,4 @@ def _read_layers(fields: Fields, sizes: base.Sizes) -> list[LayerSpec]:
     return [base.sandwich_layer(sizes, index, attention(index, kind)) for index, kind in enumerate(types)]
 
 
-FAMILY = base.Family(read_text_model)
+FAMILY = base.Family(read_text_model)  # found by `registry`

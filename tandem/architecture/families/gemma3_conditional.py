@@ -1,4 +1,6 @@
-"""Gemma3ForConditionalGeneration: the text model inside a multimodal checkpoint. Images are not served."""
+"""Gemma3ForConditionalGeneration: the text model inside a multimodal checkpoint of Gemma 3, read by `gemma3` from
+`text_config`. Images are not served.
+"""
 
 from functools import partial
 
@@ -14,9 +16,9 @@ IMAGE_KEYS = (
     "boi_token_id",
     "eoi_token_id",
     "image_token_id",
-)
+)  # keys outside `text_config` that may be present and are not read
 
 
 FAMILY = base.Family(
     partial(read_text_model, read=gemma3.read_text_model, other_parts=IMAGE_KEYS, tied=True), parameter_name
-)
+)  # found by `registry`

@@ -1,4 +1,5 @@
-"""Gemma 4 text: norms around each block, per-layer embeddings, experts in parallel with a gated block.
+"""Gemma4ForCausalLM: text model of Gemma 4. Norms around each block, per-layer embeddings, experts in parallel with a
+gated block.
 
 Attention is read in `gemma4_attention`. `layer_scalar` multiplies the residual stream at the end of each layer.
 """
@@ -76,4 +77,4 @@ def _unused_tensors(mixers: list[AttentionSpec]) -> tuple[str, ...]:
     return tuple(f"{prefix}.self_attn.{name}." for prefix in shared for name in ("k_proj", "v_proj", "k_norm"))
 
 
-FAMILY = base.Family(read_text_model)
+FAMILY = base.Family(read_text_model)  # found by `registry`

@@ -1,4 +1,6 @@
-"""Gemma4ForConditionalGeneration: the text model of the multimodal Gemma 4."""
+"""Gemma4ForConditionalGeneration: the text model inside a multimodal checkpoint of Gemma 4, read by `gemma4` from
+`text_config`. Images and sound are not served.
+"""
 
 from functools import partial
 
@@ -17,9 +19,9 @@ OTHER_PARTS_KEYS = (
     "eoa_token_index",
     "audio_token_id",
     "vision_soft_tokens_per_image",
-)
+)  # keys outside `text_config` that may be present and are not read
 
 
 FAMILY = base.Family(
     partial(read_text_model, read=gemma4.read_text_model, other_parts=OTHER_PARTS_KEYS, tied=True), parameter_name
-)
+)  # found by `registry`

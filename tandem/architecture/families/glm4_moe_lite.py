@@ -31,4 +31,4 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

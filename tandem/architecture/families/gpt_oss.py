@@ -75,4 +75,4 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> list[MixtureOfExpertsSpec
     return [block(index) for index in range(sizes.num_layers)]
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

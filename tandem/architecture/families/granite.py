@@ -58,4 +58,4 @@ def build_model(family: str, fields: Fields, sizes: base.Sizes, layers: Iterable
     )
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

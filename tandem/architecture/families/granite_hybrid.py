@@ -40,4 +40,4 @@ def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec | None:
     return rope if fields.text("position_embedding_type") == _ROPE else None
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -19,7 +19,7 @@ from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.model import ModelSpec, MtpNames
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 
-UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
+UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")  # change no result
 _DENSE, _SPARSE = "dense", "sparse"
 _EPSILON = 1e-20
 

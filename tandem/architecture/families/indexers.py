@@ -12,8 +12,8 @@ from tandem.architecture.tensors import LayerNormSpec, LinearSpec, ShardAxis
 
 _NORM_EPS = 1e-6
 _MULTIPLE = 8  # an index key has a multiple of so many elements
-INDEXED = "indexed_attention"
-FULL, SHARED = "full", "shared"
+INDEXED = "indexed_attention"  # kind of a layer, in `layer_types`
+FULL, SHARED = "full", "shared"  # in `indexer_types`: has an indexer, or follows an earlier one
 
 
 def read_indexers(

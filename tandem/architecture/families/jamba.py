@@ -21,7 +21,7 @@ _DEFAULTS = base.Defaults(
     heads=32,
     vocab=65_536,
 )
-KERNEL_KEYS = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
+KERNEL_KEYS = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")  # change no result
 
 
 def _read_model(fields: Fields) -> ModelSpec:
@@ -73,4 +73,5 @@ def _read_blocks(fields: Fields, sizes: base.Sizes) -> Callable[[int], FeedForwa
     return block
 
 
+# Found by `registry`.
 FAMILY = base.Family(_read_model, lambda name: name.replace("model.final_layernorm.", "model.norm."))

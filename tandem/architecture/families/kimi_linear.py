@@ -70,4 +70,4 @@ def _parameter_name(name: str) -> str | None:
     return re.sub(r"(\.experts\.\d+\.)(w[123])\b", lambda found: found[1] + _EXPERT_PARTS[found[2]], name)
 
 
-FAMILY = base.Family(_read_model, _parameter_name)
+FAMILY = base.Family(_read_model, _parameter_name)  # found by `registry`

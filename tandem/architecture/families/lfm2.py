@@ -27,7 +27,7 @@ DEFAULTS: Final = base.Defaults(
 UNUSED_KEYS: Final = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu"),
     *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc", "theta"),
-)
+)  # configuration keys that change nothing here
 
 
 def read_sizes(fields: Fields, defaults: base.Defaults) -> base.Sizes:
@@ -77,4 +77,4 @@ def _read_width(fields: Fields, sizes: base.Sizes) -> int:
     return multiple * -(-int((factor or 1.0) * width) // multiple)
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

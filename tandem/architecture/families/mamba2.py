@@ -55,4 +55,4 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-FAMILY = base.Family(_read_model, backbone.parameter_name)
+FAMILY = base.Family(_read_model, backbone.parameter_name)  # found by `registry`

@@ -69,4 +69,4 @@ def _block(sizes: base.Sizes, index: int, num_experts: int, top_k: int) -> Mixtu
     return mixtral_experts(sizes, f"{base.layer_prefix(index)}.block_sparse_moe", router)
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -28,7 +28,7 @@ _DEFAULTS = base.Defaults(
     heads=64,
     vocab=200_064,
 )
-UNUSED_KEYS = (*TRAINING_KEYS, "num_mtp_modules", "num_nextn_predict_layers")
+UNUSED_KEYS = (*TRAINING_KEYS, "num_mtp_modules", "num_nextn_predict_layers")  # keys that change nothing here
 _FORM = {
     "use_gemma_norm": (True,),
     "use_qk_norm": (True,),
@@ -76,4 +76,4 @@ def _read_rope(fields: Fields, sizes: base.Sizes) -> RopeSpec:
     return rope
 
 
-FAMILY = base.Family(lambda fields: read_text_model(fields, is_fused=True))
+FAMILY = base.Family(lambda fields: read_text_model(fields, is_fused=True))  # found by `registry`

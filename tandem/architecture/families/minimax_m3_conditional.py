@@ -13,7 +13,7 @@ IMAGE_KEYS = (
     "video_token_id",
     "projector_hidden_size",
     "merged_hidden_size",
-)
+)  # keys outside `text_config` that may be present and are not read
 _NOT_SERVED = ("patch_merge_mlp.", "model.mtp.", "mtp.", "language_model.model.mtp.")
 _NAMES = {
     ".block_sparse_moe.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
@@ -38,4 +38,4 @@ def _parameter_name(name: str) -> str | None:
 FAMILY = base.Family(
     partial(read_text_model, read=partial(minimax_m3.read_text_model, is_fused=False), other_parts=IMAGE_KEYS),
     _parameter_name,
-)
+)  # found by `registry`

@@ -62,4 +62,4 @@ def read_positions(
     return rope, QueryScaling(beta, original)
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

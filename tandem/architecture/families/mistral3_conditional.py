@@ -1,4 +1,6 @@
-"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3."""
+"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3, read from
+`text_config` by the family that its `model_type` names. Images are not served.
+"""
 
 from functools import partial
 
@@ -16,7 +18,7 @@ IMAGE_KEYS = (
     "projector_hidden_act",
     "spatial_merge_size",
     "vision_feature_layer",
-)
+)  # keys outside `text_config` that may be present and are not read
 
 
 def _read_inner(text: Fields) -> ModelSpec:
@@ -26,4 +28,5 @@ def _read_inner(text: Fields) -> ModelSpec:
     return _TEXT_FAMILIES[model_type].read_model(text)
 
 
+# Found by `registry`.
 FAMILY = base.Family(partial(read_text_model, read=_read_inner, other_parts=IMAGE_KEYS), parameter_name)

@@ -34,7 +34,7 @@ def read_text_model(
 
     Args:
         read: reads the text model's own configuration.
-        other_parts: keys of the outer object for the parts that are not served.
+        other_parts: keys of the outer object that may be present and are not read: of the parts that are not served.
         tied: whether embedding and head are tied, if the outer object does not say; None = as the text model says.
     """
     model = read(text_fields(fields))

@@ -1,4 +1,4 @@
-"""Feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts."""
+"""Feed-forward blocks of Nemotron-H: a squared ReLU without a gate, alone or as experts. Used by `nemotron_h`."""
 
 from dataclasses import dataclass, replace
 

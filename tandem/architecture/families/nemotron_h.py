@@ -73,4 +73,4 @@ def _read_layers(fields: Fields, sizes: base.Sizes, kinds: tuple[str, ...]) -> l
     return [layer(index) for index, kind in enumerate(kinds) if kind in MIXERS]
 
 
-FAMILY = base.Family(_read_model, backbone.parameter_name)
+FAMILY = base.Family(_read_model, backbone.parameter_name)  # found by `registry`

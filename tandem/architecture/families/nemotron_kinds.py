@@ -1,4 +1,4 @@
-"""Kinds of the layers of a Nemotron-H checkpoint: by a list of names, or by a pattern of letters."""
+"""Kinds of the layers of a Nemotron-H checkpoint, from a list of names or a pattern of letters; for `nemotron_h`."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 
 _LINEAR = "linear_attention"
-MIXERS: Final = (_LINEAR, base.FULL)
+MIXERS: Final = (_LINEAR, base.FULL)  # the kinds of layers that combine tokens: recurrences and attention
 _KINDS = {"M": _LINEAR, "E": "moe", "*": base.FULL, "-": "mlp"}  # by their letters in a pattern
 _OLD_NAMES = {"mamba": _LINEAR, "attention": base.FULL}
 

@@ -72,4 +72,4 @@ def _compressor(prefix: str, head_dim: int, length: int, inner: int) -> Compress
     )
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -50,4 +50,4 @@ def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
     return {base.FULL: rope(scaling or full, theta), base.SLIDING: rope(sliding, _THETA)}
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

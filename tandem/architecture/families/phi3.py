@@ -22,7 +22,7 @@ _DEFAULTS = base.Defaults(
     heads=32,
     vocab=32064,
 )
-DROPOUT_KEYS = ("embd_pdrop", "resid_pdrop")
+DROPOUT_KEYS = ("embd_pdrop", "resid_pdrop")  # only matter in training
 _PLAIN_KEYS = ("full_attn_mod", "interpolate_factor")  # 1 in all published files; no code is known that reads them
 
 
@@ -67,4 +67,4 @@ def fused(linears: Iterable[LinearSpec], tensor: str) -> list[LinearSpec]:
     return placed
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -59,4 +59,4 @@ def with_shared(
     )
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -1,4 +1,6 @@
-"""Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration: the text model of Qwen3.5 and 3.6."""
+"""Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration: the text model of Qwen3.5 and 3.6, read from
+`text_config`. Images and video are not served.
+"""
 
 from tandem.architecture.families import base, qwen3_5, qwen3_5_moe
 from tandem.architecture.families.multimodal import read_text_model
@@ -13,7 +15,7 @@ IMAGE_KEYS = (
     "vision_start_token_id",
     "vision_end_token_id",
     "language_model_only",
-)
+)  # keys outside `text_config` that may be present and are not read
 
 
 def _read_model(fields: Fields) -> ModelSpec:
@@ -26,4 +28,4 @@ def _read_model(fields: Fields) -> ModelSpec:
     return read_text_model(fields, read, IMAGE_KEYS)
 
 
-FAMILY = base.Family(_read_model, qwen3_5.parameter_name)
+FAMILY = base.Family(_read_model, qwen3_5.parameter_name)  # found by `registry`

@@ -33,4 +33,4 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-FAMILY = base.Family(_read_model, parameter_name)
+FAMILY = base.Family(_read_model, parameter_name)  # found by `registry`

@@ -55,4 +55,4 @@ def read_blocks(
     return [block(index) for index in range(sizes.num_layers)]
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

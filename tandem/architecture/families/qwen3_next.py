@@ -59,4 +59,4 @@ def _parts(sizes: DeltaNetSizes, prefix: str, name: str, rows: dict[str, int]) -
     return found
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

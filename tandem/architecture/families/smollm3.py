@@ -49,4 +49,4 @@ def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(bool(value) for value in fields.indices("no_rope_layers", 2))
 
 
-FAMILY = base.Family(_read_model)
+FAMILY = base.Family(_read_model)  # found by `registry`

@@ -15,11 +15,11 @@ from tandem.compute.codes import CodedMatrix
 from tandem.compute.cuda.halves import SPLIT, Tables, halved, refusal, span_of, value_form
 from tandem.compute.order import Order
 
-KERNELS = "tandem.compute.cuda.triton_coded"
-TILE_OUTPUTS = 64
+KERNELS = "tandem.compute.cuda.triton_coded"  # imported when first used, since it needs triton
+TILE_OUTPUTS = 64  # outputs of a tile, which one program computes
 FEW_TOKENS, MANY_TOKENS = 16, 64  # sizes of a tile, for few and for many tokens
 MOST_SPLIT_TOKENS = 64  # above it one program computes all splits, since their partial sums would take too much memory
-SUM_TILE, COMBINE_TILE = 8, 256
+SUM_TILE, COMBINE_TILE = 8, 256  # sums, and outputs, that one program computes
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 
 

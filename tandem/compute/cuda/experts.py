@@ -26,7 +26,7 @@ from tandem.compute.cuda.halves import FLOATS, SPLIT, refusal, span_of
 from tandem.compute.ops import ExpertWeights, Matrix, Numbers
 from tandem.compute.order import Order
 
-KERNELS = "tandem.compute.cuda.triton_experts"
+KERNELS = "tandem.compute.cuda.triton_experts"  # imported when first used, since it needs triton
 FLOAT_SPAN = 64  # inputs of a matrix product
 _ALIGNMENT = 16  # bytes, of what is read in one piece
 _MATRICES = ("gate", "up", "down")

@@ -20,9 +20,9 @@ from tandem.compute.attention import AttentionParams
 from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 
-HEAD_DIMS = (64, 128, 256)
-MIN_CAPABILITY = (8, 0)
-WORKSPACE_BYTES = 128 * 2**20
+HEAD_DIMS = (64, 128, 256)  # those that it has kernels for
+MIN_CAPABILITY = (8, 0)  # compute capability of the GPU
+WORKSPACE_BYTES = 128 * 2**20  # for partial results, shared by all plans
 
 
 @dataclass(frozen=True, slots=True)

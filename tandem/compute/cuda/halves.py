@@ -20,7 +20,7 @@ SPLIT: Final = 1024  # inputs whose sum begins at zero; the splits' sums are add
 _LEAST_GROUP = 16  # fewest inputs of one matrix product
 _FORMS = {CodeKind.INT8: 0, CodeKind.E4M3: 1}  # as in `triton_numbers`
 _UINT4, _E2M1, _TABLE4 = 3, 4, 5
-FLOATS: Final = 2
+FLOATS: Final = 2  # form of matrices that are not quantised
 _VALUE_FORMS = {torch.float8_e8m0fnu: 1, torch.float8_e4m3fn: 2, torch.int8: 3}  # of scales and offsets; else 0
 _E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

@@ -21,7 +21,7 @@ from tandem.compute.ops import Experts, ExpertWeights
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 
-MIN_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)  # compute capability of the GPU
 _log = logging.getLogger(__name__)
 
 

@@ -18,10 +18,10 @@ from tandem.compute.layer_states import LayerLatents
 from tandem.compute.step import AttentionBatch
 from tandem.core.config import BLOCK_SIZES
 
-KERNELS = "tandem.compute.cuda.triton_latents"
-MAX_RANK = 512
+KERNELS = "tandem.compute.cuda.triton_latents"  # imported when first used, since it needs triton
+MAX_RANK = 512  # numbers of a latent
 ROW_TILE_BYTES = 32768  # of latents in shared memory at once
-MAX_TILE_HEADS = 32
+MAX_TILE_HEADS = 32  # heads that one program computes
 _LATENT_OPTIONS = LAUNCH_OPTIONS | {"num_warps": 8, "num_stages": 2}
 
 
@@ -30,7 +30,7 @@ class TritonLatentBackend:
 
     Args:
         device: device of the KV cache.
-        split_tokens: as in `TritonBackend`.
+        split_tokens: positions that one program covers, a multiple of 64; later splits are longer, see `TritonBackend`.
     """
 
     name = "triton"

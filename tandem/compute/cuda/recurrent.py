@@ -15,9 +15,9 @@ from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 
-KERNELS = "tandem.compute.cuda.triton_recurrent"
-MAX_COLUMNS = 256
-TILE_ROWS, TILE_CHANNELS = 16, 256
+KERNELS = "tandem.compute.cuda.triton_recurrent"  # imported when first used, since it needs triton
+MAX_COLUMNS = 256  # of a head's matrix
+TILE_ROWS, TILE_CHANNELS = 16, 256  # that one program computes
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 

@@ -11,9 +11,9 @@ import torch
 
 from tandem.architecture.feed_forward import Activation
 
-KERNELS = "tandem.compute.cuda.triton_rows"
+KERNELS = "tandem.compute.cuda.triton_rows"  # imported when first used, since it needs triton
 MAX_ROW = 65536  # numbers of a row, which are in one program's registers
-GATED_TILE = 1024
+GATED_TILE = 1024  # numbers that one program computes of a gated product
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -70,8 +70,7 @@ def turn(
     unit_offset: bool,
 ) -> bool:
     """See `Kernels.rope_and_write`; without `kv` see `Kernels.rotate`. `kv`: k, v, the slots and the caches of K and V.
-
-    False = not supported, and nothing was done.
+    Returns whether it was done; False = not supported, and nothing has changed.
     """
     k, v, slots, k_cache, v_cache = (q, q, positions, q, q) if kv is None else kv
     num_kv_heads, block_size = (0, 1) if kv is None else (k.shape[1], k_cache.shape[2])

@@ -20,14 +20,14 @@ from tandem.compute.layer_states import LayerKV
 from tandem.compute.step import AttentionBatch
 from tandem.core.config import BLOCK_SIZES
 
-KERNELS = "tandem.compute.cuda.triton_paged"
+KERNELS = "tandem.compute.cuda.triton_paged"  # imported when first used, since it needs triton
 MAX_HEAD_DIM = 256
-MIN_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)  # compute capability of the GPU
 MIN_DOT_SIZE = 16  # the least that a Triton matrix product takes in any dimension
 KV_TILE_BYTES = 16384  # of K or V in shared memory at once; two stages of both fit the smallest supported GPU
-PREFILL_QUERY_TILE_BYTES = 16384
+PREFILL_QUERY_TILE_BYTES = 16384  # of queries that one program computes
 PREFILL_SEARCH_REQUESTS = 16  # looked at together when a prefill program finds its request; fixed: one binary
-SPLITS_PER_LEVEL = 8
+SPLITS_PER_LEVEL = 8  # splits of one length, before it doubles
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
 
 

@@ -16,7 +16,7 @@ def are_blocks(count: int, size: int) -> bool:
 
 
 def row_strides(x: torch.Tensor) -> tuple[int, int]:
-    """Strides of the outer and inner rows of a matrix or of a stack of them."""
+    """Strides, in elements, of the outer and inner rows of a stack of matrices; of a matrix its rows' stride, and 0."""
     outer, *inner, _ = x.stride()
     return outer, inner[0] if inner else 0
 
@@ -30,7 +30,9 @@ def norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_
 
 
 def are_paged(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether both caches have the same layout, and one that the kernels can read."""
+    """Whether K and V are alike, and pages that the kernels can read: [num_blocks, num_kv_heads, block_size, head_dim],
+    each block contiguous.
+    """
     return k_cache.shape == v_cache.shape and _is_paged(k_cache) and _is_paged(v_cache)
 
 

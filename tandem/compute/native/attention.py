@@ -37,6 +37,7 @@ class NativeBackend:
             self._reason = str(error)
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         if self._reason is not None:
             return self._reason
         if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:

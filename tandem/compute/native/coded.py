@@ -15,6 +15,7 @@ from tandem.compute.native.coded_matrix import are_alike, reference_to, serves
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.packing import NativePacking
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 CODED_LINEAR_FIELDS = "dtype out_dtype x x_stride weights bias out out_stride m threads"
 CODED_GATED_FIELDS = "dtype activation x x_stride gate up gate_bias up_bias out out_stride m threads"
 CODED_ROWS_FIELDS = "dtype weights indices out n threads"

@@ -20,6 +20,7 @@ from tandem.core.errors import ConfigurationError
 _SLOT_BYTES = 64
 _SLOT = struct.Struct("=ii28h")  # busy, threads, cores: -1 = no more
 _MAX_CPUS = 28
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 BORROW_FIELDS, TIME_FIELDS = "busy threads cpus num_cpus ok", "ns"
 _READ_BY_HELPERS: list[mmap.mmap] = []  # helper threads never end, so these must stay mapped
 

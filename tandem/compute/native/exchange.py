@@ -21,6 +21,7 @@ from tandem.compute.native.codes import DTYPE_CODES
 from tandem.core.errors import RanksLostError
 from tandem.core.expert_rows import ExpertRows
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 ADD_FIELDS = "out_dtype group node bias out out_stride m n threads"
 JOIN_FIELDS = "group part bounds out m"
 GATHER_FIELDS = "group part out m row_bytes"
@@ -28,7 +29,7 @@ COLLECT_FIELDS = "out_dtype group terms owners out m k n threads"
 PIPE_FIELDS = "group data size"
 GROUP_FIELDS = ("memory", "rank", "num_ranks", "buffer_bytes", "deadline_ns", "count", "failure", "peer", "rows")
 BUFFER_BYTES = 4 << 20  # of each of a rank's two buffers; more rows take several exchanges
-HEADER_BYTES = 4096
+HEADER_BYTES = 4096  # the page of counters
 _COUNT, _FAILURE, _PEER = (GROUP_FIELDS.index(name) for name in ("count", "failure", "peer"))
 _LATE = 1  # RankFailure
 _BEAT, _BEATS_OFFSET, _LINE_BYTES = struct.Struct("@Q"), 2048, 64  # in the page of counters, behind those
@@ -41,7 +42,9 @@ def num_bytes(num_ranks: int, buffer_bytes: int) -> int:
 
 
 def end_group(memory: mmap.mmap) -> None:
-    """Ends the group: every rank that waits in this memory, now or later, gives up within 50 ms."""
+    """Ends the group: every rank that waits in this memory, now or later, gives up within 50 ms. `memory`: mapped from
+    the start of the exchange.
+    """
     memory[0:4] = b"\1\0\0\0"
 
 
@@ -187,7 +190,7 @@ class SharedExchange(_Segment):
         return ExpertRows(tuple(by_rank), busiest)
 
     def beat(self) -> None:
-        """Records a heartbeat of this process; called by one thread only."""
+        """Records a heartbeat, by which the leader sees that this process runs. Only one thread may call it."""
         set_beats(self._map, self._rank, self.beats[self._rank] + 1)
 
     @property

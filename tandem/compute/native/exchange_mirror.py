@@ -20,6 +20,7 @@ from tandem.compute.native.exchange import (
     set_beats,
 )
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 AWAIT_FIELDS = "group size"
 PUBLISH_FIELDS = "group size"
 _COUNT = GROUP_FIELDS.index("count")
@@ -56,8 +57,8 @@ class ExchangeMirror:
         self._publish = bind(library, "tandem_publish_rank", PUBLISH_FIELDS)
 
     def await_next(self, rank: int) -> tuple[int, memoryview] | None:
-        """Waits for the next exchange of a rank on this host. Returns its number, from 1, and its bytes, which stay
-        valid until all other hosts have them. None = the group has ended.
+        """Waits, without a deadline, for the next exchange of a rank on this host. Returns its number, from 1, and its
+        bytes, which stay valid until all other hosts have them. None = the group has ended.
         """
         size = ctypes.c_int64()
         self._await(ctypes.addressof(self._ranks[rank]), ctypes.addressof(size))

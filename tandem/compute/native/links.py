@@ -90,11 +90,11 @@ class SharedLinks:
         return self._group.beats
 
     def beat(self) -> None:
-        """Records a heartbeat of this process; called by one thread only."""
+        """Records a heartbeat, by which the leader sees that this process runs. Only one thread may call it."""
         self._group.beat()
 
     def open(self, descriptor: int) -> None:
-        """Joins a new group, see `SharedExchange.open`."""
+        """Joins a new group, after the former one has lost a rank. `descriptor`: of its memory."""
         for each in self._own:
             each.open(descriptor)
 

@@ -1,6 +1,8 @@
 """Mirror of a group's exchanges on one of its hosts: ranks of this host read data published by those of other hosts.
 
-If there are several stages, exchanges within a stage stay on one host, since each host has whole stages.
+The ranks exchange through memory of their host (`links`). The hosts' processes send what is published in it to each
+other, and write what they receive into it. If there are several stages, exchanges within a stage stay on one host,
+since each host has whole stages.
 """
 
 from collections.abc import Sequence
@@ -94,7 +96,9 @@ class LinksMirror:
         return lane not in self._readers or self._readers[lane] in ranks
 
     def await_next(self, lane: int) -> tuple[int, memoryview] | None:
-        """See `ExchangeMirror.await_next`; the following methods are as there, too."""
+        """Waits for the next data on a lane of a rank on this host. The rest is as `ExchangeMirror.await_next`, and so
+        are the following methods, with a lane in place of a rank.
+        """
         mirror, rank = self._lanes[lane]
         return mirror.await_next(rank)
 

@@ -11,6 +11,7 @@ from tandem.compute.native.coded_matrix import STEP, reference_to, serves
 from tandem.compute.native.codes import DTYPE_CODES
 from tandem.compute.order import Order
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 PACK_FIELDS = "dtype weight out n k threads ok"
 PACK_CODED_FIELDS = "weights packed threads"
 STRIP = 16  # outputs

@@ -15,6 +15,7 @@ from tandem.compute.native.build import load_library
 from tandem.compute.native.calls import bind, struct_of
 from tandem.core.sampling_params import SamplingParams
 
+# Fields of the compiled functions' argument structs, in order, see `calls.struct_of`.
 DRAW_FIELDS = "options token_ids peaks num_rows size threads"
 OPTIONS_FIELDS = "logits top_k temperature:d top_p:d min_p:d uniform:d"
 _pack_options = struct_of(OPTIONS_FIELDS).pack

@@ -25,6 +25,7 @@ class NativeIndexedBackend(ChosenRowsAsKV):
         self._choice = _load_choice(device)
 
     def refuses(self, spec: IndexedLatentSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         return _refusal(spec.index_dim) or super().refuses(spec, block_size, softcap, sinks=sinks)
 
     def choose(self, index: IndexQueries, latents: LayerIndexedLatents, batch: QueryBatch, top_k: int) -> torch.Tensor:
@@ -44,6 +45,7 @@ class NativeEntriesBackend(EntriesAsKV):
         self._choice = _load_choice(device)
 
     def refuses(self, spec: EntriesSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         return _refusal(spec.index_dim) or super().refuses(spec, block_size, softcap, sinks=sinks)
 
     def choose(self, index: IndexQueries, entries: LayerEntries, batch: QueryBatch, top_k: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ class EntriesAsKV:
         self.graph_safe = False
 
     def refuses(self, spec: EntriesSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Reason why it cannot serve such a layer; None = it can."""
         reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), 1, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 

@@ -15,7 +15,7 @@ from tandem.compute.layer_states import LayerRecurrent
 from tandem.compute.recurrent import RecurrenceInputs, RecurrenceParams, RecurrentBatch, prepare_recurrent
 from tandem.compute.step import AttentionBatch
 
-CHUNK = 32
+CHUNK = 32  # tokens
 _CHUNK_OF_CHANNELS = 8  # NOTE: decays between any two tokens of each column of thousands of heads of one row are many
 _MOST_DECAY = 1e4  # NOTE: an infinite one would make 0 * inf of what it multiplies
 

@@ -2,7 +2,7 @@
 AutoAWQ 0.2.9).
 
 `qweight` int32 [in, out / 8] and `qzeros` int32 [groups, out / 8]: half byte i of word j belongs to output `8 j +
-ORDER[i]`. `scales` [groups, out]. Zero points are as stored.
+order[i]`, with the order 0, 2, 4, 6, 1, 3, 5, 7. `scales` [groups, out]. Zero points are as stored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class AwqIntegers:
     """Implements `Coding`. `group_size`: None = one scale per output."""
 
     group_size: int | None
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def _outputs_of(words: torch.Tensor) -> torch.Tensor:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for all modules whose integers are stored."""
+    """Reads a `quantization_config`: one format, for all modules whose integers are stored."""
     quantisation.only("bits", (_BITS,), "4")
     quantisation.only("version", ("gemm", "GEMM"), "gemm")
     quantisation.only("zero_point", (True,), "true")

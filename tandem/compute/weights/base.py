@@ -69,10 +69,12 @@ class StoredTensor:
 
 
 Choice = Callable[[TensorSpec], str | None]
-"""Why a weight has not a format; None = it has."""
+"""Returns the reason why a weight does not have a format; None = it has."""
 
 StoredTensors = Mapping[str, StoredTensor]
-"""By the names that specs have for a checkpoint's tensors (`Source.tensor`)."""
+"""The tensors of a checkpoint, by the names that specs have for them (`Source.tensor`). None in place of them: the
+checkpoint is not open, and a format follows from the configuration alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | No
 
 
 Pieces = Iterable[Mapping[str, torch.Tensor]]
-"""Of each of a weight's `pieces`, the tensors that its format wants, by name; read when it is their turn."""
+"""For each of a weight's `pieces` (groups of its rows), the tensors that its format needs, by name; read one by one."""
 
 
 class PackedForm(Protocol):

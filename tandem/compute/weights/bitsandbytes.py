@@ -38,7 +38,7 @@ class BlocksInARow:
 
     kind: str
     is_nested: bool
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class BlocksInARow:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for all modules with stored scales."""
+    """Reads a `quantization_config`: one format, for all modules with stored scales."""
     quantisation.only("load_in_8bit", (False,), "false: 4 bits are read, integers of 8 bits with outliers are not")
     quantisation.only("_load_in_8bit", (False,), "false")
     quantisation.only("bnb_4bit_quant_storage", ("uint8",), "uint8")

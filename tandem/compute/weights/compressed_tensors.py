@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """The formats of quantised weights, one for each group."""
+    """Reads a `quantization_config`: one format for each of its groups of modules."""
     rotations = read_rotations(quantisation, stored)
     sparsity = quantisation.section("sparsity_config")
     if sparsity is not None:

@@ -17,7 +17,7 @@ from tandem.compute.weights.coded import CodedLayout
 from tandem.compute.weights.parts import check_scales, part_name, part_spec, scalar, tensor_name
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-MX_BLOCK, NV_BLOCK = 32, 16
+MX_BLOCK, NV_BLOCK = 32, 16  # inputs that share a scale
 _MX_SCALES = ("float8_e8m0fnu", "uint8")
 _NV_SCALES = ("float8_e4m3fn",)
 
@@ -40,7 +40,7 @@ class FourBitFloats:
 
     codes: str
     scale: str
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
     factor: str | None = None
     divides: bool = False
     code_dtypes: tuple[str, ...] = ("uint8",)
@@ -96,7 +96,7 @@ class ExpertBlocks:
     `{name}_blocks` uint8 [experts, out, in / 32, 16] and `{name}_scales` uint8 [experts, out, in / 32].
     """
 
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:

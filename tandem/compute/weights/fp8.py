@@ -26,7 +26,7 @@ _EXPERTS = ".experts."
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """A format for each name and each granularity of scales."""
+    """Reads a `quantization_config`: a format for each name and each granularity of scales."""
     quantisation.only("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     quantisation.only("expert_dtype", ("fp8", "fp4"), "fp8, fp4")
     quantisation.only("scale_fmt", ("float", "ue8m0"), "float, ue8m0")

@@ -12,7 +12,7 @@ from tandem.compute.weights.parts import source_of
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format for each type of blocks; the configuration lists the tensors of each type.
+    """Reads a `quantization_config`: one format for each type of blocks, whose tensors it lists.
 
     Raises:
         UnsupportedCheckpointError: a type that is not supported.

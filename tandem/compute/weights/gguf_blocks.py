@@ -172,7 +172,7 @@ class GgufBlocks:
     """Implements `Coding`: one tensor with rows of blocks as in the GGUF file."""
 
     type_name: str
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:

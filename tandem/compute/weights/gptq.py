@@ -56,7 +56,7 @@ class GptqIntegers:
     has_order: bool
     is_symmetric: bool
     zero_shift: int
-    stored: StoredTensors | None = field(compare=False)
+    stored: StoredTensors | None = field(compare=False)  # None = the checkpoint is not open
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class _Rules:
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """A format for each coding that modules have."""
+    """Reads a `quantization_config`: a format for each coding that modules have."""
     common = _read_coding(quantisation, None, stored)
     patterns: list[tuple[re.Pattern[str], GptqIntegers | None]] = []
     dynamic = quantisation.section("dynamic") or Fields({}, quantisation.where)

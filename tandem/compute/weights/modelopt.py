@@ -21,8 +21,8 @@ _CODINGS: Mapping[str, Callable[[StoredTensors | None], Coding]] = {
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for all modules with stored scales. Settings for the KV cache have no effect: it has the model's
-    dtype.
+    """Reads a `quantization_config`: one format, for all modules with stored scales. Settings for the KV cache have no
+    effect: it has the model's dtype.
     """
     algorithm = quantisation.text("quant_algo") or ""
     if algorithm not in _CODINGS:

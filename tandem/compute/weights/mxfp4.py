@@ -15,7 +15,7 @@ _MARKERS = ("blocks", "scales")
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
-    """One format, for the experts."""
+    """Reads a `quantization_config`: one format, for the experts."""
     outside = except_for(quantisation.texts("modules_to_not_convert") or ())
 
     def excluded(weight: TensorSpec) -> str | None:

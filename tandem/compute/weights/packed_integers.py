@@ -40,7 +40,7 @@ class PackedIntegers:
     bits: int
     group_size: int | None
     is_symmetric: bool
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
     has_order: bool = False
 
     @property

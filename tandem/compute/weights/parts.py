@@ -1,5 +1,7 @@
 """Specs of the tensors that a quantised weight has in a checkpoint (scales and others): names, parts and dtypes; and
 checks of scales.
+
+A fused tensor holds several weights, such as those of q, k and v, one after another along the outputs.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from tandem.compute.weights.base import StoredTensors
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
 _WEIGHT = ".weight"
-FLOATS = ("float32", "bfloat16", "float16")
+FLOATS = ("float32", "bfloat16", "float16")  # dtypes of scales that are plain floats
 
 
 def source_of(weight: TensorSpec) -> Source:

@@ -46,7 +46,7 @@ class Blocks:
         return f"{self.rows or 'all'}x{self.columns or 'all'}"
 
 
-TENSOR, CHANNELS = Blocks(None, None), Blocks(1, None)
+TENSOR, CHANNELS = Blocks(None, None), Blocks(1, None)  # one scale for the tensor, or one for each output
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class PlainCodes:
     kind: CodeKind
     blocks: Blocks
     scale: str
-    stored: StoredTensors | None
+    stored: StoredTensors | None  # None = the checkpoint is not open
     has_zeros: bool = False
 
     @property

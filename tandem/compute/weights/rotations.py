@@ -139,7 +139,9 @@ class Rotations:
         return any(rotation.of(weight) and not rotation.but(weight) for rotation in self.found)
 
     def check_targets(self, weights: Sequence[TensorSpec], others: Collection[str]) -> None:
-        """See `WeightFormat.check_model`: a model without one of its rotations would give nonsense."""
+        """Raises `UnsupportedCheckpointError` if a rotation is of modules that do not exist: without it a model would
+        give nonsense. `weights`, `others`: as in `WeightFormat.check_model`.
+        """
         modules = [*(names_of(weight, self.renamed) for weight in weights), *((name,) for name in others)]
         for rotation in self.found:
             for entry in rotation.targets:

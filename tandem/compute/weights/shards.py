@@ -92,7 +92,7 @@ class SpreadRows:
     """
 
     function: Callable[[torch.Tensor], torch.Tensor]
-    size: int
+    size: int  # numbers of a whole row
     within: tuple[int, int]
     collectives: Collectives
 

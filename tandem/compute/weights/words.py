@@ -56,7 +56,9 @@ def integer_kind(bits: int) -> CodeKind:
 
 
 def integer_table(bits: int) -> torch.Tensor | None:
-    """Numbers of the codes: the stored integer minus half its range, `2 ** (bits - 1)`. None = codes are numbers."""
+    """Numbers of the codes, float32 [16]: the stored integer minus half its range, `2 ** (bits - 1)`. None = the codes
+    are the numbers.
+    """
     return None if bits > _HALF_BYTE_BITS else torch.arange(TABLE_SIZE, dtype=torch.float32) - (1 << bits - 1)
 
 

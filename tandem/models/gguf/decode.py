@@ -16,7 +16,7 @@ from tandem.models.gguf.file import TensorEntry
 
 NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # names in safetensors
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # GGUF types that are not quantised
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of one number
 _CHUNK_BYTES = 16 << 20  # of quantised rows that are decoded at once
 _EXPONENT = 0x7F80  # of bfloat16: all bits set means infinite or NaN
 

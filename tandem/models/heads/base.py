@@ -13,10 +13,10 @@ from tandem.compute.step import AttentionBatch
 
 
 class Head(Protocol):
-    """A draft head of one layer. Except for attention, each row is computed separately.
+    """A draft head of one layer. Except for attention, each row (a position of a request) is computed separately.
 
-    `layers_read`: the model's layers whose inputs the head takes, as in `HiddenStates`. `state`: KV that its layer
-    keeps.
+    `layers_read`: the model's layers whose inputs the head takes; the number of layers stands for the output of the
+    final norm. `state`: KV that the head's layer keeps.
     """
 
     @property

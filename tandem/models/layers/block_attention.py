@@ -1,4 +1,6 @@
-"""Block-sparse attention of one layer: queries attend to blocks of tokens chosen by an indexer or by means of keys."""
+"""Block-sparse attention of one layer: queries attend to blocks of tokens that they choose, by the scores of an indexer
+or by their products with the mean of each block's keys.
+"""
 
 import torch
 
@@ -34,8 +36,8 @@ class BlockAttention:
         backend: ChosenKVBackend,
     ) -> tuple[torch.Tensor, ...]:
         """Writes into `kv` the K and V of `x` [num_tokens, hidden], and its index keys or the means of keys by which
-        blocks are chosen. Returns the queries as `Attention.write`, and with an indexer the index queries [num_tokens,
-        num_kv_heads, index_dim].
+        blocks are chosen. Returns the queries [num_tokens, num_heads, head_dim], and with an indexer the index queries
+        [num_tokens, num_kv_heads, index_dim].
         """
         queries = self._attention.write(x, positions, kv, batch, backend)
         if self._indexer is None:
@@ -54,13 +56,17 @@ class BlockAttention:
         backend: ChosenKVBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """Output [num_tokens, hidden] of attention of the queries to the blocks that they choose."""
+        """Output [num_tokens, hidden] of attention to the blocks that `queries`, which `write` returned, choose.
+        `choices` is not used: each layer chooses for itself.
+        """
         attending, *asking = queries
         chosen = self.choose(asking[0] if asking else attending, kv, batch)
         return self._attention.output(backend.attend_to_blocks(attending, kv, batch, self.params, chosen, self._choice))
 
     def choose(self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch) -> torch.Tensor:
-        """Blocks chosen by `queries` (index queries if there is an indexer), as returned by `choose_by_index`."""
+        """Numbers of the blocks that `queries` choose (index queries if there is an indexer): [num_tokens, num_sets,
+        most] int32, ascending, filled up with `NOT_CHOSEN`. `num_sets`: KV heads with an indexer, else heads.
+        """
         choose = choose_by_means if self._indexer is None else choose_by_index
         return choose(queries, kv, batch, self._choice)
 

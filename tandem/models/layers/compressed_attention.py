@@ -48,7 +48,7 @@ class CompressedAttention:
         backend: ChosenKVBackend,
     ) -> tuple[torch.Tensor, ...]:
         """Writes K and V of `x` [num_tokens, hidden] into `kv`, and the compressed rows that they complete. Returns the
-        queries as `Attention.write`, and the logits of the gates [num_tokens, 3 * num_heads].
+        queries [num_tokens, num_heads, head_dim], and the logits of the gates [num_tokens, 3 * num_heads].
         """
         queries = self._attention.write(x, positions, kv, batch, backend)
         requests, ends = closed_spans(batch, kv.span, self._spec.length)
@@ -81,7 +81,9 @@ class CompressedAttention:
         return self._attention.output((found * weights).sum(dim=1))
 
     def choose(self, queries: torch.Tensor, kv: LayerChosenKV, batch: QueryBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output of attention to compressed keys, and the blocks chosen by it; see `attend_to_compressed`."""
+        """Output of attention to compressed keys, [num_tokens, num_heads, head_dim], and the numbers of the blocks that
+        its weights choose, [num_tokens, num_kv_heads, most] int32; see `attend_to_compressed`.
+        """
         spec = self._spec
         return attend_to_compressed(queries, kv, batch, spec.choice, scale=self.params.scale, length=spec.length)
 

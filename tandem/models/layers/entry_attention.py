@@ -44,9 +44,9 @@ class EntryAttention:
         batches: tuple[QueryBatch, QueryBatch, *tuple[AttentionBatch, ...]],
         backends: Sequence[object],
     ) -> tuple[torch.Tensor, ...]:
-        """Writes into `states` everything that the layer keeps for `x` [num_tokens, hidden]. Returns the queries as
-        `SharedRowAttention.write`, and with an indexer the index queries [num_tokens, num_heads, index_dim] and their
-        weights [num_tokens, num_heads].
+        """Writes into `states` everything that the layer keeps for `x` [num_tokens, hidden]. Returns the queries
+        [num_tokens, num_heads, head_dim], and with an indexer the index queries [num_tokens, index heads, index_dim]
+        and their weights [num_tokens, index heads].
         """
         rows, entries, *parts = states
         of_rows, of_entries, *of_parts = batches

@@ -20,7 +20,7 @@ from tandem.models.parameters import Parameters
 
 
 class FeedForward(Protocol):
-    """A feed-forward block. `graph_safe`: whether a CUDA graph can capture it, as `AttentionBackend.graph_safe`."""
+    """A feed-forward block. `graph_safe`: whether a CUDA graph can capture it (no work on the host depends on data)."""
 
     graph_safe: bool
 

@@ -48,7 +48,9 @@ class Mixer(Protocol):
         ...
 
     def attend(self, queries: Any, state: Any, batch: Any, backend: Any, choices: Choices, /) -> torch.Tensor:
-        """Output [num_tokens, hidden] for the queries, which read `state`."""
+        """Output [num_tokens, hidden] for the queries, which read `state`. `choices`: what earlier layers chose to
+        attend to, which some mixers follow or add to.
+        """
         ...
 
 

@@ -6,7 +6,9 @@ from tandem.architecture.mixers import QueryScaling
 
 
 def query_factors(scaling: QueryScaling | None, cos: torch.Tensor) -> torch.Tensor | None:
-    """Table of factors, [max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
+    """Table of factors by position, [max_positions, 1, 1] float32; None if there is no `scaling`. `cos`
+    [max_positions, ...]: the layer's rotary table.
+    """
     if scaling is None:
         return None
     positions = torch.arange(len(cos), device=cos.device)

@@ -55,7 +55,7 @@ def _build(rope: RopeSpec | None, max_positions: int, device: torch.device) -> R
 
 
 def check_ropes(ropes: Iterable[RopeSpec | None]) -> None:
-    """Raises `CorruptCheckpointError` if `build_rotary_tables` would."""
+    """Raises `CorruptCheckpointError` if an angle or factor is not finite, before any table is built."""
     for rope in {rope for rope in ropes if rope is not None}:
         inverse_frequencies(rope)
 

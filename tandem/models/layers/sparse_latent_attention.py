@@ -39,9 +39,9 @@ class SparseLatentAttention:
         batch: QueryBatch,
         backend: IndexedLatentBackend,
     ) -> tuple[torch.Tensor, ...]:
-        """Writes rows and index keys of `x` [num_tokens, hidden] into `latents`. Returns the queries as
-        `LatentAttention.write`, and with an indexer the index queries [num_tokens, num_heads, head_dim] and their
-        weights [num_tokens, num_heads].
+        """Writes rows and index keys of `x` [num_tokens, hidden] into `latents`. Returns the queries [num_tokens,
+        num_heads, plain_dim + rotary_dim], and with an indexer the index queries [num_tokens, index heads, index_dim]
+        and their weights [num_tokens, index heads].
         """
         self._attention.write_rows(x, positions, latents, batch)
         made_of = self._attention.query_input(x)
@@ -59,7 +59,9 @@ class SparseLatentAttention:
         backend: IndexedLatentBackend,
         choices: Choices,
     ) -> torch.Tensor:
-        """Output [num_tokens, hidden] of attention to the rows that this layer, or an earlier one, chose."""
+        """Output [num_tokens, hidden] of attention to the rows that this layer, or an earlier one, chose. `choices`:
+        the choices of earlier layers, by indexer; this layer's is added if it has an indexer.
+        """
         attending, *asking = queries
         if self._indexer is not None:
             index_queries, weights = asking

@@ -28,7 +28,7 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 from tandem.models.lossless.exponents import Bytes, DamagedChunkError, decode
 from tandem.models.weight_files import SafetensorsFile
 
-ENDING: Final = ".lossless.safetensors"
+ENDING: Final = ".lossless.safetensors"  # of the file's name
 VERSION_KEY, VERSION, CHUNK_KEY = "tandem_lossless", "1", "chunk"
 REST, STREAMS, TABLE = PARTS = (".sign_mantissa", ".exponents", ".chunks")
 _MOST_THREADS = 16

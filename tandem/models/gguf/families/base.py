@@ -14,7 +14,7 @@ from tandem.models.gguf.file import GgufFile
 Config = Mapping[str, object]
 """A `config.json`, as far as it was read."""
 
-ROPE_FACTORS: Final = "rope_freqs.weight"
+ROPE_FACTORS: Final = "rope_freqs.weight"  # this and the next: tensors that are read into the configuration
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
 EMBEDDING: Final = "token_embd.weight"
 OUTER: Final = {

@@ -7,7 +7,7 @@ from tandem.architecture.fields import Fields
 from tandem.models.gguf.families.base import EXPERTS, GATED, Place, as_written
 
 _MOST = 1 << 12
-SIGMOID: Final = 2  # value of `expert_gating_func`  # by `expert_gating_func`; 1 is softmax
+SIGMOID: Final = 2  # value of `expert_gating_func`; 1 is softmax
 
 SHARED_EXPERTS: Final = {
     "ffn_gate_shexp": Place("mlp.shared_experts.gate_proj"),
@@ -23,7 +23,7 @@ NEXT: Final = {
     "nextn.shared_head_head": Place("shared_head.head"),
     "nextn.shared_head_norm": Place("shared_head.norm"),
 }
-"""Places of what a layer behind the last one, which predicts further tokens, has more than others."""
+"""Places of the tensors that only the layer after the last one has, which predicts further tokens."""
 
 _GROUPS: Mapping[tuple[bool, int], tuple[int, int]] = {
     (False, 64): (1, 1),
