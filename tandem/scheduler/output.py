@@ -114,7 +114,8 @@ class SchedulerOutput:
 class SampledToken:
     """Token sampled for one request, or the error that prevented it. `ends`: the output was complete without a token.
 
-    Immutable by convention. NOTE: not frozen, for the same reason as `ScheduledRequest`.
+    `token_id` means nothing unless `is_token`. Immutable by convention. NOTE: not frozen, for the same reason as
+    `ScheduledRequest`.
     """
 
     token_id: int
@@ -171,7 +172,7 @@ class ExecutorOutput:
 
 @dataclass(frozen=True, slots=True)
 class KVReserved:
-    """Event: blocks were allocated for a request's KV from another worker, held until `fetch_id` is dropped.
+    """Event: blocks were allocated for a request's KV from another worker, held until `KVCacheManager.drop(fetch_id)`.
 
     `groups`: the blocks to fill, one range per KV group; KV before token `num_held_tokens` is present already.
     """
@@ -179,15 +180,16 @@ class KVReserved:
     request_id: str
     fetch_id: str
     num_held_tokens: int
-    num_expected_tokens: int
+    num_expected_tokens: int  # of the whole list, the held ones included
     groups: tuple[BlockRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KVComputed:
-    """Event: more blocks of a request are leased; their KV covers the first `num_tokens` tokens.
+    """Event: more blocks of a request are leased to another worker, under the `Handoff.lease_id` of the request; with
+    those leased before, their KV covers the first `num_tokens` tokens.
 
-    `groups`: the blocks added, one range per KV group.
+    `groups`: the blocks added, one range per KV group. `is_last`: KV of all tokens is leased now.
     """
 
     request_id: str
