@@ -1,4 +1,6 @@
-"""Block table: the blocks that hold one owner's tokens, per KV group."""
+"""Block table: the blocks that hold one owner's (request's) tokens, per KV group: layers whose state has the same size
+and lifetime. The null block stands where none is needed.
+"""
 
 from array import array
 from collections import Counter

@@ -1,5 +1,6 @@
 """Prefix cache: index of blocks by content hash, and search of the longest prefix that every KV group can serve.
 
+A *chain* is the hashes of consecutive blocks from a prompt's first on, each of which covers all tokens before it.
 Invariant: a hash maps to at most one block per group, and a block has at most one hash.
 """
 
