@@ -81,7 +81,7 @@ class Constraint:
         return None if self._reasoning is None else self._reasoning.opening_token_id
 
     def observe(self, token_id: int) -> None:
-        """Record the next output token."""
+        """Record the next output token. The mask that `take` accepted is used up."""
         self._mask = None
         was_thinking = self._is_thinking
         if self._reasoning is not None:
@@ -112,7 +112,9 @@ class Constraint:
         self._mask = mask
 
     def apply(self, row: torch.Tensor) -> None:
-        """Ban the tokens that must not come next, in place. `row`: float32 [vocab_size]."""
+        """Ban the tokens that must not come next, in place, by setting their logits to minus infinity. `row`: float32
+        [vocab_size].
+        """
         if self._forced is not None:
             row.fill_(_BANNED)
             row[self._forced] = 0.0

@@ -37,8 +37,8 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
-    """Sizes that the leader has resolved for all ranks. `num_blocks`: blocks of KV memory, with the null block.
-    `layers_read`: layers whose inputs the leader's drafter reads, as in `HiddenStates`.
+    """Sizes that the leader has resolved for all ranks. `num_blocks`: pages of KV memory on each, with the null block.
+    `layers_read`: layers whose inputs (hidden states) the leader's drafter reads; () = it reads none.
     """
 
     num_blocks: int

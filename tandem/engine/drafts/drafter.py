@@ -41,9 +41,8 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StateReader(Protocol):
-    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`.
-
-    `layers`: the layers whose inputs it reads, as in `HiddenStates`.
+    """Extension of a `Drafter` that guesses from hidden states of the served model: the inputs of its layers `layers`,
+    by index; the number of layers stands for the output of the final norm.
     """
 
     @property
