@@ -10,7 +10,7 @@ from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
 from tandem.worker.source import KVSource
 
-CONFIRM_TIMEOUT_S = 3.0
+CONFIRM_TIMEOUT_S = 3.0  # for the source's answer
 
 
 async def confirm(
