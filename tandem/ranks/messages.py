@@ -1,4 +1,4 @@
-"""Messages between the leader of a group and its other ranks, and their encoding.
+"""Messages between the leader of a group and its other ranks, and their encoding. `epoch`: id of a life of the group.
 
 They are pickles, since both ends are one release. `unpack` builds only instances of our own classes, so no message can
 run code.

@@ -1,4 +1,4 @@
-"""Joins another host to the leader of a group: both prove the cluster's secret, then compare their releases.
+"""Joins another host to the leader of a group: both prove that they know the cluster's secret, then compare releases.
 
     leader → host  HELLO   magic, version, nonce
     host → leader  JOIN    magic, version, nonce, host id, direction, length of the release, MAC; the release

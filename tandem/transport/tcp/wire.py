@@ -125,7 +125,7 @@ def _advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def receive(connection: socket.socket, num_bytes: int, tick: Tick) -> bytes:
-    """Receives exactly `num_bytes`; raises as `receive_into`."""
+    """Receives exactly `num_bytes`. Raises `TransportError` if the other side closed, OSError if the link broke."""
     buffer = bytearray(num_bytes)
     if num_bytes:
         receive_into(connection, [memoryview(buffer)], tick)
