@@ -190,8 +190,9 @@ def part_of(links: RankLinks | None, ranked: RankedLayout) -> int:
 class LoadedShard:
     """A rank's part of a model, loaded.
 
-    fingerprint: of the whole model.
-    runner: makes the runner, given sizes, the file descriptor of the KV memory, and whether there is KV in it.
+    Args:
+        fingerprint: of the whole model.
+        runner: makes the runner, given sizes, the file descriptor of the KV memory, and whether there is KV in it.
     """
 
     fingerprint: str

@@ -37,11 +37,12 @@ class BlockTable:
     nothing there. All have the same length and only grow, 32 bits an entry. `num_dropped[g]` leading entries are null,
     at first no others; `num_held[g]` entries in total are not.
 
-    num_matched: leading blocks found in the prefix cache.
-    checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
-    num_committed: leading blocks that have been offered to the prefix cache.
-    num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
-        admission, are computed.
+    Args:
+        num_matched: leading blocks found in the prefix cache.
+        checkpoints: indices of blocks whose constant states are kept for later requests if there is room.
+        num_committed: leading blocks that have been offered to the prefix cache.
+        num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
+            admission, are computed.
     """
 
     groups: tuple["array[int]", ...]

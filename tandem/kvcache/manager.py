@@ -247,9 +247,7 @@ class KVCacheManager:
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
-        """Lease a chain's longest cached prefix, if promises to others allow; returns (number of blocks, by KV group
-        the blocks), else (0, ()).
-        """
+        """Lease a chain's longest cached prefix, if promises to others allow; returns its number of blocks and them."""
         match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         if match.num_blocks == 0 or idle > self.num_unpromised:

@@ -20,7 +20,7 @@ from tandem.core.hashing import HASH_BYTES
 KEY_BYTES = 15  # NOTE: of a hash's 32. 120 bits do not collide by accident, and in CPython 16 would take a third more.
 COUNTED_GROUP = 0  # the KV group that is indexed
 DEFAULT_MAX_BLOCK_REPLICAS = 8_000_000  # (block, worker) pairs in an index
-MIN_BLOCK_REPLICAS = 1024
+MIN_BLOCK_REPLICAS = 1024  # the smallest bound of an index
 SILENT_S = 30.0  # without a report, after which an incarnation counts as ended
 
 
@@ -69,7 +69,8 @@ class LocalityIndex(Protocol):
     """
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """Apply a worker's changes in order. `sequence` must be one more than the last that was applied.
+        """Apply a worker's changes in order. `sequence` must be one more than the last that was applied; a larger one
+        changes nothing and is answered RESYNC, the same one again APPLIED.
 
         Raises:
             InvalidRequestError: for a hash, id or number that is out of range.
@@ -121,14 +122,14 @@ def net_changes(events: Iterable[BlockEvent]) -> dict[bytes, bool]:
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
-    """Refuse what cannot be block hashes."""
+    """Raises `InvalidRequestError` for what cannot be block hashes."""
     if set(map(len, hashes)) - {HASH_BYTES}:
         wrong = next(block_hash for block_hash in hashes if len(block_hash) != HASH_BYTES)
         raise InvalidRequestError(f"block hash {shown(wrong)} has {len(wrong)} bytes; send {HASH_BYTES}")
 
 
 def check_report(worker_id: str, epoch: int, sequence: int) -> None:
-    """Refuse a report whose header could not be kept exactly."""
+    """Raises `InvalidRequestError` for a report whose header could not be kept exactly."""
     if not worker_id:
         raise InvalidRequestError("worker_id is empty; name the worker that reports")
     if not 0 <= epoch < 1 << 64:
@@ -138,7 +139,7 @@ def check_report(worker_id: str, epoch: int, sequence: int) -> None:
 
 
 def check_limit(max_block_replicas: int) -> None:
-    """Refuse a bound within which not even one popular block fits."""
+    """Raises `ConfigurationError` for a bound within which not even one popular block fits."""
     if max_block_replicas < MIN_BLOCK_REPLICAS:
         raise ConfigurationError(
             f"max_block_replicas={max_block_replicas} is too small; use {MIN_BLOCK_REPLICAS} or more, best twice what "

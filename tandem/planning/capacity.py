@@ -76,8 +76,10 @@ class PrefillCapacity:
 class Batch:
     """State of decode workers at a load.
 
-    num_running: mean number of requests on each worker. tpot_ms: time of a step at the percentile.
-    kv_use, slot_use: shares of KV and of request slots in use at the percentile; above 1 means overload.
+    Args:
+        num_running: mean number of requests on each worker.
+        tpot_ms: time of a step at the percentile.
+        kv_use, slot_use: shares of KV and of request slots in use at the percentile; above 1 means overload.
     """
 
     num_running: float

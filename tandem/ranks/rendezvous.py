@@ -57,8 +57,9 @@ class _Status(IntEnum):
 class Proof:
     """Credentials of a process: the cluster's secret as a key, and a certificate.
 
-    key: derived from the cluster's secret for this purpose alone.
-    tls: its certificate; None = plain text.
+    Args:
+        key: derived from the cluster's secret for this purpose alone.
+        tls: its certificate; None = plain text.
     """
 
     key: bytes = field(repr=False)

@@ -9,8 +9,10 @@ from tandem.core.draft_counts import DraftCounts
 class DraftTally:
     """Mutable counterpart of `DraftCounts`, with the same fields.
 
-    num_steps: decodes of one request in one step. drafted_at, accepted_at: drafts by their position in such a decode.
-    saved_s: seconds that drafts saved, less those that they cost.
+    Args:
+        num_steps: decodes of one request in one step.
+        drafted_at, accepted_at: drafts by their position in such a decode.
+        saved_s: seconds that drafts saved, less those that they cost.
     """
 
     num_steps: int = 0

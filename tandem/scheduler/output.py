@@ -132,9 +132,10 @@ class SampledToken:
 class DraftTimes:
     """Effect of drafts on a step's time, in seconds.
 
-    drafter_s: time of the drafter itself.
-    plain_s: usual time of such a step without drafts; None = the step had no drafts, or that time is not known.
-    step_s: time of the step with drafts, without the drafter's.
+    Args:
+        drafter_s: time of the drafter itself.
+        plain_s: usual time of such a step without drafts; None = the step had no drafts, or that time is not known.
+        step_s: time of the step with drafts, without the drafter's.
     """
 
     drafter_s: float = 0.0

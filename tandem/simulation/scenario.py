@@ -82,17 +82,24 @@ class ClientRequest:
 class Scenario:
     """Plan of one run. Processes are named ROLE-NUMBER.
 
-    seed: from which the run's random numbers are derived too. routers, prefills, decodes, gateways: names of processes.
-    asks: requests, in the order of time. conditions: of the network while no fault is on. num_blocks: pages of each
-    worker's pool. lease_ttl_s: time after which a lease of KV blocks that is not renewed ends.
-    max_local_tokens: a decode worker may compute a prompt itself if at most so many of its tokens are not cached.
-    step_s: least duration of an engine's step. account_lease_s: time after which reserved spending that its gateway
-    does not renew expires. is_open: gateways ask for no keys, and all requests are one client's.
-    uses_redis: discovery and locality index are in Redis instead of in routers. scaling: settings of two planners; None
-    = there are none. num_host_slots: pages of each worker's host tier (pinned KV in host memory); 0 = there is none.
-    previous_release: names of processes that run the previous release, which neither send nor read newer fields.
-    ranks: (worker, number of ranks) of workers with several ranks, processes that compute its model together.
-    sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are remembered.
+    Args:
+        seed: from which the run's random numbers are derived too.
+        routers, prefills, decodes, gateways: names of processes.
+        asks: requests, in the order of time.
+        conditions: of the network while no fault is on.
+        num_blocks: pages of each worker's pool of KV memory.
+        lease_ttl_s: time after which a lease of KV blocks that is not renewed ends.
+        max_local_tokens: a decode worker may compute a prompt itself if at most so many of its tokens are not cached.
+        step_s: least duration of an engine's step.
+        account_lease_s: time after which reserved spending expires that its gateway does not renew.
+        is_open: gateways ask for no keys, and all requests are one client's.
+        uses_redis: discovery and locality index are in Redis instead of in routers.
+        scaling: settings of two planners; None = there are none.
+        num_host_slots: pages of each worker's host tier (pinned KV in host memory); 0 = there is none.
+        previous_release: names of processes that run the previous release, which neither send nor read newer fields.
+        ranks: (worker, number of ranks) of workers with several ranks, processes that compute its model together.
+        sends_prompt_suffixes: of a prompt with a known beginning only the new part is sent; few beginnings are
+            remembered.
     """
 
     seed: int

@@ -66,9 +66,10 @@ class DraftState:
     """State that a drafter has computed for a request's first tokens, as bytes: `num_rows` rows, the first of position
     `first`.
 
-    first: position of its first row.
-    num_rows: rows, one a position.
-    data: uint8 [num_bytes], on the drafter's device.
+    Args:
+        first: position of its first row.
+        num_rows: rows, one a position.
+        data: uint8 [num_bytes], on the drafter's device.
     """
 
     first: int
