@@ -21,8 +21,9 @@ _BANNED = float("-inf")
 class Mask:
     """Tokens that the grammar allows next. `ban`: excludes all others in a row of logits, in place.
 
-    `may_end`, `must_end`: whether the answer can end here, and whether nothing but its end can follow. `error`: reason
-    why the grammar cannot go on.
+    Args:
+        may_end, must_end: whether the answer can end here, and whether nothing but its end can follow.
+        error: reason why the grammar cannot go on.
     """
 
     ban: Callable[[torch.Tensor], None]

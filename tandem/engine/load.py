@@ -16,10 +16,11 @@ MAX_STEP_STATS = 256  # older ones are dropped
 class EngineLoad:
     """Totals over the requests that were accepted and have not finished, and the KV that they hold.
 
-    num_waiting, num_awaiting_kv: requests without blocks, and requests whose KV is yet to come from another worker.
-    num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
-    query-key pairs attention has to visit for these. num_unpromised_blocks: free or evictable, and promised to no
-    request.
+    Args:
+        num_waiting, num_awaiting_kv: requests without blocks, and requests whose KV is yet to come from another worker.
+        num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
+            query-key pairs attention has to visit for these.
+        num_unpromised_blocks: free or evictable, and promised to no request.
     """
 
     num_requests: int
@@ -38,10 +39,11 @@ class EngineLoad:
 class StepStats:
     """Work of one step and its duration: prompt work (as in `EngineLoad`; a prompt counts when it ends), and decodes.
 
-    num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
-    read_bytes: state that the decodes read, drafts not counted.
-    duration_s: as if on the worker's own cores alone. The time that cores lent by other workers saved is added, since
-    the next step may not have them.
+    Args:
+        num_drafts, num_accepted: drafts that it computed, and those of them that became tokens.
+        read_bytes: state that the decodes read, drafts not counted.
+        duration_s: as if on the worker's own cores alone. The time that cores lent by other workers saved is added,
+            since the next step may not have them.
     """
 
     num_prompts: int

@@ -14,7 +14,8 @@ from tandem.kvcache.prefix import NULL_BLOCK
 class BlockRange:
     """Consecutive blocks of one KV group: `block_ids[i]` is entry `first_index + i` of the request's block table.
 
-    `page_ids`: where blocks have several pages, those of each in turn; else none.
+    Args:
+        page_ids: where blocks have several pages, those of each in turn; else none.
     """
 
     first_index: int

@@ -35,7 +35,8 @@ class BlockLookup(Protocol):
 class PrefixCache(Protocol):
     """Map from block hashes to block ids. The block pool owns references and eviction order.
 
-    `groups`: by block id, one more than the KV group of a block in the cache; 0 = it is not there. 16 bits each.
+    Args:
+        groups: by block id, one more than the KV group of a block in the cache; 0 = it is not there. 16 bits each.
     """
 
     groups: "array[int]"

@@ -42,7 +42,8 @@ class LocalityStats:
     """Fill level of an index. A block replica is a block held by one worker; replicas of workers that are gone count
     until they are cleaned up.
 
-    `num_rotations`: number of times the older generation was dropped since the index was created.
+    Args:
+        num_rotations: number of times the older generation was dropped since the index was created.
     """
 
     num_workers: int

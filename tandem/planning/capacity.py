@@ -16,8 +16,10 @@ from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 class OfferedLoad:
     """Mean demand: requests per second, and the tokens of one request.
 
-    num_missing_tokens: prompt tokens that no cache holds. num_context_tokens: mean context of a decoding request: its
-    prompt and half of its output.
+    Args:
+        num_missing_tokens: prompt tokens that no cache holds.
+
+    `num_context_tokens`: mean context of a decoding request, its prompt and half of its output.
     """
 
     requests_per_s: float

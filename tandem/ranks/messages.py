@@ -20,8 +20,11 @@ from tandem.scheduler.output import SchedulerOutput
 class Begin:
     """Leader to rank: load your part of this model.
 
-    `epoch`: id of this start of the group. `config`: a rank's share. `deadline_s`: of each exchange. `num_contexts`:
-    parts of a prompt's tokens (`--cp`).
+    Args:
+        epoch: id of this start of the group.
+        config: a rank's share.
+        deadline_s: of each exchange.
+        num_contexts: parts of a prompt's tokens (`--cp`).
     """
 
     epoch: str

@@ -175,13 +175,16 @@ class ExecutorOutput:
 class KVReserved:
     """Event: blocks were allocated for a request's KV from another worker, held until `KVCacheManager.drop(fetch_id)`.
 
-    `groups`: the blocks to fill, one range per KV group; KV before token `num_held_tokens` is present already.
+    Args:
+        num_held_tokens: number of leading tokens whose KV is present already.
+        num_expected_tokens: number of leading tokens whose KV is expected, the held ones included.
+        groups: the blocks to fill, one range per KV group.
     """
 
     request_id: str
     fetch_id: str
     num_held_tokens: int
-    num_expected_tokens: int  # of the whole list, the held ones included
+    num_expected_tokens: int
     groups: tuple[BlockRange, ...]
 
 
@@ -190,7 +193,9 @@ class KVComputed:
     """Event: more blocks of a request are leased to another worker, under the `Handoff.lease_id` of the request; with
     those leased before, their KV covers the first `num_tokens` tokens.
 
-    `groups`: the blocks added, one range per KV group. `is_last`: KV of all tokens is leased now.
+    Args:
+        groups: the blocks added, one range per KV group.
+        is_last: KV of all tokens is leased now.
     """
 
     request_id: str

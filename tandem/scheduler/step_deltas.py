@@ -15,7 +15,9 @@ PagesOf = Callable[[Sequence[Sequence[int]]], Mapping[int, Sequence[int]]]
 class TableChanges:
     """Remembers how much of one request's block table was sent, and returns the changes since then.
 
-    num_blocks: entries sent, in each group. num_dropped: how many of them were sent as dropped, by group.
+    Args:
+        num_blocks: entries sent, in each group.
+        num_dropped: how many of them were sent as dropped, by group.
     """
 
     num_blocks: int = 0

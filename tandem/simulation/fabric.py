@@ -114,7 +114,8 @@ class Pipe:
 class SimulatedConnection:
     """Connection of two pipes. `on_lost_*` is called in that end's context when the connection ends, with the reason.
 
-    `is_over`: its client knows that it has ended.
+    Args:
+        is_over: its client knows that it has ended.
     """
 
     up: Pipe

@@ -18,8 +18,8 @@ from tandem.transport.base import KVTransport, Peer
 from tandem.transport.reshard import Entry, Pages, Resharding
 from tandem.transport.transfer import Transfer
 
-PING_INTERVAL_S = 0.5
-PING_TIMEOUT_S = 1.5
+PING_INTERVAL_S = 0.5  # between two probes of a peer in use
+PING_TIMEOUT_S = 1.5  # for its answer; then it is lost
 
 logger = logging.getLogger(__name__)
 

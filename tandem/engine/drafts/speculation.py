@@ -20,7 +20,7 @@ from tandem.engine.drafts.pace import Pace
 from tandem.engine.drafts.step_times import NUM_SURE, PlainTimes, StepTimes
 from tandem.scheduler.output import DraftTimes, SampledToken, SchedulerOutput
 
-DEFAULT_MAX_DRAFTS = 7
+DEFAULT_MAX_DRAFTS = 7  # of one request in a step
 _FIRST_ACCEPTANCE = 0.6
 _WEIGHT = 0.1  # of one more draft in the mean acceptance of all requests
 _KEPT = 0.9  # of the count of one request's earlier guesses, with each that is judged

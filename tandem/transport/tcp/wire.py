@@ -24,7 +24,7 @@ from tandem.tls.socket import EncryptedSocket
 PROTOCOL_VERSION = 1
 MAGIC = b"TKVT"
 NONCE_BYTES = 32
-MAX_REQUEST_RUNS = 1 << 17
+MAX_REQUEST_RUNS = 1 << 17  # of one read
 MAX_REFUSAL_BYTES = 1024  # of the message
 PIECES = 1 << 31  # in a request's length
 MAX_BUFFERS = 1024  # one system call's worth; Linux's IOV_MAX
