@@ -1,7 +1,7 @@
 """One epoch of a group of ranks, as the leader uses it: starts from new processes, and ends when one rank is lost.
 
-The leader has them load their parts, sends them steps, watches and ends them together. Sockets and exchange memory
-belong to the epoch's processes alone, so nothing of another epoch can reach them.
+The leader (rank 0, the worker's own process) has them load their parts, sends them steps, watches and ends them
+together. Sockets and exchange memory belong to the epoch's processes alone, so nothing of another epoch can reach them.
 """
 
 import logging

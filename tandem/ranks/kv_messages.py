@@ -1,5 +1,5 @@
-"""Messages about the KV of a further host: calls by the leader, and the host's answers. Both carry the call's
-number.
+"""Messages about the KV of a further host of ranks: calls by the group's leader, and the host's answers. Both carry the
+call's number.
 """
 
 from array import array

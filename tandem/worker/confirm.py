@@ -1,4 +1,7 @@
-"""Confirms a read of a peer's pages: the lease was valid throughout, sampled checksums agree, and states are finite."""
+"""Confirms a read of a peer's pages: the lease was valid throughout, sampled checksums agree, and states are finite.
+
+A lease is the peer's promise not to reuse the pages; without it, the bytes read may be those of other requests.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence

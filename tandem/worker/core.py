@@ -24,8 +24,8 @@ class WorkerCore:
     """Engine of one worker, and the objects that its parts share.
 
     Args:
-        me: this incarnation; its address is the one that peers call.
-        epoch: grows with every incarnation.
+        me: this incarnation (run of the worker's process); its address is the one that peers call.
+        epoch: number that grows with every incarnation.
         compatibility: properties that must be equal at a peer, by name.
         ranked: where this worker's ranks keep their parts of a block.
         block_size, block_bytes, num_blocks: of the pool; `block_bytes` of all ranks, and `num_blocks`, of each of them,

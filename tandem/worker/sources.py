@@ -269,10 +269,8 @@ class Sources:
 
 
 def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:
-    """Refuses a peer whose blocks are not compatible.
-
-    Raises:
-        IncompatiblePeerError: naming every difference with both sides' values.
+    """Raises `IncompatiblePeerError` for a peer whose blocks are not compatible, naming every difference with both
+    sides' values.
     """
     mismatches = [
         f"{name}: peer {theirs.compatibility.get(name, '(absent)')!r}, here {ours.get(name, '(absent)')!r}"
