@@ -110,7 +110,7 @@ class BlockPool:
         return self._references[block_id] > 0
 
     def pin(self, block_id: int) -> None:
-        """Protect a cached or used block of the prefix cache from eviction until `unpin`. It leaves `num_available`."""
+        """Protect a block of the prefix cache from eviction until `unpin`; while unreferenced it is not available."""
         assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be pinned"
         assert not self._is_pinned[block_id], f"block {block_id} is pinned already"
         self._is_pinned[block_id] = True

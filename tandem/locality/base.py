@@ -2,10 +2,9 @@
 
 All answers are hints: a wrong one costs a recompute or a refused fetch, never a wrong token. So hashes are shortened,
 lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
-Only KV group 0 is indexed. It is the full-attention group if the model has one, and so the only group whose blocks
-determine the length of a prefix; windowed groups drop old blocks. For models of windowed groups alone, answers are
-too low. Where other groups hold constant states, only blocks at or before a kept state are reported, and the names of
-kept states beside them (`tandem.kvcache.resumable`).
+Only KV group 0 is indexed: the full-attention group if the model has one, whose blocks alone determine the length of a
+prefix. For models of windowed groups alone, which drop old blocks, answers are too low. Where other groups hold
+constant (recurrent) states, only blocks up to a kept state are reported, and the names of kept states beside them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -51,8 +51,8 @@ class DisconnectPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadPeer:
-    """Call: read units `remote` of a peer into units `local` of this host, within `deadline_s`
-    seconds (None = a time that follows from the measured rate). A unit is a page or a piece of one.
+    """Call: read units `remote` of a peer into units `local` of this host, within `deadline_s` seconds (None = a time
+    that follows from the measured rate). A unit is a page or a piece of one.
     """
 
     connection: int

@@ -33,7 +33,7 @@ _MAX_PASSED = 32  # waiting requests that a full step looks past
 
 
 class Scheduler:
-    """Decides each step's work: call `schedule`, execute its output, call `update`. One thread, others at any time."""
+    """Decides each step's work: call `schedule`, execute its output, call `update`; other methods also in between."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         assert kv.max_chunk_tokens >= config.max_num_batched_tokens, "block accounting expects smaller chunks"
@@ -166,7 +166,7 @@ class Scheduler:
         return self._sharing.take_kv_events()
 
     def take_evicted(self) -> list[Request]:
-        """Returns leased requests ended with an error since the last call: others needed blocks (see `_preempt`)."""
+        """Requests ended since the last call for lack of blocks: preempting leased ones would have freed none."""
         evicted, self._evicted = self._evicted, []
         return evicted
 

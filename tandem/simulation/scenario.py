@@ -17,9 +17,9 @@ from tandem.simulation.scaling import Scaling, planner_faults_at
 
 TENANTS = ("alice", "bob", "carol")  # clients, each with an account key and a scope of the cache
 WARM_UP_S = 2.0  # before the first request and fault
-SPAN_S = 7.0  # in which requests and faults begin; only those that continue an answer may begin later
+SPAN_S = 7.0  # in which requests and faults begin; bursts and requests that continue an answer may go on longer
 MAX_FAULT_S = 14.0  # the longest duration of a fault
-MAX_PROMPT_TOKENS = 150  # of the part that a prompt shares with an earlier one; up to 40 new tokens follow
+MAX_PROMPT_TOKENS = 150  # of the beginning that a prompt shares with others; its own tokens follow
 MAX_PIN_S = 4.0  # the longest time for which a prompt is pinned
 _MAX_FAULTS = 6
 _HAND_OFFS_EVERY = 4

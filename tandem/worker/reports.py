@@ -91,6 +91,7 @@ class Reports:
             receiver.samples.extend(steps)
 
     def subscribe(self) -> ReportSubscriber:
+        """Adds a subscriber, which gets the steps measured from now on, until `unsubscribe`."""
         receiver = ReportSubscriber(self._status)
         self._receivers.add(receiver)
         return receiver
